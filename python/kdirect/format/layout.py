@@ -1,0 +1,157 @@
+"""Every byte layout of kdirect, described once.
+
+Owns: names, positions and sizes of the fields that two processes (or two runs of one) read in each
+other's bytes.  Nothing here does I/O or holds state.  Cython reads the same numbers from
+``layout.pxd``, which ``python -m kdirect.format.layout`` writes from this file; a test fails when the
+two differ.
+
+Record batch v2 (Kafka's own, big endian; the CRC covers ``attributes`` to the end)::
+
+     0        8        12            16     17    21          23               27
+    +--------+--------+-------------+------+-----+-----------+----------------+
+    | base   | batch  | partition   | magic| crc | attributes| last offset    |
+    | offset | length | leader epoch| = 2  |     |           | delta          |
+    +--------+--------+-------------+------+-----+-----------+----------------+
+    27       35       43          51         53         57           61
+    +--------+--------+-----------+----------+----------+------------+---------
+    | base   | max    | producer  | producer | base     | records    | records
+    | timest.| timest.| id        | epoch    | sequence | count      | ...
+    +--------+--------+-----------+----------+----------+------------+---------
+
+``batch length`` counts the bytes after itself, so a batch occupies ``12 + batch length`` bytes.
+
+Metadata slot (KafkaDirect section 4.4.2, figure 9; little endian, one cache line)::
+
+     0       4       6       8              16             24             32
+    +-------+-------+-------+--------------+--------------+--------------+
+    | guard | flags | file  | segment base | last readable| high         |
+    | crc32c|       | id    | offset       | position     | watermark    |
+    +-------+-------+-------+--------------+--------------+--------------+
+    32             40             48       52       56             64
+    +--------------+--------------+--------+--------+--------------+
+    | last stable  | last stable  | leader | update | log start    |
+    | position     | offset       | epoch  | count  | offset       |
+    +--------------+--------------+--------+--------+--------------+
+
+``guard`` is the CRC-32C of bytes 4 to 64: a READ that overlaps an update does not match and is
+repeated.  ``last readable position`` is the position after the last batch below ``high watermark``.
+
+Acknowledgement entry (the broker WRITEs it into the producer's ring; little endian)::
+
+     0        4       6       8       10      12       16             24
+    +--------+-------+-------+-------+-------+--------+--------------+
+    | guard  | file  | order | error | flags | batches| base offset  |
+    +--------+-------+-------+-------+-------+--------+--------------+
+    24             32
+    +--------------+
+    | log append   |
+    | time, ms     |
+    +--------------+
+
+Immediate data of a produce WRITE_WITH_IMM (figure 4): ``file id << 16 | order``.
+Immediate data of an acknowledgement WRITE_WITH_IMM: number of entries written.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+# -- record batch v2 ---------------------------------------------------------------------------------
+BATCH_BASE_OFFSET = 0
+BATCH_LENGTH = 8
+BATCH_LEADER_EPOCH = 12
+BATCH_MAGIC = 16
+BATCH_CRC = 17
+BATCH_ATTRIBUTES = 21
+BATCH_LAST_OFFSET_DELTA = 23
+BATCH_BASE_TIMESTAMP = 27
+BATCH_MAX_TIMESTAMP = 35
+BATCH_PRODUCER_ID = 43
+BATCH_PRODUCER_EPOCH = 51
+BATCH_BASE_SEQUENCE = 53
+BATCH_RECORDS_COUNT = 57
+BATCH_RECORDS = 61
+BATCH_HEADER_BYTES = 61
+BATCH_LENGTH_PREFIX_BYTES = 12  # base offset and batch length, not counted by batch length
+BATCH_MIN_LENGTH = BATCH_HEADER_BYTES - BATCH_LENGTH_PREFIX_BYTES
+BATCH_MAGIC_V2 = 2
+
+ATTRIBUTE_CODEC_MASK = 0x07
+ATTRIBUTE_LOG_APPEND_TIME = 0x08
+ATTRIBUTE_TRANSACTIONAL = 0x10
+ATTRIBUTE_CONTROL = 0x20
+ATTRIBUTE_DELETE_HORIZON = 0x40
+
+CODEC_NONE = 0
+CODEC_GZIP = 1
+CODEC_SNAPPY = 2
+CODEC_LZ4 = 3
+CODEC_ZSTD = 4
+
+# -- index entries (Kafka's, big endian) ---------------------------------------------------------------
+OFFSET_INDEX_ENTRY_BYTES = 8  # u32 relative offset, u32 position
+TIME_INDEX_ENTRY_BYTES = 12  # i64 timestamp ms, u32 relative offset
+
+# -- metadata slot ---------------------------------------------------------------------------------------
+SLOT_GUARD = 0
+SLOT_FLAGS = 4
+SLOT_FILE_ID = 6
+SLOT_SEGMENT_BASE_OFFSET = 8
+SLOT_LAST_READABLE_POSITION = 16
+SLOT_HIGH_WATERMARK = 24
+SLOT_LAST_STABLE_POSITION = 32
+SLOT_LAST_STABLE_OFFSET = 40
+SLOT_LEADER_EPOCH = 48
+SLOT_UPDATE_COUNT = 52
+SLOT_LOG_START_OFFSET = 56
+SLOT_BYTES = 64
+
+SLOT_FLAG_ASSIGNED = 0x1
+SLOT_FLAG_SEALED = 0x2  # the file takes no more records: ask for access to the next one
+SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
+
+# -- acknowledgement entry -------------------------------------------------------------------------------
+ACK_GUARD = 0
+ACK_FILE_ID = 4
+ACK_ORDER = 6
+ACK_ERROR = 8
+ACK_FLAGS = 10
+ACK_BATCHES = 12
+ACK_BASE_OFFSET = 16
+ACK_LOG_APPEND_TIME = 24
+ACK_BYTES = 32
+
+ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
+
+# -- immediate data --------------------------------------------------------------------------------------
+IMM_FILE_ID_SHIFT = 16
+IMM_ORDER_MASK = 0xFFFF
+
+# -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------------
+API_OPEN_QUEUE_PAIR = 32001
+API_GET_PRODUCE_ACCESS = 32002
+API_GET_CONSUME_ACCESS = 32003
+API_RELEASE_ACCESS = 32004
+
+if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT_BYTES:
+    raise AssertionError("layout: fields do not add up")
+if ACK_LOG_APPEND_TIME + 8 != ACK_BYTES:
+    raise AssertionError("layout: acknowledgement entry does not add up")
+
+
+def constants() -> dict[str, int]:
+    """Name and value of every constant of this module, in order of definition."""
+    return {k: v for k, v in globals().items() if k.isupper() and isinstance(v, int)}
+
+
+def render_pxd() -> str:
+    """The text of ``layout.pxd``."""
+    lines = ["# Written by `python -m kdirect.format.layout`; edit layout.py instead.", "cdef enum:"]
+    lines += [f"    {name} = {value}" for name, value in constants().items()]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    Path(__file__).with_suffix(".pxd").write_text(render_pxd())
+    sys.stdout.write("layout.pxd written\n")

@@ -1,0 +1,159 @@
+"""The one table of options: broker properties, client settings and Spark options.
+
+Law: every knob a user can turn is a row here; parsing, defaults, checks and the pages in docs/ come from
+the row.  An unknown name is an error that names the nearest known one.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdirect.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One row.  `kind` is one of str, int, float, bool, list, ms, bytes, enum.  `default` None means none (required where
+    `required`).  `choices` for enum.  `low`/`high` bound numbers (inclusive)."""
+
+    name: str
+    kind: str
+    default: Any
+    help: str
+    choices: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    required: bool = False
+    aliases: tuple[str, ...] = ()
+    check: Callable[[Any], Any] | None = None
+
+    def parse(self, value: Any) -> Any:
+        """The typed value of `value` (often a string); ConfigError names the option and the remedy."""
+        try:
+            out = _PARSERS[self.kind](value)
+        except (TypeError, ValueError) as e:
+            raise ConfigError(f"option {self.name}: {value!r} is not {_A_KIND[self.kind]}", hint=self._remedy()) from e
+        if self.kind == "enum":
+            for choice in self.choices:
+                if choice.lower() == out.lower():
+                    out = choice
+                    break
+            else:
+                raise ConfigError(f"option {self.name}: {value!r} is not allowed", hint=self._remedy())
+        if isinstance(out, int | float) and not isinstance(out, bool):
+            if (self.low is not None and out < self.low) or (self.high is not None and out > self.high):
+                raise ConfigError(f"option {self.name}: {value!r} is out of range", hint=self._remedy())
+        return self.check(out) if self.check else out
+
+    def _remedy(self) -> str:
+        if self.choices:
+            return "use one of " + ", ".join(self.choices)
+        bounds = [f"at least {self.low:g}" if self.low is not None else "", f"at most {self.high:g}" if self.high is not None else ""]
+        text = " and ".join(b for b in bounds if b)
+        default = "" if self.default is None else f" (default {self.default})"
+        return f"give {_A_KIND[self.kind]}{' ' + text if text else ''}{default}"
+
+
+_A_KIND = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "list": "a comma-separated list",
+           "ms": "a number of milliseconds", "bytes": "a number of bytes (suffixes k, m, g allowed)", "enum": "one of the choices"}
+
+
+def _parse_bool(v: Any) -> bool:
+    if isinstance(v, bool):
+        return v
+    text = str(v).strip().lower()
+    if text in ("true", "1", "yes", "on"):
+        return True
+    if text in ("false", "0", "no", "off"):
+        return False
+    raise ValueError(v)
+
+
+def _parse_bytes(v: Any) -> int:
+    if isinstance(v, int) and not isinstance(v, bool):
+        return v
+    m = re.fullmatch(r"\s*(-?\d+)\s*([kmg]?)(?:i?b)?\s*", str(v).lower())
+    if not m:
+        raise ValueError(v)
+    return int(m[1]) << {"": 0, "k": 10, "m": 20, "g": 30}[m[2]]
+
+
+def _parse_int(v: Any) -> int:
+    if isinstance(v, bool) or (isinstance(v, float) and v != int(v)):
+        raise ValueError(v)
+    return int(v)
+
+
+_PARSERS: dict[str, Callable[[Any], Any]] = {
+    "str": lambda v: str(v), "enum": lambda v: str(v).strip(), "int": _parse_int, "ms": _parse_int, "float": float,
+    "bool": _parse_bool, "bytes": _parse_bytes,
+    "list": lambda v: list(v) if isinstance(v, list | tuple) else [p.strip() for p in str(v).split(",") if p.strip()],
+}
+
+
+class Options:
+    """A table of rows, looked up by name (case as given, or any case with `ignore_case`)."""
+
+    def __init__(self, title: str, rows: Iterable[Option], *, ignore_case: bool = False) -> None:
+        self.title = title
+        self.rows = tuple(rows)
+        self.ignore_case = ignore_case
+        self._by_name: dict[str, Option] = {}
+        for row in self.rows:
+            for name in (row.name, *row.aliases):
+                if self._fold(name) in self._by_name:
+                    raise ValueError(f"option {name} is in the table twice")
+                self._by_name[self._fold(name)] = row
+
+    def _fold(self, name: str) -> str:
+        return name.lower() if self.ignore_case else name
+
+    def find(self, name: str) -> Option:
+        """The row of `name`; an unknown one is a ConfigError that names the nearest."""
+        row = self._by_name.get(self._fold(name))
+        if row is None:
+            near = difflib.get_close_matches(self._fold(name), self._by_name, n=1, cutoff=0.5)
+            hint = f"did you mean {self._by_name[near[0]].name}?" if near else f"see docs/options.md, {self.title}"
+            raise ConfigError(f"unknown option {name!r}", hint=hint)
+        return row
+
+    def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """All options by row name: parsed values of `given`, defaults for the rest."""
+        out = {row.name: row.default for row in self.rows}
+        for name, value in given.items():
+            row = self.find(name)
+            out[row.name] = row.parse(value)
+        for row in self.rows:
+            if row.required and out[row.name] is None:
+                raise ConfigError(f"option {row.name} is missing", hint=f"{row.help}")
+        return out
+
+
+BROKER = Options("Broker properties", (
+))
+
+CLIENT = Options("Client settings", (
+    Option("bootstrap.servers", "list", None, "host:port of the broker (a list: the first that answers).", required=True),
+    Option("client.id", "str", "kdirect", "Name shown in the broker's log."),
+    Option("transport", "enum", "auto", "How records travel: `shm` (this host's memory), `verbs` (an RNIC), `tcp` (Kafka's protocol), or `auto`: the best that works, said in the log.",
+           choices=("auto", "verbs", "shm", "tcp")),
+    Option("request.timeout.ms", "ms", 30000, "How long one request to the broker may take.", low=1),
+    Option("fetch.min.read.bytes", "bytes", 2048, "First size of a data READ (KafkaDirect section 4.4.2).", low=512),
+    Option("fetch.max.read.bytes", "bytes", 1 << 20, "Size up to which data READs grow while the consumer lags.", low=2048, high=64 << 20),
+    Option("fetch.buffer.bytes", "bytes", 4 << 20, "Memory of a partition's READ buffer; grows only for a batch that is larger.", low=65536),
+    Option("max.batch.bytes", "bytes", 64 << 20, "Largest record batch a consumer accepts.", low=1024, high=1 << 30),
+    Option("isolation.level", "enum", "read_uncommitted", "Which records a consumer sees.", choices=("read_uncommitted", "read_committed")),
+    Option("acks", "enum", "all", "What a produce waits for.", choices=("0", "1", "all", "-1")),
+    Option("compression.type", "enum", "none", "Codec of produced batches.", choices=("none", "gzip", "snappy", "lz4", "zstd")),
+    Option("batch.bytes", "bytes", 1 << 20, "Target size of a produced batch.", low=1, high=64 << 20),
+    Option("send.buffer.bytes", "bytes", 16 << 20, "Registered memory of a producer for batches not yet acknowledged.", low=1 << 20),
+    Option("max.in.flight", "int", 1024, "Requests a producer may have unacknowledged on one partition.", low=1, high=16384),
+    Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1),
+))
+
+SPARK = Options("Spark options", (
+), ignore_case=True)

@@ -1,0 +1,410 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""The verbs contract: what every transport of kdirect offers, in the words of ibverbs.
+
+Law of the room: everything above ``kdirect.rdma`` is written against these classes; nothing above
+imports a provider.  Providers (`shm`, `sim`, later `verbs`) subclass them.  There are two faces:
+
+- the Python methods (``post_read`` ...), which raise `kdirect.errors` exceptions;
+- the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an errno:
+  ``ENOMEM`` the send or receive queue is full, ``EINVAL`` a malformed work request, ``ENOTCONN`` the
+  queue pair is not connected or in error.  A provider written in Python overrides the Python methods
+  only: the C defaults here take the GIL and call them.  A compiled provider overrides both.
+
+Rules every provider keeps (the contract suite checks them):
+
+- A posted work request stays outstanding until its completion is polled; ``max_send_wr`` and
+  ``max_recv_wr`` bound the outstanding ones.  Every send-side work request is signalled.
+- Local memory of a work request belongs to the transport from post to completion.
+- Work requests of one queue pair execute, and complete, in the order they were posted.  What a WRITE
+  placed is visible before the completion of any later request of that queue pair reaches the peer.
+- Remote operations check key, bounds and access flags; a failure completes with WC_REM_ACCESS_ERR and
+  moves the queue pair to ERROR.  In ERROR every outstanding request completes with WC_WR_FLUSH_ERR.
+- SEND and WRITE_WITH_IMM consume one posted receive.  With none posted they wait (receiver not ready)
+  at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.
+- READ, WRITE and atomics never involve the target's CPU.
+- When the peer dies or disconnects, the queue pair moves to ERROR, outstanding requests are flushed,
+  and a sleeper on either completion queue wakes.
+- A MemoryRegion whose ``deregister()`` returned True is out of reach: no operation under its key is in
+  flight and none will start.  False: the peer did not leave in time; the caller must move the data.
+
+Threads: one thread at a time per queue pair's send side, one per receive side; one poller per
+completion queue.  Registration and connection calls take the GIL and may be made from any thread.
+Fork: a device remembers the process that opened it and refuses to work in another.
+"""
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.errno cimport EINVAL, ENOMEM, ENOTCONN, EIO
+from posix.mman cimport mmap, munmap, MAP_SHARED, MAP_FAILED, PROT_READ, PROT_WRITE
+from cpython.buffer cimport PyBuffer_FillInfo
+
+import enum
+import os
+
+from kdirect.errors import QueueFullError, QueuePairError, RdmaError
+
+STATUS_NAMES = {
+    WC_SUCCESS: "success", WC_LOC_LEN_ERR: "local length error", WC_LOC_PROT_ERR: "local protection error",
+    WC_WR_FLUSH_ERR: "flushed", WC_REM_INV_REQ_ERR: "remote invalid request",
+    WC_REM_ACCESS_ERR: "remote access error", WC_RETRY_EXC_ERR: "retries exceeded (peer unreachable)",
+    WC_RNR_RETRY_EXC_ERR: "receiver not ready",
+}
+
+
+# Numbers of ibv_access_flags, ibv_wc_status, ibv_wc_opcode and ibv_qp_state.
+Access = enum.IntFlag("Access", {
+    "LOCAL_WRITE": LOCAL_WRITE, "REMOTE_WRITE": REMOTE_WRITE, "REMOTE_READ": REMOTE_READ, "REMOTE_ATOMIC": REMOTE_ATOMIC})
+Status = enum.IntEnum("Status", {
+    "SUCCESS": WC_SUCCESS, "LOC_LEN_ERR": WC_LOC_LEN_ERR, "LOC_PROT_ERR": WC_LOC_PROT_ERR, "WR_FLUSH_ERR": WC_WR_FLUSH_ERR,
+    "REM_INV_REQ_ERR": WC_REM_INV_REQ_ERR, "REM_ACCESS_ERR": WC_REM_ACCESS_ERR, "RETRY_EXC_ERR": WC_RETRY_EXC_ERR,
+    "RNR_RETRY_EXC_ERR": WC_RNR_RETRY_EXC_ERR})
+Opcode = enum.IntEnum("Opcode", {
+    "SEND": WC_SEND, "RDMA_WRITE": WC_RDMA_WRITE, "RDMA_READ": WC_RDMA_READ, "COMP_SWAP": WC_COMP_SWAP, "FETCH_ADD": WC_FETCH_ADD,
+    "RECV": WC_RECV, "RECV_RDMA_WITH_IMM": WC_RECV_RDMA_WITH_IMM})
+State = enum.IntEnum("State", {"RESET": QPS_RESET, "INIT": QPS_INIT, "RTS": QPS_RTS, "ERROR": QPS_ERROR})
+
+
+class WorkCompletion:
+    """One completion as Python sees it."""
+    __slots__ = ("wr_id", "status", "opcode", "byte_len", "imm_data", "qp_num")
+
+    def __init__(self, wr_id, status, opcode, byte_len=0, imm_data=None, qp_num=0):
+        self.wr_id = wr_id
+        self.status = status
+        self.opcode = opcode
+        self.byte_len = byte_len
+        self.imm_data = imm_data
+        self.qp_num = qp_num
+
+    @property
+    def ok(self):
+        return self.status == WC_SUCCESS
+
+    def __repr__(self):
+        imm = "" if self.imm_data is None else f" imm=0x{self.imm_data:x}"
+        return (f"WorkCompletion(wr_id={self.wr_id}, {STATUS_NAMES.get(self.status, self.status)}, "
+                f"opcode={self.opcode}, byte_len={self.byte_len}{imm}, qp={self.qp_num})")
+
+
+cdef class Memory:
+    """A stretch of mapped memory backed by a descriptor, so that it can be registered.
+
+    ``Memory.anonymous(length)`` allocates (a memfd); ``Memory.map(fd, length, writable)`` maps a
+    descriptor it takes a duplicate of; ``Memory.wrap(fd, address, length, writable, owner)`` describes
+    a mapping that `owner` holds (a log segment) and keeps `owner` alive.  Supports the buffer protocol.
+    The mapping lives until ``close()`` or the last reference goes; memory regions hold a reference.
+    """
+
+    def __cinit__(self):
+        self.fd = -1
+        self.data = NULL
+
+    @staticmethod
+    def anonymous(length, name="kdirect"):
+        """Allocate `length` bytes (rounded up to whole pages) of shareable zeroed memory."""
+        size = max(4096, (length + 4095) // 4096 * 4096)
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(fd, size)
+            return Memory.map(fd, size, True)
+        finally:
+            os.close(fd)
+
+    @staticmethod
+    def map(int fd, uint64_t length, bint writable=True):
+        """Map `length` bytes of `fd` from its start, shared."""
+        cdef Memory m = Memory.__new__(Memory)
+        cdef void* p
+        cdef int prot = (PROT_READ | PROT_WRITE) if writable else PROT_READ
+        m.fd = os.dup(fd)
+        p = mmap(NULL, length, prot, MAP_SHARED, m.fd, 0)
+        if p == MAP_FAILED:
+            raise RdmaError(f"cannot map {length} bytes of descriptor {fd}",
+                            hint="check the address-space limit (ulimit -v) and free memory")
+        m.data = <uint8_t*> p
+        m.address = <uint64_t><uintptr_t> p
+        m.length = length
+        m.writable = writable
+        m.mapped_here = True
+        return m
+
+    @staticmethod
+    def wrap(int fd, uint64_t address, uint64_t length, bint writable, owner):
+        """Describe memory that `owner` has mapped at `address` from descriptor `fd`."""
+        cdef Memory m = Memory.__new__(Memory)
+        m.fd = os.dup(fd)
+        m.data = <uint8_t*><uintptr_t> address
+        m.address = address
+        m.length = length
+        m.writable = writable
+        m.owner = owner
+        m.mapped_here = False
+        return m
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        if self.closed:
+            raise BufferError("memory is closed")
+        PyBuffer_FillInfo(view, self, <void*> self.data, <Py_ssize_t> self.length, not self.writable, flags)
+
+    def close(self):
+        """Unmap.  The caller must know that no region, view or pointer into it remains in use."""
+        if self.closed:
+            return
+        self.closed = True
+        if self.mapped_here and self.data != NULL:
+            munmap(<void*> self.data, self.length)
+        self.data = NULL
+        self.owner = None
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+    def __dealloc__(self):
+        # exports hold a reference, so no view is left here
+        if not self.closed:
+            if self.mapped_here and self.data != NULL:
+                munmap(<void*> self.data, self.length)
+            if self.fd >= 0:
+                try:
+                    os.close(self.fd)
+                except Exception:
+                    pass
+
+
+cdef class MemoryRegion:
+    """A registered stretch of a Memory.  Life: `ProtectionDomain.register` to `deregister` (or the
+    domain's close).  Remote peers name it by (`rkey`, address within [address, address + length))."""
+
+    def deregister(self, timeout_ms=100):
+        """End remote and local access.  True once no operation under the key is in flight (see the
+        module's rules); False when a peer did not leave within `timeout_ms`."""
+        raise NotImplementedError
+
+    def __repr__(self):
+        return f"MemoryRegion(0x{self.address:x}+{self.length}, rkey=0x{self.rkey:x}, access={self.access})"
+
+
+cdef class CompletionQueue:
+    """Completions of the queue pairs created on it, in order per queue pair."""
+
+    cdef int c_poll(self, work_completion* out, int n) noexcept nogil:
+        cdef int k = 0
+        with gil:
+            try:
+                for wc in self.poll(n):
+                    out[k].wr_id = wc.wr_id
+                    out[k].status = wc.status
+                    out[k].opcode = wc.opcode
+                    out[k].byte_len = wc.byte_len
+                    out[k].has_imm = wc.imm_data is not None
+                    out[k].imm_data = 0 if wc.imm_data is None else wc.imm_data
+                    out[k].qp_num = wc.qp_num
+                    k += 1
+            except Exception:
+                return -EIO
+        return k
+
+    def poll(self, int n=16):
+        """At most `n` completions, without blocking; a list of WorkCompletion."""
+        cdef work_completion wcs[64]
+        cdef int i, k
+        if n > 64:
+            n = 64
+        with nogil:
+            k = self.c_poll(wcs, n)
+        if k < 0:
+            raise RdmaError(f"completion queue overrun ({os.strerror(-k)})",
+                            hint="make the queue at least as deep as the sum of its queue pairs' depths")
+        return [WorkCompletion(wcs[i].wr_id, wcs[i].status, wcs[i].opcode, wcs[i].byte_len,
+                               wcs[i].imm_data if wcs[i].has_imm else None, wcs[i].qp_num)
+                for i in range(k)]
+
+    def wait(self, timeout_ms=-1, spin_us=0):
+        """Block until a completion is ready or an attached queue pair went to ERROR; True if so,
+        False on timeout (-1: none).  Spins for `spin_us` before it sleeps.  Releases the GIL."""
+        raise NotImplementedError
+
+    def fileno(self):
+        """A descriptor that turns readable after `arm()` when a completion arrives."""
+        raise NotImplementedError
+
+    def arm(self):
+        """Ask for one event on `fileno()`.  Returns True when completions are already there (then no
+        event need come: poll first), so that no wake-up is lost."""
+        raise NotImplementedError
+
+    def wake(self):
+        """Make a sleeper in `wait()` return False now (any thread)."""
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
+
+
+cdef _check(int rc, what, qp):
+    if rc == 0:
+        return
+    if rc == ENOMEM:
+        raise QueueFullError(f"{what}: the queue of queue pair {qp.qp_num} is full",
+                             hint="poll completions before posting more, or create it deeper")
+    if rc == ENOTCONN:
+        raise QueuePairError(f"{what}: queue pair {qp.qp_num} is not connected",
+                             hint="the peer left or an earlier request failed; open a new connection")
+    raise RdmaError(f"{what}: {os.strerror(rc)} on queue pair {qp.qp_num}",
+                    hint="check lengths, keys and the 8-byte alignment of atomics")
+
+
+cdef class QueuePair:
+    """A reliable connected queue pair.
+
+    Life: created in INIT by `ProtectionDomain.create_qp`; `address` (bytes) goes to the peer by any
+    channel; `connect(peer_address, active)` moves it to RTS (active: the side that learned the other's
+    address last, so both addresses are known; passive: it may return before the peer arrived);
+    `close()` or an error ends it.
+    """
+
+    cdef int c_state(self) noexcept nogil:
+        with gil:
+            return self.state
+
+    cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+                         uint64_t remote_address, uint32_t rkey) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post, ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
+
+    cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post, ("write", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
+
+    cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+                              uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post,
+                          ("write_imm", wr_id, local_address, lkey, length, remote_address, rkey, imm, 0))
+
+    cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post, ("send", wr_id, local_address, lkey, length, 0, 0, 0, 0))
+
+    cdef int c_post_recv(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post, ("recv", wr_id, local_address, lkey, length, 0, 0, 0, 0))
+
+    cdef int c_post_fetch_add(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                              uint64_t remote_address, uint32_t rkey, uint64_t add) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post,
+                          ("fetch_add", wr_id, local_address, lkey, 8, remote_address, rkey, add, 0))
+
+    cdef int c_post_compare_swap(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                 uint64_t remote_address, uint32_t rkey, uint64_t compare,
+                                 uint64_t swap) noexcept nogil:
+        with gil:
+            return _errno(self.raw_post,
+                          ("compare_swap", wr_id, local_address, lkey, 8, remote_address, rkey, compare, swap))
+
+    def raw_post(self, op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1):
+        """For providers in Python: post one work request, or raise QueueFullError (ENOMEM),
+        QueuePairError (ENOTCONN) or RdmaError (EINVAL).  `op` is one of read, write, write_imm, send,
+        recv, fetch_add, compare_swap; `arg0` is the immediate, the addend or the value to compare,
+        `arg1` the value to swap in."""
+        raise NotImplementedError
+
+    @property
+    def state(self):
+        return self.c_state()
+
+    @property
+    def address(self):
+        """What the peer's `connect` needs, as bytes."""
+        raise NotImplementedError
+
+    def connect(self, peer_address, active):
+        raise NotImplementedError
+
+    def close(self):
+        """Disconnect: the peer's queue pair moves to ERROR, what is outstanding here is flushed."""
+        raise NotImplementedError
+
+    # Python face: a local buffer is (region, position within the region's memory range, length)
+    def post_read(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey):
+        """READ `length` bytes at (`remote_address`, `rkey`) into `local` at `position`."""
+        _check(self.c_post_read(wr_id, local.address + position, local.lkey, length, remote_address, rkey), "READ", self)
+
+    def post_write(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey):
+        """WRITE `length` bytes of `local` at `position` to (`remote_address`, `rkey`)."""
+        _check(self.c_post_write(wr_id, local.address + position, local.lkey, length, remote_address, rkey), "WRITE", self)
+
+    def post_write_imm(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey, uint32_t imm):
+        """WRITE_WITH_IMM; `length` may be 0."""
+        _check(self.c_post_write_imm(wr_id, local.address + position, local.lkey, length, remote_address, rkey, imm), "WRITE_WITH_IMM", self)
+
+    def post_send(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length):
+        _check(self.c_post_send(wr_id, local.address + position, local.lkey, length), "SEND", self)
+
+    def post_recv(self, wr_id, MemoryRegion local=None, uint64_t position=0, uint32_t length=0):
+        """Post a receive; without a region it serves WRITE_WITH_IMM and empty SENDs only."""
+        if local is None:
+            _check(self.c_post_recv(wr_id, 0, 0, 0), "RECV", self)
+        else:
+            _check(self.c_post_recv(wr_id, local.address + position, local.lkey, length), "RECV", self)
+
+    def post_fetch_add(self, wr_id, MemoryRegion local, uint64_t position, uint64_t remote_address, uint32_t rkey, uint64_t add):
+        """FETCH_AND_ADD on 8 aligned bytes; the old value arrives in `local` (native order)."""
+        _check(self.c_post_fetch_add(wr_id, local.address + position, local.lkey, remote_address, rkey, add), "FETCH_AND_ADD", self)
+
+    def post_compare_swap(self, wr_id, MemoryRegion local, uint64_t position, uint64_t remote_address, uint32_t rkey, uint64_t compare, uint64_t swap):
+        """COMPARE_AND_SWAP on 8 aligned bytes; the old value arrives in `local` (native order)."""
+        _check(self.c_post_compare_swap(wr_id, local.address + position, local.lkey, remote_address, rkey, compare, swap), "COMPARE_AND_SWAP", self)
+
+
+cdef int _errno(post, args):
+    try:
+        post(*args)
+    except QueueFullError:
+        return ENOMEM
+    except QueuePairError:
+        return ENOTCONN
+    except RdmaError:
+        return EINVAL
+    except Exception:
+        return EIO
+    return 0
+
+
+class ProtectionDomain:
+    """Memory regions and queue pairs that may work together: one domain a client."""
+
+    def register(self, memory, access, position=0, length=None):
+        """Register [position, position + length) of `memory`; returns a MemoryRegion."""
+        raise NotImplementedError
+
+    def create_qp(self, send_cq, recv_cq, max_send_wr=128, max_recv_wr=128, max_send_bytes=65536,
+                  rnr_timeout_ms=5000):
+        """A queue pair in INIT.  `max_send_bytes` bounds one SEND."""
+        raise NotImplementedError
+
+    def close(self):
+        """Close its queue pairs, then end its regions."""
+        raise NotImplementedError
+
+
+class Device:
+    """One opened device: `alloc_pd()`, `create_cq(depth)`, `close()`, `statistics()` (a dict of counters:
+    reads, writes, read_bytes, write_bytes, sends, receives, atomics, wakeups)."""
+
+    name = ""
+
+    def alloc_pd(self):
+        raise NotImplementedError
+
+    def create_cq(self, depth=1024):
+        raise NotImplementedError
+
+    def statistics(self):
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
