@@ -1,38 +1,86 @@
 """The Kafka protocol's messages, and kdirect's own access messages beside them.
 
 The only file that imports ``kafka.protocol`` (kafka-python, pinned exactly: internals are used).  It
-holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas;
-kdirect's four access messages are schemas of the same form in ``kdirect/format/messages``.
+holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas; kdirect's
+four access messages are schemas of the same form in ``kdirect/format/messages``.
 
-Traps of the library, handled here: minimum versions come from ``_json['validVersions']``, because
-the classes pretend 0; request headers are parsed here without copying the body.
+Traps of the library, handled here and in ``kdirect.format.schema``: minimum versions come from
+``_json['validVersions']``, because the classes pretend 0; request headers are parsed here without
+copying the body; bodies are decoded by our own checked decoder, because the library's trusts lengths;
+nested classes are made without a version, because one that the version lacks would be refused.
 """
 
-# ruff: noqa: F401  the imported classes are this module's exports
 from __future__ import annotations
 
+import enum
 import struct
 from typing import Any, NamedTuple
 
-from kafka.errors import kafka_errors
-from kafka.protocol.admin import (
-    AlterConfigsRequest,
-    CreatePartitionsRequest,
-    CreateTopicsRequest,
-    DeleteRecordsRequest,
-    DeleteTopicsRequest,
-    DescribeConfigsRequest,
-    IncrementalAlterConfigsRequest,
-    ListGroupsRequest,
-)
-from kafka.protocol.api_header import ResponseClassRegistry
-from kafka.protocol.api_message import ApiMessage
-from kafka.protocol.consumer import FetchRequest, ListOffsetsRequest, OffsetCommitRequest, OffsetFetchRequest
-from kafka.protocol.metadata import ApiVersionsRequest, FindCoordinatorRequest, MetadataRequest
-from kafka.protocol.producer import ProduceRequest
-
 import kdirect.format.messages
-from kdirect.errors import ProtocolError
+from kafka.protocol import admin as _admin
+from kafka.protocol import consumer as _consumer
+from kafka.protocol import metadata as _metadata
+from kafka.protocol import producer as _producer
+from kafka.protocol import sasl as _sasl
+from kafka.protocol.api_message import ApiMessage
+from kdirect.errors import BrokerError, ProtocolError
+from kdirect.format import layout, schema
+
+# -- message classes -----------------------------------------------------------------------------------
+ProduceRequest, ProduceResponse = _producer.ProduceRequest, _producer.ProduceResponse
+FetchRequest, FetchResponse = _consumer.FetchRequest, _consumer.FetchResponse
+ListOffsetsRequest, ListOffsetsResponse = _consumer.ListOffsetsRequest, _consumer.ListOffsetsResponse
+MetadataRequest, MetadataResponse = _metadata.MetadataRequest, _metadata.MetadataResponse
+OffsetCommitRequest, OffsetCommitResponse = _consumer.OffsetCommitRequest, _consumer.OffsetCommitResponse
+OffsetFetchRequest, OffsetFetchResponse = _consumer.OffsetFetchRequest, _consumer.OffsetFetchResponse
+OffsetDeleteRequest, OffsetDeleteResponse = _consumer.OffsetDeleteRequest, _consumer.OffsetDeleteResponse
+FindCoordinatorRequest, FindCoordinatorResponse = _metadata.FindCoordinatorRequest, _metadata.FindCoordinatorResponse
+JoinGroupRequest, JoinGroupResponse = _consumer.JoinGroupRequest, _consumer.JoinGroupResponse
+SyncGroupRequest, SyncGroupResponse = _consumer.SyncGroupRequest, _consumer.SyncGroupResponse
+HeartbeatRequest, HeartbeatResponse = _consumer.HeartbeatRequest, _consumer.HeartbeatResponse
+LeaveGroupRequest, LeaveGroupResponse = _consumer.LeaveGroupRequest, _consumer.LeaveGroupResponse
+DescribeGroupsRequest, DescribeGroupsResponse = _admin.DescribeGroupsRequest, _admin.DescribeGroupsResponse
+ListGroupsRequest, ListGroupsResponse = _admin.ListGroupsRequest, _admin.ListGroupsResponse
+DeleteGroupsRequest, DeleteGroupsResponse = _admin.DeleteGroupsRequest, _admin.DeleteGroupsResponse
+SaslHandshakeRequest, SaslHandshakeResponse = _sasl.SaslHandshakeRequest, _sasl.SaslHandshakeResponse
+SaslAuthenticateRequest, SaslAuthenticateResponse = _sasl.SaslAuthenticateRequest, _sasl.SaslAuthenticateResponse
+ApiVersionsRequest, ApiVersionsResponse = _metadata.ApiVersionsRequest, _metadata.ApiVersionsResponse
+CreateTopicsRequest, CreateTopicsResponse = _admin.CreateTopicsRequest, _admin.CreateTopicsResponse
+DeleteTopicsRequest, DeleteTopicsResponse = _admin.DeleteTopicsRequest, _admin.DeleteTopicsResponse
+DeleteRecordsRequest, DeleteRecordsResponse = _admin.DeleteRecordsRequest, _admin.DeleteRecordsResponse
+InitProducerIdRequest, InitProducerIdResponse = _producer.InitProducerIdRequest, _producer.InitProducerIdResponse
+OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse = _consumer.OffsetForLeaderEpochRequest, _consumer.OffsetForLeaderEpochResponse
+AddPartitionsToTxnRequest, AddPartitionsToTxnResponse = _producer.AddPartitionsToTxnRequest, _producer.AddPartitionsToTxnResponse
+AddOffsetsToTxnRequest, AddOffsetsToTxnResponse = _producer.AddOffsetsToTxnRequest, _producer.AddOffsetsToTxnResponse
+EndTxnRequest, EndTxnResponse = _producer.EndTxnRequest, _producer.EndTxnResponse
+TxnOffsetCommitRequest, TxnOffsetCommitResponse = _producer.TxnOffsetCommitRequest, _producer.TxnOffsetCommitResponse
+DescribeAclsRequest, DescribeAclsResponse = _admin.DescribeAclsRequest, _admin.DescribeAclsResponse
+CreateAclsRequest, CreateAclsResponse = _admin.CreateAclsRequest, _admin.CreateAclsResponse
+DeleteAclsRequest, DeleteAclsResponse = _admin.DeleteAclsRequest, _admin.DeleteAclsResponse
+DescribeConfigsRequest, DescribeConfigsResponse = _admin.DescribeConfigsRequest, _admin.DescribeConfigsResponse
+AlterConfigsRequest, AlterConfigsResponse = _admin.AlterConfigsRequest, _admin.AlterConfigsResponse
+IncrementalAlterConfigsRequest = _admin.IncrementalAlterConfigsRequest
+IncrementalAlterConfigsResponse = _admin.IncrementalAlterConfigsResponse
+DescribeLogDirsRequest, DescribeLogDirsResponse = _admin.DescribeLogDirsRequest, _admin.DescribeLogDirsResponse
+CreatePartitionsRequest, CreatePartitionsResponse = _admin.CreatePartitionsRequest, _admin.CreatePartitionsResponse
+ElectLeadersRequest, ElectLeadersResponse = _admin.ElectLeadersRequest, _admin.ElectLeadersResponse
+AlterPartitionReassignmentsRequest = _admin.AlterPartitionReassignmentsRequest
+AlterPartitionReassignmentsResponse = _admin.AlterPartitionReassignmentsResponse
+ListPartitionReassignmentsRequest = _admin.ListPartitionReassignmentsRequest
+ListPartitionReassignmentsResponse = _admin.ListPartitionReassignmentsResponse
+DescribeClientQuotasRequest, DescribeClientQuotasResponse = _admin.DescribeClientQuotasRequest, _admin.DescribeClientQuotasResponse
+AlterClientQuotasRequest, AlterClientQuotasResponse = _admin.AlterClientQuotasRequest, _admin.AlterClientQuotasResponse
+DescribeUserScramCredentialsRequest = _admin.DescribeUserScramCredentialsRequest
+DescribeUserScramCredentialsResponse = _admin.DescribeUserScramCredentialsResponse
+AlterUserScramCredentialsRequest = _admin.AlterUserScramCredentialsRequest
+AlterUserScramCredentialsResponse = _admin.AlterUserScramCredentialsResponse
+DescribeClusterRequest, DescribeClusterResponse = _admin.DescribeClusterRequest, _admin.DescribeClusterResponse
+DescribeProducersRequest, DescribeProducersResponse = _admin.DescribeProducersRequest, _admin.DescribeProducersResponse
+DescribeTransactionsRequest, DescribeTransactionsResponse = _admin.DescribeTransactionsRequest, _admin.DescribeTransactionsResponse
+ListTransactionsRequest, ListTransactionsResponse = _admin.ListTransactionsRequest, _admin.ListTransactionsResponse
+ListConfigResourcesRequest, ListConfigResourcesResponse = _admin.ListConfigResourcesRequest, _admin.ListConfigResourcesResponse
+DescribeTopicPartitionsRequest = _admin.DescribeTopicPartitionsRequest
+DescribeTopicPartitionsResponse = _admin.DescribeTopicPartitionsResponse
 
 
 class OpenQueuePairRequest(ApiMessage, load_json=kdirect.format.messages):
@@ -67,88 +115,242 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
-# -- error codes -------------------------------------------------------------------------------------------
+# -- registry --------------------------------------------------------------------------------------------
+class Api(NamedTuple):
+    """One API: its classes and the versions that we speak, `low` to `high` inclusive."""
 
-
-class ErrorKind(NamedTuple):
-    """What an error code means.  `stale`: the leader or coordinator moved; refresh metadata before the next attempt."""
-
+    key: int
     name: str
-    retriable: bool
-    stale: bool
-    description: str
+    request: Any
+    response: Any
+    low: int
+    high: int
+
+    def flexible(self, version: int) -> bool:
+        """Does `version` have compact types and tagged fields?"""
+        return bool(self.request.flexible_version_q(version))
 
 
-# kafka-python keeps some names that Kafka has renamed since.
-_RENAMED = {-1: "UNKNOWN_SERVER_ERROR", 0: "NONE", 6: "NOT_LEADER_OR_FOLLOWER", 10: "MESSAGE_TOO_LARGE", 17: "INVALID_TOPIC_EXCEPTION"}
-
-ERRORS: dict[int, ErrorKind] = {
-    code: ErrorKind(_RENAMED.get(code, kind.message), bool(kind.retriable), bool(kind.invalid_metadata) or code in (16, 41), kind.description or "")
-    for code, kind in kafka_errors.items() if code is not None
-}
-
-
-def error_kind(code: int) -> ErrorKind:
-    """The row of `code`; a code that this build does not know is named by its number and is not retriable."""
-    return ERRORS.get(code) or ErrorKind(f"ERROR_{code}", False, False, "an error code of a newer broker")
+# The highest version of each API that we speak, where it is not the highest that the schemas know: Fetch and
+# OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids), Produce up to the last
+# before the transaction protocol of KIP-890, ListOffsets up to the last without tiered-storage sentinels of KIP-1023.
+_HIGHEST = {"Produce": 10, "Fetch": 12, "ListOffsets": 10, "OffsetCommit": 9, "OffsetFetch": 9, "AddPartitionsToTxn": 3}
+# librdkafka before 2.11.1 stops compressing when Produce starts at 3 (KAFKA-18659), so 0 is offered, as Kafka does;
+# versions 0-2 carry formats before record batch v2 and are answered with UNSUPPORTED_FOR_MESSAGE_FORMAT.
+_LOWEST = {"Produce": 0}
 
 
-# -- the client's side of a message --------------------------------------------------------------------------
+def _api(request: Any, response: Any) -> Api:
+    name = request.name.removesuffix("Request")
+    low, high = (int(v) for v in (request.json["validVersions"] + "-" + request.json["validVersions"]).split("-")[:2])
+    return Api(request.API_KEY, name, request, response, _LOWEST.get(name, low), _HIGHEST.get(name, high))
 
 
-def version_range(message: type[ApiMessage] | ApiMessage) -> tuple[int, int]:
-    """Lowest and highest version of `message` that this build speaks."""
-    low, _, high = message._json["validVersions"].partition("-")
-    return int(low), int(high or low)
+APIS: dict[int, Api] = {api.key: api for api in (
+    _api(value, globals()[name.removesuffix("Request") + "Response"])
+    for name, value in list(globals().items())
+    if name.endswith("Request") and isinstance(value, type) and value is not ApiMessage
+)}
+API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
+
+if {layout.API_OPEN_QUEUE_PAIR, layout.API_GET_PRODUCE_ACCESS, layout.API_GET_CONSUME_ACCESS, layout.API_RELEASE_ACCESS} - set(APIS):
+    raise AssertionError("protocol: an access API key differs between layout.py and its schema")
+
+API_VERSIONS = ApiVersionsRequest.API_KEY
+ACCESS_API_KEYS = frozenset((layout.API_OPEN_QUEUE_PAIR, layout.API_GET_PRODUCE_ACCESS, layout.API_GET_CONSUME_ACCESS, layout.API_RELEASE_ACCESS))
+
+# -- headers ---------------------------------------------------------------------------------------------
+_REQUEST_HEAD = struct.Struct(">hhih")
+_CORRELATION = struct.Struct(">i")
 
 
-def encode_request(message: ApiMessage, version: int, correlation_id: int, client_id: str) -> bytearray:
-    """The frame of a request, length prefix included."""
-    message.API_VERSION = version
-    message.with_header(correlation_id, client_id)
-    return message.encode(version=version, header=True, framed=True)
+class RequestHeader(NamedTuple):
+    """`body` is the position of the body in the frame; `api` is None for a key that we do not know."""
+
+    api_key: int
+    api_version: int
+    correlation_id: int
+    client_id: str | None
+    body: int
+    api: Api | None
 
 
-def decode_response(api_key: int, version: int, payload: bytes | bytearray) -> tuple[int, Any]:
-    """``(correlation id, response)`` of a frame without its length prefix; ProtocolError when it is malformed.
+def parse_request_header(frame: memoryview) -> RequestHeader:
+    """The header of a request frame (without its size).  A known API of an unknown version gets a header whose `body` is
+    not to be used.  ProtocolError when the bytes are no header."""
+    end = len(frame)
+    if end < 10:
+        raise ProtocolError(f"request of {end} bytes is shorter than a request header")
+    api_key, version, correlation_id, n = _REQUEST_HEAD.unpack_from(frame)
+    pos = 10
+    client_id = None
+    if n >= 0:
+        if n > end - pos:
+            raise ProtocolError(f"client id of {n} bytes in a request of {end} bytes")
+        try:
+            client_id = str(frame[pos:pos + n], "utf-8")
+        except UnicodeDecodeError as e:
+            raise ProtocolError("client id is not UTF-8") from e
+        pos += n
+    elif n != -1:
+        raise ProtocolError(f"client id has length {n}")
+    api = APIS.get(api_key)
+    if api is not None and api.low <= version <= api.high and api.flexible(version):
+        pos = schema.skip_tags(frame, pos, end)
+    return RequestHeader(api_key, version, correlation_id, client_id, pos, api)
 
-    kafka-python slices without a look at the end of the bytes, so the position after the body tells a
-    truncated response from a whole one.
-    """
-    response_class = ResponseClassRegistry._response_class_registry[api_key]
-    view = memoryview(payload)
+
+def decode_request(header: RequestHeader, frame: memoryview) -> Any:
+    """The body of a request whose version we speak; ProtocolError for anything malformed.  Fields of type records are
+    views of `frame`."""
+    api = header.api
+    if api is None or not api.low <= header.api_version <= api.high:
+        raise ProtocolError(f"request with API key {header.api_key} version {header.api_version} is not one we speak")
+    return schema.decode(api.request, header.api_version, frame, header.body)
+
+
+def response_header(api: Api, version: int, correlation_id: int) -> bytes:
+    """The header of a response.  That of ApiVersions is never flexible: a client reads it before versions are agreed."""
+    if api.key != API_VERSIONS and api.flexible(version):
+        return _CORRELATION.pack(correlation_id) + b"\0"
+    return _CORRELATION.pack(correlation_id)
+
+
+def encode_request(message: Any, version: int, correlation_id: int, client_id: str | None) -> bytes:
+    """A whole request frame without its size."""
+    name = b"" if client_id is None else client_id.encode()
+    head = _REQUEST_HEAD.pack(message.API_KEY, version, correlation_id, -1 if client_id is None else len(name)) + name
+    if message.flexible_version_q(version):
+        head += b"\0"
+    return head + bytes(message.encode(version=version))
+
+
+def decode_response(api: Api, version: int, frame: memoryview) -> tuple[int, Any]:
+    """(correlation id, response) of a response frame without its size; ProtocolError for anything malformed."""
+    if len(frame) < 4:
+        raise ProtocolError(f"response of {len(frame)} bytes is shorter than a response header")
+    correlation_id = _CORRELATION.unpack_from(frame)[0]
+    pos = 4
+    if api.key == API_VERSIONS:
+        # An error comes in version 0, whatever was asked.
+        if len(frame) >= 6 and frame[4:6] != b"\0\0":
+            version = 0
+    elif api.flexible(version):
+        pos = schema.skip_tags(frame, pos, len(frame))
+    return correlation_id, schema.decode(api.response, version, frame, pos)
+
+
+# -- error codes -----------------------------------------------------------------------------------------
+class ErrorCode(enum.IntEnum):
+    """Kafka's error codes."""
+
+    UNKNOWN_SERVER_ERROR = -1
+    NONE = 0
+    OFFSET_OUT_OF_RANGE = 1
+    CORRUPT_MESSAGE = 2
+    UNKNOWN_TOPIC_OR_PARTITION = 3
+    INVALID_FETCH_SIZE = 4
+    LEADER_NOT_AVAILABLE = 5
+    NOT_LEADER_OR_FOLLOWER = 6
+    REQUEST_TIMED_OUT = 7
+    BROKER_NOT_AVAILABLE = 8
+    REPLICA_NOT_AVAILABLE = 9
+    MESSAGE_TOO_LARGE = 10
+    OFFSET_METADATA_TOO_LARGE = 12
+    NETWORK_EXCEPTION = 13
+    COORDINATOR_LOAD_IN_PROGRESS = 14
+    COORDINATOR_NOT_AVAILABLE = 15
+    NOT_COORDINATOR = 16
+    INVALID_TOPIC_EXCEPTION = 17
+    RECORD_LIST_TOO_LARGE = 18
+    NOT_ENOUGH_REPLICAS = 19
+    NOT_ENOUGH_REPLICAS_AFTER_APPEND = 20
+    INVALID_REQUIRED_ACKS = 21
+    ILLEGAL_GENERATION = 22
+    INCONSISTENT_GROUP_PROTOCOL = 23
+    INVALID_GROUP_ID = 24
+    UNKNOWN_MEMBER_ID = 25
+    INVALID_SESSION_TIMEOUT = 26
+    REBALANCE_IN_PROGRESS = 27
+    INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
+    CLUSTER_AUTHORIZATION_FAILED = 31
+    INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
+    UNSUPPORTED_VERSION = 35
+    TOPIC_ALREADY_EXISTS = 36
+    INVALID_PARTITIONS = 37
+    INVALID_REPLICATION_FACTOR = 38
+    INVALID_REPLICA_ASSIGNMENT = 39
+    INVALID_CONFIG = 40
+    NOT_CONTROLLER = 41
+    INVALID_REQUEST = 42
+    UNSUPPORTED_FOR_MESSAGE_FORMAT = 43
+    POLICY_VIOLATION = 44
+    OUT_OF_ORDER_SEQUENCE_NUMBER = 45
+    DUPLICATE_SEQUENCE_NUMBER = 46
+    INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
+    TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
+    KAFKA_STORAGE_ERROR = 56
+    LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
+    UNKNOWN_PRODUCER_ID = 59
+    REASSIGNMENT_IN_PROGRESS = 60
+    NON_EMPTY_GROUP = 68
+    GROUP_ID_NOT_FOUND = 69
+    FETCH_SESSION_ID_NOT_FOUND = 70
+    INVALID_FETCH_SESSION_EPOCH = 71
+    TOPIC_DELETION_DISABLED = 73
+    FENCED_LEADER_EPOCH = 74
+    UNKNOWN_LEADER_EPOCH = 75
+    UNSUPPORTED_COMPRESSION_TYPE = 76
+    OFFSET_NOT_AVAILABLE = 78
+    MEMBER_ID_REQUIRED = 79
+    GROUP_MAX_SIZE_REACHED = 81
+    FENCED_INSTANCE_ID = 82
+    ELECTION_NOT_NEEDED = 84
+    NO_REASSIGNMENT_IN_PROGRESS = 85
+    GROUP_SUBSCRIBED_TO_TOPIC = 86
+    INVALID_RECORD = 87
+    UNSTABLE_OFFSET_COMMIT = 88
+    THROTTLING_QUOTA_EXCEEDED = 89
+    PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
+    UNKNOWN_TOPIC_ID = 100
+    INCONSISTENT_TOPIC_ID = 103
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+
+
+RETRIABLE = frozenset((
+    ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REQUEST_TIMED_OUT, ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.NETWORK_EXCEPTION, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+    ErrorCode.NOT_CONTROLLER, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
+    ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.OFFSET_NOT_AVAILABLE,
+    ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.THROTTLING_QUOTA_EXCEEDED, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID,
+))
+
+
+def error_name(code: int) -> str:
+    """Kafka's name of an error code, or ``error <code>``."""
     try:
-        correlation_id, position = struct.unpack_from(">i", view, 0)[0], 4
-        if api_key == ApiVersionsRequest.API_KEY:  # its header is never flexible; an error has the body of version 0
-            if struct.unpack_from(">h", view, position)[0] != 0:
-                version = 0
-        elif response_class.flexible_version_q(version):
-            position = _skip_tagged_fields(view, position)
-        flexible = response_class.flexible_version_q(version)
-        decode = response_class._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=response_class[None])
-        response, end = decode(view, position)
-    except Exception as e:  # the library raises whatever its slicing runs into
-        raise ProtocolError(f"a malformed response ({type(e).__name__}: {e}) to {response_class.__name__} version {version}") from e
-    if end > len(view):
-        raise ProtocolError(f"a truncated response to {response_class.__name__} version {version}: {len(view)} bytes of {end}")
-    return correlation_id, response
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error {code}"
 
 
-def _skip_tagged_fields(view: memoryview, position: int) -> int:
-    count, position = _unsigned_varint(view, position)
-    for _ in range(count):
-        _, position = _unsigned_varint(view, position)
-        size, position = _unsigned_varint(view, position)
-        position += size
-    return position
-
-
-def _unsigned_varint(view: memoryview, position: int) -> tuple[int, int]:
-    value = 0
-    for shift in range(0, 35, 7):
-        byte = view[position]
-        position += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value, position
-    raise ValueError("a varint of more than 5 bytes")
+def broker_error(what: str, code: int, message: str | None = None, *, hint: str = "") -> BrokerError:
+    """The exception for an error code that a broker answered with; `what` says what was asked."""
+    name = error_name(code)
+    return BrokerError(f"{what}: {name}{f' ({message})' if message else ''}", hint=hint, code=code, name=name, retriable=code in RETRIABLE)
