@@ -16,14 +16,16 @@ import enum
 import struct
 from typing import Any, NamedTuple
 
-import kdirect.format.messages
+from kafka.errors import kafka_errors
 from kafka.protocol import admin as _admin
 from kafka.protocol import consumer as _consumer
 from kafka.protocol import metadata as _metadata
 from kafka.protocol import producer as _producer
 from kafka.protocol import sasl as _sasl
 from kafka.protocol.api_message import ApiMessage
-from kdirect.errors import BrokerError, ProtocolError
+
+import kdirect.format.messages
+from kdirect.errors import ProtocolError
 from kdirect.format import layout, schema
 
 # -- message classes -----------------------------------------------------------------------------------
@@ -216,22 +218,32 @@ def response_header(api: Api, version: int, correlation_id: int) -> bytes:
     return _CORRELATION.pack(correlation_id)
 
 
-def encode_request(message: Any, version: int, correlation_id: int, client_id: str | None) -> bytes:
-    """A whole request frame without its size."""
-    name = b"" if client_id is None else client_id.encode()
-    head = _REQUEST_HEAD.pack(message.API_KEY, version, correlation_id, -1 if client_id is None else len(name)) + name
-    if message.flexible_version_q(version):
-        head += b"\0"
-    return head + bytes(message.encode(version=version))
+# -- the client's side of a message ----------------------------------------------------------------------
+def version_range(message: Any) -> tuple[int, int]:
+    """Lowest and highest version of a request (class or object) that this build speaks."""
+    api = APIS[message.API_KEY]
+    return api.low, api.high
 
 
-def decode_response(api: Api, version: int, frame: memoryview) -> tuple[int, Any]:
-    """(correlation id, response) of a response frame without its size; ProtocolError for anything malformed."""
+def encode_request(message: Any, version: int, correlation_id: int, client_id: str) -> bytearray:
+    """The frame of a request, length prefix included."""
+    message.API_VERSION = version
+    message.with_header(correlation_id, client_id)
+    return message.encode(version=version, header=True, framed=True)
+
+
+def decode_response(api_key: int, version: int, payload: bytes | bytearray | memoryview) -> tuple[int, Any]:
+    """``(correlation id, response)`` of a frame without its length prefix; ProtocolError when it is malformed.
+
+    Fields of type records are views of `payload`.
+    """
+    api = APIS[api_key]
+    frame = memoryview(payload)
     if len(frame) < 4:
         raise ProtocolError(f"response of {len(frame)} bytes is shorter than a response header")
     correlation_id = _CORRELATION.unpack_from(frame)[0]
     pos = 4
-    if api.key == API_VERSIONS:
+    if api_key == API_VERSIONS:
         # An error comes in version 0, whatever was asked.
         if len(frame) >= 6 and frame[4:6] != b"\0\0":
             version = 0
@@ -332,25 +344,22 @@ class ErrorCode(enum.IntEnum):
     TRANSACTIONAL_ID_NOT_FOUND = 105
 
 
-RETRIABLE = frozenset((
-    ErrorCode.CORRUPT_MESSAGE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.LEADER_NOT_AVAILABLE, ErrorCode.NOT_LEADER_OR_FOLLOWER,
-    ErrorCode.REQUEST_TIMED_OUT, ErrorCode.REPLICA_NOT_AVAILABLE, ErrorCode.NETWORK_EXCEPTION, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
-    ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_ENOUGH_REPLICAS, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
-    ErrorCode.NOT_CONTROLLER, ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.FETCH_SESSION_ID_NOT_FOUND,
-    ErrorCode.INVALID_FETCH_SESSION_EPOCH, ErrorCode.FENCED_LEADER_EPOCH, ErrorCode.UNKNOWN_LEADER_EPOCH, ErrorCode.OFFSET_NOT_AVAILABLE,
-    ErrorCode.UNSTABLE_OFFSET_COMMIT, ErrorCode.THROTTLING_QUOTA_EXCEEDED, ErrorCode.UNKNOWN_TOPIC_ID, ErrorCode.INCONSISTENT_TOPIC_ID,
-))
+class ErrorKind(NamedTuple):
+    """What an error code means.  `stale`: the leader or coordinator moved; refresh metadata before the next attempt."""
+
+    name: str
+    retriable: bool
+    stale: bool
+    description: str
 
 
-def error_name(code: int) -> str:
-    """Kafka's name of an error code, or ``error <code>``."""
-    try:
-        return ErrorCode(code).name
-    except ValueError:
-        return f"error {code}"
+ERRORS: dict[int, ErrorKind] = {
+    code: ErrorKind(ErrorCode(code).name if code in list(ErrorCode) else kind.message, bool(kind.retriable),
+                    bool(kind.invalid_metadata) or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER), kind.description or "")
+    for code, kind in kafka_errors.items() if code is not None
+}
 
 
-def broker_error(what: str, code: int, message: str | None = None, *, hint: str = "") -> BrokerError:
-    """The exception for an error code that a broker answered with; `what` says what was asked."""
-    name = error_name(code)
-    return BrokerError(f"{what}: {name}{f' ({message})' if message else ''}", hint=hint, code=code, name=name, retriable=code in RETRIABLE)
+def error_kind(code: int) -> ErrorKind:
+    """The row of `code`; a code that this build does not know is named by its number and is not retriable."""
+    return ERRORS.get(code) or ErrorKind(f"ERROR_{code}", False, False, "an error code of a newer broker")
