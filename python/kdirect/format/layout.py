@@ -40,7 +40,8 @@ Acknowledgement entry (the broker WRITEs it into the producer's ring; little end
 
      0        4       6       8       10      12       16             24
     +--------+-------+-------+-------+-------+--------+--------------+
-    | guard  | file  | order | error | flags | batches| base offset  |
+    |sequence| file  | order | error | flags | batches| base offset  |
+    |        | id    |       |       |       |        |              |
     +--------+-------+-------+-------+-------+--------+--------------+
     24             32
     +--------------+
@@ -48,8 +49,11 @@ Acknowledgement entry (the broker WRITEs it into the producer's ring; little end
     | time, ms     |
     +--------------+
 
+``sequence`` counts the entries of a grant from 0 (modulo 2**32); an entry of 0 batches is a notice, not an
+answer.
+
 Immediate data of a produce WRITE_WITH_IMM (figure 4): ``file id << 16 | order``.
-Immediate data of an acknowledgement WRITE_WITH_IMM: number of entries written.
+Immediate data of an acknowledgement WRITE_WITH_IMM: ``file id << 16 | number of entries written``.
 """
 
 from __future__ import annotations
@@ -112,7 +116,7 @@ SLOT_FLAG_SEALED = 0x2  # the file takes no more records: ask for access to the 
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
 
 # -- acknowledgement entry -------------------------------------------------------------------------------
-ACK_GUARD = 0
+ACK_SEQUENCE = 0
 ACK_FILE_ID = 4
 ACK_ORDER = 6
 ACK_ERROR = 8
@@ -123,6 +127,7 @@ ACK_LOG_APPEND_TIME = 24
 ACK_BYTES = 32
 
 ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
+ACK_FLAG_DUPLICATE = 0x2  # an idempotent producer's repetition: base offset is that of the original
 
 # -- immediate data --------------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
@@ -133,6 +138,13 @@ API_OPEN_QUEUE_PAIR = 32001
 API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
+
+# -- error codes of the access protocol, beside Kafka's ---------------------------------------------------
+ERROR_ACCESS_HELD = 32001  # an exclusive holder exists, or plain Kafka producers contend: retry, or use TCP
+ERROR_UNKNOWN_CONNECTION = 32002  # the queue pair named is not of this TCP connection, or has ended
+ERROR_TRANSPORT_UNAVAILABLE = 32003  # the broker cannot serve that transport
+ERROR_ACCESS_DISABLED = 32004  # this datapath is switched off on the broker
+ERROR_NO_FREE_SLOT = 32005  # the consumer's slot region, or the file id space, is used up
 
 if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT_BYTES:
     raise AssertionError("layout: fields do not add up")
