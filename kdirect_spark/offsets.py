@@ -1,0 +1,370 @@
+"""Offsets of a query: pure planning, no I/O.
+
+Law: everything here is a function of its arguments.  What the broker knows (topics, watermarks, offsets by
+time) is fetched by the readers and passed in.  All ranges are half-open: ``start`` is read, ``stop`` is not.
+
+Invariants:
+- JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with topics and partitions in order: Spark
+  compares offsets as text, so equal offsets must be equal text.
+- A partition that a query has not seen before is read from its earliest record.
+- What may be missing is listed as losses in a plan; the caller decides by `failOnDataLoss`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from kdirect.errors import ConfigError, DataLossError, UnknownTopicError
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
+
+Offsets = dict[TopicPartition, int]
+Watermarks = Mapping[TopicPartition, tuple[int, int]]  # log start offset, high watermark
+
+OFFSET_MAX = 2**63 - 1
+LOSS_HINT = 'set option failOnDataLoss to "false" to go on without the missing records'
+
+
+# ---------------------------------------------------------------------------------------------------- JSON
+
+
+def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
+    """``{"topic": {"0": 123}}`` with topics and partitions in order."""
+    out: dict[str, dict[str, int]] = {}
+    for tp in sorted(offsets):
+        out.setdefault(tp.topic, {})[str(tp.partition)] = offsets[tp]
+    return out
+
+
+def from_json(value: str | Mapping[str, Any], option: str, *, low: int = 0) -> Offsets:
+    """Parse ``{"topic":{"0":123}}``; numbers below `low` and anything of another shape are ConfigErrors that name `option`."""
+    example = '{"topic":{"0":123,"1":456}}'
+    loaded = _load(value, option, example)
+    out: Offsets = {}
+    for topic, partitions in loaded.items():
+        _check_topic(topic, option)
+        if not isinstance(partitions, Mapping):
+            raise ConfigError(f"option {option}: topic {topic} holds {partitions!r} instead of partitions", hint=f"write {example}")
+        for name, number in partitions.items():
+            partition = _partition(name, topic, option)
+            if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= OFFSET_MAX:
+                raise ConfigError(f"option {option}: {topic}-{partition} has {number!r}", hint=f"give a whole number of at least {low}")
+            out[TopicPartition(topic, partition)] = number
+    return out
+
+
+def partitions_from_json(value: str, option: str) -> tuple[TopicPartition, ...]:
+    """Parse ``{"topic":[0,1]}`` of the option `assign`."""
+    example = '{"topic":[0,1]}'
+    out = set()
+    for topic, partitions in _load(value, option, example).items():
+        _check_topic(topic, option)
+        if not isinstance(partitions, list):
+            raise ConfigError(f"option {option}: topic {topic} holds {partitions!r} instead of a list", hint=f"write {example}")
+        out.update(TopicPartition(topic, _partition(p, topic, option)) for p in partitions)
+    if not out:
+        raise ConfigError(f"option {option} names no partition", hint=f"write {example}")
+    return tuple(sorted(out))
+
+
+def _load(value: str | Mapping[str, Any], option: str, example: str) -> Mapping[str, Any]:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, object_pairs_hook=_no_repeats)
+        except (ValueError, RecursionError) as e:
+            raise ConfigError(f"option {option}: {_short(value)} is not JSON of offsets ({e})", hint=f"write {example}") from e
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"option {option}: {_short(value)} is not a JSON object", hint=f"write {example}")
+    return value
+
+
+def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in out:
+            raise ValueError(f"{name!r} stands there twice")
+        out[name] = value
+    return out
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _check_topic(topic: str, option: str) -> None:
+    try:
+        check_topic_name(topic)
+    except ConfigError as e:
+        raise ConfigError(f"option {option}: {e.message}", hint=e.hint) from None
+
+
+def _partition(name: Any, topic: str, option: str) -> int:
+    if isinstance(name, str) and re.fullmatch("[0-9]{1,10}", name):
+        name = int(name)
+    if isinstance(name, bool) or not isinstance(name, int) or not 0 <= name < 2**31:
+        raise ConfigError(f"option {option}: {name!r} is not a partition of topic {topic}", hint="partitions are numbers from 0")
+    return name
+
+
+# -------------------------------------------------------------------------------------------- subscription
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Exactly these partitions."""
+
+    partitions: tuple[TopicPartition, ...]
+
+    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
+        """The partitions among `topics` (name -> number of partitions); UnknownTopicError where `must_exist`."""
+        missing = [tp for tp in self.partitions if tp.partition >= topics.get(tp.topic, 0)]
+        if missing and must_exist:
+            raise _unknown("assign", [f"{tp.topic}-{tp.partition}" for tp in missing])
+        return tuple(tp for tp in self.partitions if tp not in missing)
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """All partitions of these topics."""
+
+    topics: tuple[str, ...]
+
+    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
+        missing = [t for t in self.topics if t not in topics]
+        if missing and must_exist:
+            raise _unknown("subscribe", missing)
+        return _all_partitions(t for t in topics.items() if t[0] in self.topics)
+
+
+@dataclass(frozen=True, slots=True)
+class SubscribePattern:
+    """All partitions of the topics whose whole name matches, now or later."""
+
+    pattern: str
+
+    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
+        match = re.compile(self.pattern).fullmatch
+        return _all_partitions(t for t in topics.items() if match(t[0]))
+
+
+Subscription = Assign | Subscribe | SubscribePattern
+
+
+def _all_partitions(topics: Iterable[tuple[str, int]]) -> tuple[TopicPartition, ...]:
+    return tuple(sorted(TopicPartition(topic, p) for topic, count in topics for p in range(count)))
+
+
+def _unknown(option: str, names: list[str]) -> UnknownTopicError:
+    what = "partition" if option == "assign" else "topic"
+    return UnknownTopicError(f"option {option}: the broker has no {what} {', '.join(names)}",
+                             hint="create it first, correct the name, or use subscribePattern for topics that come later")
+
+
+# -------------------------------------------------------------------------------- where a query starts, ends
+
+
+@dataclass(frozen=True, slots=True)
+class Earliest:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Latest:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class AtOffsets:
+    """By partition; -2 is the earliest, -1 the latest.  `items` is a tuple so that the object is frozen through and through."""
+
+    items: tuple[tuple[TopicPartition, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AtTimes:
+    """By partition, or with `everywhere` one time for all (ms since 1970).  `strict`: a partition without such a record is an error."""
+
+    items: tuple[tuple[TopicPartition, int], ...] = ()
+    everywhere: int | None = None
+    strict: bool = False
+
+    def times(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        if self.everywhere is not None:
+            return dict.fromkeys(partitions, self.everywhere)
+        return dict(self.items)
+
+
+Limit = Earliest | Latest | AtOffsets | AtTimes
+
+
+def resolve_limit(limit: Limit, option: str, partitions: Iterable[TopicPartition], watermarks: Watermarks,
+                  by_time: Mapping[TopicPartition, int | None] | None = None) -> Offsets:
+    """One offset for each of `partitions`.
+
+    `by_time` holds the first offset at or after each time, None where there is none; needed for AtTimes only.
+    Raises ConfigError when `limit` names other partitions than `partitions`, or a strict time finds no record.
+    """
+    partitions = list(partitions)
+    if isinstance(limit, Earliest):
+        return {tp: watermarks[tp][0] for tp in partitions}
+    if isinstance(limit, Latest):
+        return {tp: watermarks[tp][1] for tp in partitions}
+    if isinstance(limit, AtOffsets):
+        given = dict(limit.items)
+        _same_partitions(set(given), set(partitions), option, "Use -1 for latest and -2 for earliest where it does not matter")
+        special = {EARLIEST_OFFSET: 0, LATEST_OFFSET: 1}
+        return {tp: watermarks[tp][special[n]] if n in special else n for tp, n in given.items()}
+    times = limit.times(partitions)
+    _same_partitions(set(times), set(partitions), option, "Give a time for each")
+    found = by_time or {}
+    out: Offsets = {}
+    for tp in partitions:
+        offset = found.get(tp)
+        if offset is None:
+            if limit.strict:
+                raise ConfigError(f"option {option}: {tp} has no record at {times[tp]} ms or later",
+                                  hint='choose an earlier time, or set startingOffsetsByTimestampStrategy to "latest"')
+            offset = watermarks[tp][1]
+        out[tp] = offset
+    return out
+
+
+def _same_partitions(given: set[TopicPartition], known: set[TopicPartition], option: str, remedy: str) -> None:
+    missing, unknown = known - given, given - known
+    if not missing and not unknown:
+        return
+    parts = [f"{word} {', '.join(map(str, sorted(tps)))}" for word, tps in (("lacks", missing), ("names the unknown", unknown)) if tps]
+    raise ConfigError(f"option {option} must name exactly the partitions that are read: it {' and '.join(parts)}", hint=remedy)
+
+
+# ------------------------------------------------------------------------------------------------- planning
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Records ``start <= offset < stop`` of one topic partition: what one Spark task reads."""
+
+    topic_partition: TopicPartition
+    start: int
+    stop: int
+
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`ranges` to read, none empty, in order; `losses` says in words what may be missing from them."""
+
+    ranges: tuple[OffsetRange, ...]
+    losses: tuple[str, ...] = ()
+
+    def check(self, fail_on_data_loss: bool, warn: Callable[[str], None]) -> Plan:
+        """This plan, after DataLossError or a call of `warn` for each loss."""
+        if self.losses and fail_on_data_loss:
+            raise DataLossError("records may be missing: " + "; ".join(self.losses), hint=LOSS_HINT)
+        for loss in self.losses:
+            warn(f"records may be missing: {loss} (failOnDataLoss is false)")
+        return self
+
+
+def plan_stream(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks) -> Plan:
+    """Ranges of one micro-batch.
+
+    `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are new and are read from
+    their earliest record; those of `start` that `end` lacks are gone.  An end before its start means that the partition was
+    deleted and created again (or cut back): what is there now is read from the earliest record.
+    """
+    ranges, losses = [], []
+    for tp in sorted(start.keys() - end.keys()):
+        losses.append(f"{tp} is gone; it was read up to offset {start[tp]}")
+    for tp in sorted(end):
+        stop = end[tp]
+        if tp not in watermarks:
+            if start.get(tp, 0) < stop:
+                losses.append(f"{tp} is gone; offsets {start.get(tp, 0)} to {stop} were still to be read")
+            continue
+        earliest, latest = watermarks[tp]
+        if tp not in start:
+            begin = min(earliest, stop)
+            if begin != 0:
+                losses.append(f"new partition {tp} starts at offset {begin} instead of 0")
+        elif stop < start[tp]:
+            losses.append(f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "
+                          "starting offset lies beyond its end")
+            begin = min(earliest, stop)
+        else:
+            begin = start[tp]
+        ranges.append(_within(tp, begin, stop, earliest, latest, losses))
+    return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
+
+
+def plan_batch(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks) -> Plan:
+    """Ranges of a batch query; `start` and `end` hold the same partitions.  A start beyond its end is an empty range."""
+    losses: list[str] = []
+    ranges = [_within(tp, start[tp], end[tp], *watermarks[tp], losses) for tp in sorted(end)]
+    return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
+
+
+def _within(tp: TopicPartition, begin: int, stop: int, earliest: int, latest: int, losses: list[str]) -> OffsetRange:
+    """``[begin, stop)`` cut to what the log holds; what is cut off is a loss."""
+    if begin >= stop:
+        return OffsetRange(tp, begin, begin)
+    if begin < earliest:
+        losses.append(f"{tp} has offsets {begin} to {min(earliest, stop)} no more: its first record is {earliest}")
+    if stop > latest:
+        losses.append(f"{tp} ends at offset {latest}, before offset {stop} that the query is to read up to")
+    begin, stop = max(begin, earliest), min(stop, latest)
+    return OffsetRange(tp, begin, max(begin, stop))
+
+
+def new_records(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int]) -> Offsets:
+    """How many offsets lie between `start` (new partitions: `earliest`) and `end`, by partition, where that is more than none."""
+    sizes = {tp: stop - start.get(tp, earliest.get(tp, stop)) for tp, stop in end.items()}
+    return {tp: size for tp, size in sizes.items() if size > 0}
+
+
+def rate_limit(limit: int, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int],
+               earliest: Mapping[TopicPartition, int]) -> Offsets:
+    """Ends of a micro-batch of about `limit` records, shared out pro rata of what waits, at least one each (as Spark's Kafka connector)."""
+    sizes = new_records(start, end, earliest)
+    total = sum(sizes.values())
+    out: Offsets = {}
+    for tp, stop in end.items():
+        size = sizes.get(tp, 0)
+        if size:
+            share = limit * size // total or 1
+            stop = min(stop, start.get(tp, earliest.get(tp, stop)) + share)
+        out[tp] = stop
+    return out
+
+
+def split(ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None) -> list[OffsetRange]:
+    """Split ranges into at most `max_records` offsets each, then into `min_partitions` ranges or about so many (as Spark's Kafka
+    connector: large ranges are divided in proportion to their size, small ones stay whole)."""
+    out = [r for r in ranges if r.size > 0]
+    if max_records is not None:
+        out = [piece for r in out for piece in _divide(r, -(-r.size // max_records))]
+    if min_partitions is None or min_partitions <= len(out):
+        return out
+    total = sum(r.size for r in out)
+    whole = {r for r in out if _share(r.size, total, min_partitions) == 1}
+    rest = total - sum(r.size for r in whole)
+    wanted = max(min_partitions - len(whole), 1)
+    return [piece for r in out for piece in ([r] if r in whole else _divide(r, _share(r.size, rest, wanted)))]
+
+
+def _share(size: int, total: int, parts: int) -> int:
+    return max(math.floor(size / total * parts + 0.5), 1)
+
+
+def _divide(r: OffsetRange, parts: int) -> list[OffsetRange]:
+    parts = min(parts, r.size)
+    bounds = [r.start + r.size * i // parts for i in range(parts + 1)]
+    return [OffsetRange(r.topic_partition, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
