@@ -142,6 +142,11 @@ CLIENT = Options("Client settings", (
     Option("transport", "enum", "auto", "How records travel: `shm` (this host's memory), `verbs` (an RNIC), `tcp` (Kafka's protocol), or `auto`: the best that works, said in the log.",
            choices=("auto", "verbs", "shm", "tcp")),
     Option("request.timeout.ms", "ms", 30000, "How long one request to the broker may take.", low=1),
+    Option("connect.timeout.ms", "ms", 5000, "How long to go on trying to reach a broker that does not answer.", low=1,
+           aliases=("socket.connection.setup.timeout.ms",)),
+    Option("reconnect.backoff.ms", "ms", 50, "First wait before another attempt; each further one waits twice as long.", low=1),
+    Option("reconnect.backoff.max.ms", "ms", 1000, "Longest wait between two attempts.", low=1),
+    Option("metadata.max.age.ms", "ms", 300000, "How long the leaders of partitions are remembered; errors refresh them at once.", low=1),
     Option("fetch.min.read.bytes", "bytes", 2048, "First size of a data READ (KafkaDirect section 4.4.2).", low=512),
     Option("fetch.max.read.bytes", "bytes", 1 << 20, "Size up to which data READs grow while the consumer lags.", low=2048, high=64 << 20),
     Option("fetch.buffer.bytes", "bytes", 4 << 20, "Memory of a partition's READ buffer; grows only for a batch that is larger.", low=65536),
@@ -155,5 +160,53 @@ CLIENT = Options("Client settings", (
     Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1),
 ))
 
+_DURATION = re.compile(r"\s*(\d+)\s*(us|ms|s|m|min|h|d|)\s*\Z")
+_DURATION_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def duration_ms(text: str) -> int:
+    """Milliseconds of Spark's way to write a time span: ``500ms``, ``30s``, ``15m``, ``2h``, ``1d``; a bare number is ms."""
+    m = _DURATION.match(str(text).lower())
+    if m is None:
+        raise ConfigError(f"{text!r} is not a time span", hint="write for example 500ms, 30s, 15m, 2h or 1d")
+    return int(int(m[1]) * _DURATION_MS[m[2]])
+
+
+# Names, defaults and precedence are those of Spark's Kafka connector; what it does not have stands last.  None: not given.
 SPARK = Options("Spark options", (
+    Option("kafka.bootstrap.servers", "list", None, "host:port of the broker (a list: the first that answers).", required=True,
+           aliases=("bootstrap.servers",)),
+    Option("assign", "str", None, 'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, subscribe and subscribePattern.'),
+    Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
+    Option("subscribePattern", "str", None, "Source: a regular expression; topics whose whole name matches are read, later ones too."),
+    Option("startingTimestamp", "int", None, "Source: start at the first record of this time (ms since 1970) or later, on every partition. "
+           "Goes before startingOffsetsByTimestamp and startingOffsets; all three count for a new query only.", low=0),
+    Option("startingOffsetsByTimestamp", "str", None, 'Source: start times (ms since 1970) by partition, as JSON `{"topic":{"0":1700000000000}}`. '
+           "Goes before startingOffsets."),
+    Option("startingOffsets", "str", None, 'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 latest). '
+           "Default: latest for a stream, earliest for a batch."),
+    Option("startingOffsetsByTimestampStrategy", "enum", "error", "Source: what a start time does that is later than every record of a partition.",
+           choices=("error", "latest")),
+    Option("endingTimestamp", "int", None, "Batch source: end before the first record of this time or later. Goes before the other ending options.", low=0),
+    Option("endingOffsetsByTimestamp", "str", None, "Batch source: end times (ms since 1970) by partition, as JSON. Goes before endingOffsets."),
+    Option("endingOffsets", "str", None, 'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}` (-1 latest; not included).'),
+    Option("failOnDataLoss", "bool", True, "Source: fail when records were deleted before the query read them; `false` goes on without them and says so in the log."),
+    Option("kafkaConsumer.pollTimeoutMs", "ms", 120000, "Source: how long a task may wait for the broker; a `request.timeout.ms` that is given goes before it.", low=1),
+    Option("fetchOffset.numRetries", "int", 3, "Source: how often a failed look at the broker's offsets is repeated.", low=0),
+    Option("fetchOffset.retryIntervalMs", "ms", 10, "Source: how long to wait before each repetition.", low=0),
+    Option("maxOffsetsPerTrigger", "int", None, "Stream source: records of one micro-batch at most, shared out pro rata (pyspark 4.2 or later).", low=1),
+    Option("minOffsetsPerTrigger", "int", None, "Stream source: records to wait for before a micro-batch, maxTriggerDelay long (pyspark 4.2 or later).", low=1),
+    Option("maxTriggerDelay", "str", 900_000, "Stream source: how long minOffsetsPerTrigger may hold back a micro-batch (15m).", check=duration_ms),
+    Option("minPartitions", "int", None, "Source: Spark partitions at least; large ranges of offsets are split.", low=1),
+    Option("maxRecordsPerPartition", "int", None, "Source: offsets of one Spark partition at most; larger ranges are split.", low=1),
+    Option("groupIdPrefix", "str", None, "Not available: kdirect's source joins no consumer group."),
+    Option("kafka.group.id", "str", None, "Stream source: commit what each micro-batch has read as this group's offsets, so that lag shows in Kafka's tools.",
+           aliases=("group.id",)),
+    Option("includeHeaders", "bool", False, "Source: add the column headers. The sink writes a headers column whenever there is one."),
+    Option("topic", "str", None, "Sink: the topic to write to; goes before a topic column."),
+    Option("prefetchBytes", "bytes", 16 << 20, "Source: decoded bytes a task may hold ahead of Spark.", low=1),
+    Option("arrowBatchBytes", "bytes", 4 << 20, "Source: size of the Arrow batches handed to Spark.", low=1024, high=256 << 20),
+    Option("partitionDiscoveryIntervalMs", "ms", 1000, "Stream source: how often to look for new topics and partitions.", low=0),
+    Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
+    Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
 ), ignore_case=True)
