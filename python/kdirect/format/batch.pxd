@@ -27,6 +27,8 @@ cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcep
 # Frame only: length and magic.  Reads at most min(n, 61) bytes.
 cdef int check_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
 # parse_batch_header, whole batch within n, CRC, counts.  Each length is read once.
+cdef int check_batch_crc(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
+# The same without the counts: for readers, because compaction leaves gaps and empty batches.
 cdef void stamp_batch(uint8_t* p, int64_t base_offset, int32_t leader_epoch) noexcept nogil
 # Base offset and leader epoch in place; the CRC does not cover them.
 cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) noexcept nogil

@@ -1,0 +1,55 @@
+/* Reads and writes of Kafka's numbers: big endian, unaligned, and each memory cell read once.
+ *
+ * The bytes may lie in memory that another process can change while we look at it.  So every load goes
+ * through a volatile pointer: the compiler may not read a length a second time after it was checked.
+ */
+#ifndef KD_WIRE_H
+#define KD_WIRE_H
+
+#include <stdint.h>
+#include <string.h>
+
+typedef uint16_t __attribute__((aligned(1), may_alias)) kd_u16_unaligned;
+typedef uint32_t __attribute__((aligned(1), may_alias)) kd_u32_unaligned;
+typedef uint64_t __attribute__((aligned(1), may_alias)) kd_u64_unaligned;
+
+#if __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+#define KD_BE16(v) __builtin_bswap16(v)
+#define KD_BE32(v) __builtin_bswap32(v)
+#define KD_BE64(v) __builtin_bswap64(v)
+#define KD_LE64(v) (v)
+#else
+#define KD_BE16(v) (v)
+#define KD_BE32(v) (v)
+#define KD_BE64(v) (v)
+#define KD_LE64(v) __builtin_bswap64(v)
+#endif
+
+static inline uint8_t kd_get8(const uint8_t *p) { return *(const volatile uint8_t *)p; }
+static inline uint16_t kd_get16(const uint8_t *p) { return KD_BE16(*(const volatile kd_u16_unaligned *)p); }
+static inline uint32_t kd_get32(const uint8_t *p) { return KD_BE32(*(const volatile kd_u32_unaligned *)p); }
+static inline uint64_t kd_get64(const uint8_t *p) { return KD_BE64(*(const volatile kd_u64_unaligned *)p); }
+
+static inline void kd_put16(uint8_t *p, uint16_t v) { v = KD_BE16(v); memcpy(p, &v, 2); }
+static inline void kd_put32(uint8_t *p, uint32_t v) { v = KD_BE32(v); memcpy(p, &v, 4); }
+static inline void kd_put64(uint8_t *p, uint64_t v) { v = KD_BE64(v); memcpy(p, &v, 8); }
+
+/* Zigzag varints, as in protocol buffers.  At most 5 bytes for 32 bits, 10 for 64. */
+static inline uint64_t kd_zigzag(int64_t v) { return ((uint64_t)v << 1) ^ (uint64_t)(v >> 63); }
+
+static inline int kd_varint_size(int64_t v) {
+    uint64_t u = kd_zigzag(v) | 1;
+    return (70 - __builtin_clzll(u)) / 7; /* ceil(bits / 7) */
+}
+
+static inline uint8_t *kd_put_varint(uint8_t *p, int64_t v) {
+    uint64_t u = kd_zigzag(v);
+    while (u >= 0x80) {
+        *p++ = (uint8_t)(u | 0x80);
+        u >>= 7;
+    }
+    *p++ = (uint8_t)u;
+    return p;
+}
+
+#endif
