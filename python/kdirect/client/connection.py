@@ -1,0 +1,527 @@
+"""One blocking TCP connection to a broker: frames, correlation ids, versions, errors.
+
+Owns: the socket, the buffer that responses are read into, the requests that wait for an answer, and the
+one mapping from what a peer or a socket does wrong to `kdirect.errors`.  No metadata, no retries and no
+leaders may enter here: they are `cluster.py`.
+
+Invariants:
+
+- A broker answers the requests of one connection in the order they were sent, so the waiting requests are a
+  queue and a response whose correlation id is not that of its head ends the connection.
+- At most one thread reads and one thread writes the socket.  A thread that waits for an answer while nobody
+  reads becomes the reader and hands other threads what belongs to them.
+- A request that timed out is abandoned, the connection stays: its answer is dropped when it comes.
+  Grants of the broker live as long as their connection, so one slow answer must not revoke them.
+- A connection belongs to the process that opened it; in a forked child every call is a ClosedError.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import socket
+import struct
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from kdirect.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    ProtocolError,
+    TimedOutError,
+    UnknownTopicError,
+)
+from kdirect.format import protocol
+
+CLIENT_SOFTWARE_NAME = "kdirect"
+CLIENT_SOFTWARE_VERSION = "0.1.0"
+READ_BUFFER_BYTES = 65536
+MAX_RESPONSE_BYTES = 256 << 20
+API_VERSIONS_VERSION = 3
+
+# The client speaks of one group at a time and of record batch v2 only; `format.protocol` knows more for the broker's sake.
+LOWEST_VERSION = {protocol.ProduceRequest.API_KEY: 3, protocol.FetchRequest.API_KEY: 4}
+HIGHEST_VERSION = {
+    protocol.OffsetFetchRequest.API_KEY: 7,
+    protocol.FindCoordinatorRequest.API_KEY: 3,
+    protocol.ApiVersionsRequest.API_KEY: API_VERSIONS_VERSION,
+}
+
+_UNSUPPORTED_VERSION = struct.pack(">h", protocol.ErrorCode.UNSUPPORTED_VERSION)
+
+_HINTS = {
+    2: "the batch was damaged on its way, or its encoder is at fault",
+    7: "the broker waited for replicas in vain; raise request.timeout.ms or look at the replicas",
+    10: "lower batch.bytes, or raise max.message.bytes of the topic",
+    17: "use 1 to 249 characters of a-z A-Z 0-9 . _ -",
+    19: "the topic's min.insync.replicas is above its replicas in sync",
+    20: "the topic's min.insync.replicas is above its replicas in sync",
+    29: "ask for the right to use this topic",
+    30: "ask for the right to use this group",
+    31: "ask for the right to do this on the cluster",
+    35: "the broker is too old or too new for this request",
+    36: "choose another name, or ask for if_not_exists",
+    37: "partitions must be at least 1 and can only be added",
+    38: "the replication factor must be from 1 to the number of brokers",
+    40: "see docs/options.md for the names and values of topic properties",
+}
+
+
+def broker_error(code: int, subject: str, detail: str | None = None, *, hint: str = "") -> KdirectError:
+    """The exception for Kafka's error `code`.  `subject` names the thing it happened to, `detail` is the broker's own message."""
+    kind = protocol.error_kind(code)
+    if kind.name == "UNKNOWN_TOPIC_OR_PARTITION":
+        return UnknownTopicError(f"{subject}: {detail or 'no such topic or partition'}",
+                                 hint=hint or "check the name, or create the topic first")
+    return BrokerError(f"{subject}: {detail or kind.description.rstrip('.')} ({kind.name})", hint=hint or _HINTS.get(code, ""), code=code,
+                       name=kind.name, retriable=kind.retriable)
+
+
+class Pending:
+    """A request that was sent.  `result` may be called by any thread, once or more."""
+
+    __slots__ = ("_abandoned", "_connection", "_error", "_payload", "_response", "api_key", "correlation_id", "name", "version")
+
+    def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int, name: str) -> None:
+        self._connection = connection
+        self.api_key = api_key
+        self.version = version
+        self.correlation_id = correlation_id
+        self.name = name
+        self._payload: bytes | bytearray | None = None
+        self._response: Any = None
+        self._error: KdirectError | None = None
+        self._abandoned = False
+
+    @property
+    def done(self) -> bool:
+        """The answer, or the failure, is here: `result` does not block."""
+        return self._payload is not None or self._error is not None or self._response is not None
+
+    def result(self, timeout_ms: float | None = None) -> Any:
+        """The response.  TimedOutError after `timeout_ms` (None: the connection's), and the answer is then dropped when it comes;
+        BrokerUnavailableError when the connection broke, ProtocolError when the answer is malformed."""
+        return self._connection._await(self, timeout_ms)
+
+
+class Connection:
+    """Connects and exchanges ApiVersions in the constructor.  Thread-safe.
+
+    BrokerUnavailableError: nothing answers there; TimedOutError: something does but keeps silent; ProtocolError: it does
+    not speak Kafka's protocol.  `timeout_ms` bounds the connecting and is the default for each request.
+    """
+
+    def __init__(self, host: str, port: int, client_id: str = "kdirect", timeout_ms: float = 30000, *,
+                 max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
+        self.host = host
+        self.port = port
+        self.client_id = client_id
+        self.timeout_ms = timeout_ms
+        self.max_response_bytes = max_response_bytes
+        self._pid = os.getpid()
+        self._versions: dict[int, tuple[int, int]] = {}
+        self._chosen: dict[int, int] = {}
+        self._send_lock = threading.Lock()
+        self._wake = threading.Condition(threading.Lock())  # guards all that follows but the read buffer, which is the reader's
+        self._pending: deque[Pending] = deque()
+        self._correlation_id = 0
+        self._reading = False
+        self._in_syscalls = 0  # threads between entry to and exit from calls on the socket: it is closed when none is left
+        self._error: KdirectError | None = None
+        self._requests = self._responses = self._bytes_sent = self._bytes_received = self._abandoned = 0
+        self._buffer = bytearray(READ_BUFFER_BYTES)
+        self._start = self._end = 0
+        self._large: bytearray | None = None
+        self._large_filled = 0
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._socket = _connect(host, port, timeout_ms)
+        try:
+            self._poll_in = select.poll()
+            self._poll_in.register(self._socket, select.POLLIN)
+            self._poll_out = select.poll()
+            self._poll_out.register(self._socket, select.POLLOUT)
+            self._exchange_versions(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- what the broker can do ------------------------------------------------------------------------------
+
+    @property
+    def peer(self) -> str:
+        """host:port as it was asked for."""
+        return _address(self.host, self.port)
+
+    @property
+    def closed(self) -> bool:
+        return self._error is not None or self._pid != os.getpid()
+
+    @property
+    def is_kdirect(self) -> bool:
+        """The broker knows all of kdirect's access requests."""
+        return self._versions.keys() >= protocol.ACCESS_API_KEYS
+
+    def supports(self, api_key: int) -> bool:
+        return api_key in self._versions
+
+    def version_for(self, message: Any) -> int:
+        """The highest version of `message` that both sides speak; ProtocolError names both ranges when there is none."""
+        api_key = message.API_KEY
+        version = self._chosen.get(api_key)
+        if version is None:
+            low, high = protocol.version_range(message)
+            low, high = max(low, LOWEST_VERSION.get(api_key, low)), min(high, HIGHEST_VERSION.get(api_key, high))
+            theirs = self._versions.get(api_key)
+            if theirs is None:
+                raise ProtocolError(f"the broker at {self.peer} does not know {message.name} (API key {api_key})",
+                                    hint="connect to a kdirect broker, or use transport=tcp" if api_key in protocol.ACCESS_API_KEYS
+                                    else "use a broker that has this API")
+            version = min(high, theirs[1])
+            if version < max(low, theirs[0]):
+                raise ProtocolError(f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of {message.name}, "
+                                    f"this client {low} to {high}",
+                                    hint="use a broker of Kafka 2.1 or later")
+            self._chosen[api_key] = version
+        return version
+
+    def _exchange_versions(self, deadline: float) -> None:
+        for version in (API_VERSIONS_VERSION, 0):
+            message = protocol.ApiVersionsRequest(client_software_name=CLIENT_SOFTWARE_NAME,
+                                                  client_software_version=CLIENT_SOFTWARE_VERSION)
+            try:
+                pending = self._submit(message, version, deadline)
+                self._arrival(pending, max(0.0, (deadline - time.monotonic()) * 1000))
+            except TimedOutError as e:
+                raise TimedOutError(f"{self.peer} accepts connections but does not answer",
+                                    hint="check that bootstrap.servers names a broker, and that it is not overloaded") from e
+            except BrokerUnavailableError as e:
+                raise BrokerUnavailableError(f"{self.peer} closed the connection at the first request",
+                                             hint="check that bootstrap.servers names a plaintext listener of a broker") from e
+            payload = pending._payload
+            if version and payload is not None and payload[4:6] == _UNSUPPORTED_VERSION:
+                continue  # brokers differ in the rest of this answer, so it is not read
+            response = pending.result()
+            if response.error_code:
+                raise broker_error(response.error_code, f"ApiVersions to {self.peer}")
+            self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
+            return
+
+    # -- requests ----------------------------------------------------------------------------------------------
+
+    def request(self, message: Any, timeout_ms: float | None = None) -> Any:
+        """Send `message` and return its response (None for a produce with acks=0) within `timeout_ms`.  Errors as in `Pending.result`."""
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        deadline = time.monotonic() + timeout_ms / 1000
+        pending = self._submit(message, None, deadline)
+        return self._await(pending, max(0.0, (deadline - time.monotonic()) * 1000)) if message.expect_response() else None
+
+    def submit(self, message: Any, timeout_ms: float | None = None) -> Pending:
+        """Send `message` without waiting for the answer.  An error raised here means that the broker did not get the
+        whole request and did not act on it.  For acks=0 the Pending is never done: do not wait for it."""
+        return self._submit(message, None, time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000)
+
+    def poll(self) -> None:
+        """Take in the responses that have arrived, without blocking."""
+        self._check()
+        while self._pending and self._read_one(time.monotonic(), None):
+            pass
+
+    def _submit(self, message: Any, version: int | None, deadline: float) -> Pending:
+        self._check_process()
+        if version is None:
+            version = self.version_for(message)
+        with self._send_lock:
+            self._correlation_id = self._correlation_id % 0x7FFFFFFF + 1
+            try:
+                frame = protocol.encode_request(message, version, self._correlation_id, self.client_id)
+            except (ValueError, TypeError, struct.error) as e:
+                raise ProtocolError(f"{message.name} cannot be encoded: {e}", hint="a field has a value its type cannot hold") from e
+            pending = Pending(self, message.API_KEY, version, self._correlation_id, message.name)
+            with self._wake:
+                if self._error is not None:
+                    raise self._copy_of_error()
+                self._in_syscalls += 1
+                if message.expect_response():
+                    self._pending.append(pending)
+            sent = 0
+            try:
+                view = memoryview(frame)
+                while sent < len(view):
+                    sent += self._send_some(view[sent:], deadline)
+                self._requests += 1
+                self._bytes_sent += sent
+            except BaseException as e:
+                # An interrupted frame cannot be taken back: what follows it would be read as its rest.
+                error = e if isinstance(e, KdirectError) else self._lost("sending", e)
+                with self._wake:
+                    if pending in self._pending:
+                        self._pending.remove(pending)
+                    if sent or not isinstance(error, TimedOutError):
+                        self._fail(error)
+                if error is e or not isinstance(e, Exception):
+                    raise
+                raise error from e
+            finally:
+                self._leave()
+        return pending
+
+    def _send_some(self, view: memoryview, deadline: float) -> int:
+        while True:
+            try:
+                return self._socket.send(view)
+            except (BlockingIOError, InterruptedError):
+                pass
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
+                raise TimedOutError(f"the broker at {self.peer} does not take requests", hint="it is overloaded or stopped; see its log")
+            self._poll_out.poll(remaining * 1000 + 1)
+
+    # -- answers -----------------------------------------------------------------------------------------------
+
+    def _arrival(self, pending: Pending, timeout_ms: float | None) -> None:
+        """Wait until the answer of `pending`, or its failure, is here."""
+        self._check_process()
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        deadline = time.monotonic() + timeout_ms / 1000
+        while not pending.done:
+            if not self._read_one(deadline, pending) and not pending.done and time.monotonic() >= deadline:
+                with self._wake:
+                    if not pending.done:
+                        pending._abandoned = True
+                        self._abandoned += 1
+                        raise TimedOutError(f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
+                                            hint="see the broker's log, or raise request.timeout.ms")
+
+    def _await(self, pending: Pending, timeout_ms: float | None) -> Any:
+        self._arrival(pending, timeout_ms)
+        payload = pending._payload
+        if payload is not None:  # decoded by who asked for it, so that the reader goes on reading
+            try:
+                _, pending._response = protocol.decode_response(pending.api_key, pending.version, payload)
+            except ProtocolError as e:
+                error = ProtocolError(f"the broker at {self.peer} sent {e.message}", hint="check that it is a Kafka broker")
+                pending._error = error
+                with self._wake:
+                    self._fail(error)
+                raise error from e
+            pending._payload = None
+        if pending._error is not None:
+            raise type(pending._error)(pending._error.message, hint=pending._error.hint) from pending._error
+        return pending._response
+
+    def _read_one(self, deadline: float, wanted: Pending | None) -> bool:
+        """Wait until one response was taken in, by this thread or another, or until the deadline.  False: nothing came."""
+        with self._wake:
+            if self._error is not None or (wanted is not None and wanted.done):
+                return False
+            if self._reading:
+                if wanted is None:
+                    return False
+                taken = self._responses
+                self._wake.wait(max(0.0, deadline - time.monotonic()))
+                return self._responses != taken
+            self._reading = True
+            self._in_syscalls += 1
+        payload = error = None
+        try:
+            payload = self._read_frame(deadline)
+        except KdirectError as e:
+            error = e
+        except OSError as e:
+            error = self._lost("answering", e)
+        finally:
+            with self._wake:
+                self._reading = False
+                if payload is not None:
+                    self._dispatch(payload)
+                elif error is not None:
+                    self._fail(error)
+                self._wake.notify_all()
+            self._leave()
+        return payload is not None
+
+    def _dispatch(self, payload: bytes | bytearray) -> None:
+        self._responses += 1
+        correlation_id = struct.unpack_from(">i", payload)[0]
+        if not self._pending:
+            self._fail(ProtocolError(f"the broker at {self.peer} sent a response that nobody asked for (correlation id {correlation_id})",
+                                     hint="check that it is a Kafka broker"))
+        elif self._pending[0].correlation_id != correlation_id:
+            expected = self._pending[0]
+            self._fail(ProtocolError(f"the broker at {self.peer} answered {expected.name} with correlation id {correlation_id} "
+                                     f"instead of {expected.correlation_id}", hint="check that it is a Kafka broker"))
+        else:
+            pending = self._pending.popleft()
+            if pending._abandoned:
+                self._abandoned -= 1
+            else:
+                pending._payload = payload
+
+    def _read_frame(self, deadline: float) -> bytes | bytearray | None:
+        """The next frame without its length, or None at the deadline; what has come of it until then is kept."""
+        while True:
+            if self._large is None and self._end - self._start >= 4:
+                size = struct.unpack_from(">i", self._buffer, self._start)[0]
+                if size < 4 or size > self.max_response_bytes:
+                    raise self._not_a_frame(size)
+                start = self._start + 4
+                have = self._end - start
+                if have >= size:
+                    self._start = start + size
+                    payload = bytes(memoryview(self._buffer)[start : start + size])
+                    if self._start == self._end:
+                        self._start = self._end = 0
+                    return payload
+                # The rest of a frame goes to its own memory, without a copy: a fetched batch is handed on from there.
+                self._large = bytearray(size)
+                self._large[:have] = memoryview(self._buffer)[start : self._end]
+                self._large_filled = have
+                self._start = self._end = 0
+            if self._large is not None:
+                target = memoryview(self._large)[self._large_filled :]
+            else:
+                if self._start:  # less than four bytes are left
+                    left = bytes(memoryview(self._buffer)[self._start : self._end])
+                    self._buffer[: len(left)] = left
+                    self._start, self._end = 0, len(left)
+                target = memoryview(self._buffer)[self._end :]
+            if not self._poll_in.poll(max(0.0, (deadline - time.monotonic()) * 1000)):
+                return None
+            try:
+                count = self._socket.recv_into(target)
+            except (BlockingIOError, InterruptedError):
+                continue
+            finally:
+                target.release()
+            if count == 0:
+                raise self._lost("answering", None)
+            self._bytes_received += count
+            if self._large is None:
+                self._end += count
+            else:
+                self._large_filled += count
+                if self._large_filled == len(self._large):
+                    large, self._large = self._large, None
+                    return large
+
+    # -- the end -------------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close the socket; requests that wait fail with ClosedError.  In a forked child only its copy of the descriptor is closed."""
+        if self._pid != os.getpid():
+            self._socket.close()
+            return
+        with self._wake:
+            self._fail(ClosedError(f"the connection to {self.peer} is closed"))
+
+    def __enter__(self) -> Connection:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Connection {self.peer}{' closed' if self.closed else ''}>"
+
+    def statistics(self) -> dict[str, int]:
+        """Counts since the connection was opened; `abandoned` counts timed-out requests whose answer is still to come."""
+        return {"requests": self._requests, "responses": self._responses, "bytes_sent": self._bytes_sent,
+                "bytes_received": self._bytes_received, "in_flight": len(self._pending), "abandoned": self._abandoned}
+
+    def _fail(self, error: KdirectError) -> None:
+        """End the connection: everyone who waits gets `error`.  Called with `_wake` held."""
+        if self._error is None:
+            self._error = error
+            while self._pending:
+                self._pending.popleft()._error = error
+            try:
+                self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that sleep in poll
+            except OSError:
+                pass
+            if self._in_syscalls == 0:
+                self._socket.close()
+        self._wake.notify_all()
+
+    def _leave(self) -> None:
+        with self._wake:
+            self._in_syscalls -= 1
+            if self._error is not None and self._in_syscalls == 0:
+                self._socket.close()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError(f"the connection to {self.peer} belongs to process {self._pid}, not to this fork of it ({os.getpid()})",
+                              hint="open a new one in this process")
+
+    def _check(self) -> None:
+        self._check_process()
+        with self._wake:
+            if self._error is not None:
+                raise self._copy_of_error()
+
+    def _copy_of_error(self) -> KdirectError:
+        error = self._error
+        assert error is not None
+        return type(error)(error.message, hint=error.hint)
+
+    def _lost(self, doing: str, cause: BaseException | None) -> BrokerUnavailableError:
+        why = f" ({_reason(cause)})" if cause is not None else ""
+        return BrokerUnavailableError(f"the broker at {self.peer} closed the connection while {doing}{why}",
+                                      hint="it stopped, or refuses the request; see its log")
+
+    def _not_a_frame(self, size: int) -> ProtocolError:
+        start = bytes(memoryview(self._buffer)[self._start : self._start + 4])
+        if start == b"HTTP":
+            return ProtocolError(f"{self.peer} speaks HTTP, not Kafka's protocol",
+                                 hint="give bootstrap.servers the broker's Kafka listener")
+        if start[:2] == b"\x15\x03":
+            return ProtocolError(f"{self.peer} speaks TLS", hint="give bootstrap.servers a plaintext listener")
+        return ProtocolError(f"{self.peer} sent a response of {size} bytes; from 4 to {self.max_response_bytes} are allowed",
+                             hint="check that it is a Kafka broker; larger batches need a larger max.batch.bytes")
+
+
+def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
+    address = _address(host, port)
+    try:
+        s = socket.create_connection((host, port), timeout=max(0.001, timeout_ms / 1000))
+    except socket.gaierror as e:
+        raise BrokerUnavailableError(f"the host name of {address} cannot be resolved ({e.strerror})",
+                                     hint="correct bootstrap.servers, or the name service") from e
+    except TimeoutError as e:
+        raise BrokerUnavailableError(f"no broker answers at {address} within {timeout_ms:.0f} ms",
+                                     hint="check the address and the network between, or raise connect.timeout.ms") from e
+    except (OSError, OverflowError) as e:
+        raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})",
+                                     hint=_start_hint(address)) from e
+    try:
+        if s.getsockname() == s.getpeername():
+            # On loopback an unused port of the ephemeral range may connect to itself.
+            raise BrokerUnavailableError(f"no broker answers at {address}", hint=_start_hint(address))
+        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        s.setblocking(False)
+    except BaseException as e:
+        s.close()
+        if isinstance(e, OSError):
+            raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)) from e
+        raise
+    return s
+
+
+def _start_hint(address: str) -> str:
+    return f"start one with `kdirect broker --listeners {address}`, or correct bootstrap.servers"
+
+
+def _address(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _reason(cause: BaseException) -> str:
+    if isinstance(cause, OSError) and cause.errno:
+        return os.strerror(cause.errno).lower() if cause.errno != errno.EPIPE else "broken pipe"
+    return str(cause) or type(cause).__name__
