@@ -1,0 +1,124 @@
+# What one does with this tree.  Every target that runs something builds .venv first, with all that any of them needs;
+# nothing has to be activated.  Needed beforehand: Python 3.10 to 3.13 (with venv and headers), gcc, make, and Java 17 for Spark.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.NOTPARALLEL:
+
+VENV ?= .venv
+BIN := $(abspath $(VENV))/bin
+# A python that starts, is of a supported version, and has venv and its C headers; 3.11 is what everything is tested on.
+ifndef PYTHON
+PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
+	"$$p" -c 'import ensurepip, os, sys, sysconfig, venv; \
+	sys.exit(not ((3, 10) <= sys.version_info < (3, 14) and os.path.exists(sysconfig.get_path("include") + "/Python.h")))' \
+	>/dev/null 2>&1 && command -v "$$p" && break; done)
+endif
+
+# Spark starts Python by name: without these two it takes whatever python3 is first on PATH.
+export PYSPARK_PYTHON := $(BIN)/python
+export PYSPARK_DRIVER_PYTHON := $(BIN)/python
+# Not from the current directory: ./kdirect_spark is a source, the installed package is what runs.
+export PYTHONSAFEPATH := 1
+export PATH := $(BIN):$(PATH)
+export SPARK_LOCAL_IP ?= 127.0.0.1
+unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS
+
+SOURCES := $(sort $(shell find python kdirect_spark -type f \
+	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.json' \)))
+
+ARGS ?=
+ROWS ?=
+JSON ?= bench/out/bench.json
+PIN ?= 1
+QUICK ?=
+
+.PHONY: help
+help: ## Name the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@echo "  Variables: PYTHON, VENV; ARGS for test and demo; ROWS, JSON, PIN, QUICK for bench."
+
+.PHONY: demo
+demo: install ## Start a broker, stream real flights through Spark, write the result back (the first run fetches Delta's jars: a minute)
+	@echo "demo: a broker, 336,776 flights, one streaming query; Spark looks up Delta's jars first (a minute on the first run)"
+	@$(BIN)/python examples/flights.py $(ARGS)
+
+.PHONY: test
+test: install ## Run all tests against the installed package; ARGS="-m 'not spark' tests/log" narrows it down
+	$(BIN)/pytest $(ARGS)
+
+.PHONY: check
+check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	PYTHONPATH=$(CURDIR)/python:$(CURDIR) $(BIN)/lint-imports
+	$(BIN)/pytest -q -p no:cacheprovider --durations=0 tests/test_tidy.py
+
+.PHONY: fix
+fix: install layout docs ## Repair what check complains of, as far as tools can
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+.PHONY: layout
+layout: install ## Write layout.pxd from layout.py
+	cd python && PYTHONPATH=. $(BIN)/python -m kdirect.format.layout
+
+.PHONY: docs
+docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md from the tables in the code
+	PYTHONPATH=$(CURDIR)/python $(BIN)/python -m kdirect.docs docs
+
+.PHONY: bench
+bench: install ## Measure: ROWS="codec-decode slot-poll" JSON=out.json (none: all rows); PIN=0 leaves the cores to the scheduler
+	$(BIN)/python bench/run.py --rows "$(ROWS)" --json "$(JSON)" $(if $(filter 0,$(PIN)),--no-pin) $(if $(QUICK),--quick)
+
+.PHONY: bench-list
+bench-list: ## Name the rows of bench
+	@$(PYTHON) bench/run.py --list
+
+.PHONY: build
+build: install ## Put a wheel and a source distribution into dist/
+	$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+	@ls -l dist
+
+.PHONY: install
+install: $(VENV)/.installed ## Create .venv, or bring it up to date with the sources
+
+# The list of sources, rewritten only when a file comes or goes.
+$(VENV)/.sources: FORCE
+	@mkdir -p $(VENV)
+	@echo $(SOURCES) | cmp -s - $@ || echo $(SOURCES) > $@
+
+# Dependencies when pyproject.toml changed, else the package alone; build/ keeps compiled modules between the two.
+$(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
+	@test -x $(BIN)/python || $(MAKE) -s --no-print-directory python > /dev/null
+	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
+	@if [ -f $(VENV)/.dependencies ] && ! [ pyproject.toml -nt $(VENV)/.dependencies ]; then \
+		echo "sources changed: building kdirect into $(VENV)"; \
+		$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --force-reinstall .; \
+	else \
+		echo "installing kdirect and what it is tested with into $(VENV) (the first time this fetches about 500 MB, mostly Spark)"; \
+		$(BIN)/python -m pip --disable-pip-version-check install '.[spark,delta,dev]'; \
+		touch $(VENV)/.dependencies; \
+	fi
+	@touch $@
+
+.PHONY: clean
+clean: ## Remove what builds and runs leave behind, but for .venv
+	rm -rf build dist bench/out spark-warehouse metastore_db derby.log .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
+	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name '*.egg-info' \) -print0 | xargs -0 rm -rf
+	find python -name '*.so' -delete -o -name '*.pyx' -print | sed -n 's/\.pyx$$/.c/p' | xargs rm -f
+
+.PHONY: distclean
+distclean: clean ## Remove .venv too
+	rm -rf $(VENV)
+
+.PHONY: python
+python: ## Say which Python the environment is made with
+	@test -n "$(PYTHON)" || { echo "make: no Python 3.10-3.13 with venv and headers found;" \
+		"install python3.11-venv and python3.11-dev, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@echo "$(PYTHON)"
+
+.PHONY: FORCE
+FORCE:

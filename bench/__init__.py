@@ -1,0 +1,1 @@
+"""Benchmarks: run.py runs rows, rows_*.py measure them.  Nothing here is installed."""

@@ -1,0 +1,224 @@
+"""Runs rows of the benchmark, each in a process of its own, and prints a table made from the JSON it writes.
+
+    make bench ROWS="codec-decode slot-poll" JSON=out.json       (no ROWS: all of them)
+    make bench-list
+
+Owns: the names of the rows, pinning, the form of the result, the table.  A row is a function in a rows_*.py beside this file,
+``fn(seconds: float, quick: bool) -> list[dict]``; each dict is a figure with the keys of `FIGURE`, measured in the same run as the limit
+that it is held against.  `seconds` is what the whole row may take, about; `quick` asks for one short round that shows only that it works.
+
+A row that dies, even of a signal, loses its own figures alone, and the run exits with 1; what it had written is kept.  Rows of one
+process are pinned to one core (the last one allowed) unless --no-pin is given; rows where two processes talk, and Spark's, are not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import json
+import math
+import os
+import platform
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+FIGURE = ("row", "value", "unit", "against", "against_value", "ratio", "settings")
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), and what it shows."""
+
+    name: str
+    module: str
+    processes: int
+    help: str
+
+    @property
+    def function(self) -> str:
+        return self.name.replace("-", "_")
+
+
+ROWS = (
+    Row("codec-decode", "rows_format", 1, "record batches to Arrow, against a memcpy of the same bytes and the bare decompressors"),
+    Row("codec-encode", "rows_format", 1, "Arrow to record batches, against a memcpy of the same bytes and the bare compressors"),
+    Row("shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"),
+    Row("slot-poll", "rows_direct", 1, "an empty poll: one READ of the metadata slots, with no work of the broker"),
+    Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
+    Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
+    Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches"),
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0, 1 when a row failed, 2 for a wrong call."""
+    parser = argparse.ArgumentParser(prog="bench/run.py", description="Run rows of the benchmark; see bench/run.py's own text.")
+    parser.add_argument("--rows", default="", help="names, by spaces or commas (default: all)")
+    parser.add_argument("--json", default="bench/out/bench.json", help="where the figures go (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=40.0, help="about how long a row may measure (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="one short round a row: shows that it works, not how fast")
+    parser.add_argument("--no-pin", action="store_true", help="leave single-process rows to the scheduler")
+    parser.add_argument("--list", action="store_true", help="name the rows and stop")
+    parser.add_argument("--child", metavar="ROW", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("\n".join(f"{row.name:20} {row.help}" for row in ROWS))
+        return 0
+    if options.child:
+        return measure(find(options.child), Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
+    try:
+        rows = [find(name) for name in options.rows.replace(",", " ").split()] or list(ROWS)
+    except LookupError as e:
+        print(f"bench: {e.args[0]}", file=sys.stderr)
+        return 2
+    return run(rows, Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
+
+
+def find(name: str) -> Row:
+    """The row of that name; LookupError names the nearest."""
+    by_name = {row.name: row for row in ROWS}
+    if name in by_name:
+        return by_name[name]
+    near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
+    raise LookupError(f"no row {name!r}; " + (f"did you mean {near[0]}?" if near else "`make bench-list` names them all"))
+
+
+def run(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
+    """Run `rows` one after another, write `target` after each, print the table at the end."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    figures: list[dict[str, Any]] = []
+    failed = []
+    environment = dict(os.environ)
+    # Spark's workers and forked children find the rows' modules too.  The package comes from the environment, never from the root.
+    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [environment.get("PYTHONPATH")])])
+    for row in rows:
+        print(f"bench: {row.name} ...", file=sys.stderr, flush=True)
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="kdirect-bench-") as scratch:
+            result = Path(scratch, "row.json")
+            command = [sys.executable, str(HERE / "run.py"), "--child", row.name, "--json", str(result), "--seconds", str(seconds)]
+            command += ["--quick"] * quick + ["--no-pin"] * (not pin)
+            # Spark's start and the making of data come on top of what the row measures.
+            status = run_to_end(command, environment, timeout=3 * seconds + 180)
+            if result.exists():
+                figures += json.loads(result.read_text())
+            if status != 0:
+                failed.append(row.name)
+                print(f"bench: {row.name} failed ({status if isinstance(status, str) else f'exit status {status}'})", file=sys.stderr)
+        print(f"bench: {row.name} took {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+        write(target, figures)
+    print(table(json.loads(target.read_text())))
+    if failed:
+        print(f"bench: failed: {' '.join(failed)}; the other figures are in {target}", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def run_to_end(command: list[str], environment: dict[str, str], timeout: float) -> int | str:
+    """Exit status of `command`, or words when it had to be killed, with every process that it started (brokers, Spark's JVM)."""
+    child = subprocess.Popen(command, env=environment, start_new_session=True)
+    try:
+        return child.wait(timeout)
+    except subprocess.TimeoutExpired:
+        return f"no end after {timeout:.0f} s"
+    finally:
+        if child.poll() is None:
+            os.killpg(child.pid, signal.SIGKILL)
+            child.wait()
+
+
+def measure(row: Row, target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
+    """In the child: call the row's function, complete and check its figures, write them to `target`."""
+    allowed = sorted(os.sched_getaffinity(0))
+    load = os.getloadavg()[0]
+    pinned = pin and row.processes == 1
+    if pinned:
+        os.sched_setaffinity(0, {allowed[-1]})
+    sys.path.insert(0, str(HERE))
+    function = getattr(importlib.import_module(row.module), row.function)
+    figures = function(seconds=seconds, quick=quick)
+    shared = {**machine(), "cores": len(allowed), "pinned_to": allowed[-1] if pinned else None, "load_average": round(load, 2), "quick": quick}
+    if not figures:
+        raise ValueError(f"row {row.name} came back without figures")
+    write(target, [complete(row, figure, shared) for figure in figures])
+    return 0
+
+
+def complete(row: Row, figure: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
+    """The figure with every key of `FIGURE` in that order and the machine in its settings; ValueError when it is malformed."""
+    unknown = set(figure) - set(FIGURE)
+    if unknown or not isinstance(figure.get("unit"), str) or not isinstance(figure.get("value"), int | float):
+        raise ValueError(f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys but {', '.join(FIGURE)}")
+    out = {"row": row.name, "against": None, "against_value": None, "ratio": None, **figure}
+    if out["ratio"] is None and out["against_value"]:
+        out["ratio"] = out["value"] / out["against_value"]
+    if not all(math.isfinite(out[key]) for key in ("value", "against_value", "ratio") if out[key] is not None):
+        raise ValueError(f"row {row.name}: figure {figure!r} is not finite")
+    out["settings"] = {**figure.get("settings", {}), **shared}
+    return {key: out[key] for key in FIGURE}
+
+
+def machine() -> dict[str, Any]:
+    """What a reader needs to weigh a figure: processor, kernel, Python, commit."""
+    model = "unknown"
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                model = line.split(":", 1)[1].strip()
+                break
+    except OSError:
+        pass
+    return {"cpu": model, "kernel": platform.release(), "python": platform.python_version(), "commit": commit(),
+            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+
+
+def commit() -> str:
+    """The commit checked out, with a + when the tree differs from it; `unknown` outside of git."""
+    try:
+        def git(*arguments: str) -> str:
+            return subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+
+
+def write(target: Path, figures: list[dict[str, Any]]) -> None:
+    partial = target.with_name(target.name + ".partial")
+    partial.write_text(json.dumps(figures, indent=1) + "\n")
+    partial.replace(target)
+
+
+def table(figures: list[dict[str, Any]]) -> str:
+    """The figures as text: a line each; settings that differ between figures of a row are told, the machine's are not."""
+    shown = [("row", "of", "value", "unit", "against", "its value", "ratio")]
+    shared = {"cpu", "kernel", "python", "commit", "time", "cores", "pinned_to", "load_average", "quick"}
+    for f in figures:
+        same_row = [g["settings"] for g in figures if g["row"] == f["row"]]
+        own = {k: v for k, v in f["settings"].items() if k not in shared and any(s.get(k) != v for s in same_row)}
+        shown.append((f["row"], " ".join(f"{k}={v}" for k, v in own.items() if not isinstance(v, dict | list)), _number(f["value"]), f["unit"],
+                      f["against"] or "", _number(f["against_value"]), "" if f["ratio"] is None else f"{f['ratio']:.2f}"))
+    widths = [max(len(line[i]) for line in shown) for i in range(len(shown[0]))]
+    right = (2, 5, 6)
+    lines = ["  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip() for line in shown]
+    lines.insert(1, "  ".join("-" * w for w in widths))
+    return "\n".join(lines)
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return ""
+    if value == 0 or 0.01 <= abs(value) < 10_000:
+        return f"{value:.4g}"
+    return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.3g}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
