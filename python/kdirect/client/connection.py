@@ -225,6 +225,14 @@ class Connection:
         whole request and did not act on it.  For acks=0 the Pending is never done: do not wait for it."""
         return self._submit(message, None, time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000)
 
+    def alive(self) -> bool:
+        """False when the connection is closed, or when a look at the socket shows that the broker closed it while it lay idle."""
+        if self.closed:
+            return False
+        if not self._pending:
+            self._read_one(time.monotonic(), None)
+        return not self.closed
+
     def poll(self) -> None:
         """Take in the responses that have arrived, without blocking."""
         self._check()

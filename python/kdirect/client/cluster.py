@@ -1,0 +1,457 @@
+"""Where things are: bootstrap servers, metadata, leaders, and the connections to them.
+
+Owns: the client's view of the cluster (nodes, topics, leaders), one shared connection a broker, a pool of
+private ones, and the waiting between attempts.  No records and no message but Metadata and FindCoordinator are
+known here.
+
+Invariants:
+
+- All state belongs to one process: after a fork the child starts with nothing and opens its own connections.
+- Metadata is a hint: whoever gets NOT_LEADER or UNKNOWN_TOPIC calls `forget` and asks again.
+- A broker that cannot be reached is tried again, with growing waits, for `connect.timeout.ms` and no longer.
+- Of a cluster with one broker only the address that answered at first is used: the broker may know itself by
+  a name that this host cannot reach.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kdirect.client.connection import MAX_RESPONSE_BYTES, Connection, broker_error
+from kdirect.errors import BrokerError, BrokerUnavailableError, ClosedError, ConfigError, KdirectError, TimedOutError, UnknownTopicError
+from kdirect.format import protocol
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import TopicPartition, check_topic_name
+from kdirect.options import CLIENT
+
+T = TypeVar("T")
+
+IDLE_CONNECTIONS = 4  # private connections a broker that wait for their next use
+_SERVER = re.compile(r"(?:([a-zA-Z_]+)://)?\[?([0-9a-zA-Z\-%._:]*[^\]:])\]?:([0-9]+)\Z")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker as metadata names it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """`leader` is a node id, -1 for none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the broker has none."""
+
+    name: str
+    topic_id: str | None
+    internal: bool
+    partitions: tuple[PartitionMetadata, ...]
+
+    def partition(self, number: int) -> PartitionMetadata:
+        """UnknownTopicError names the partitions there are."""
+        for p in self.partitions:
+            if p.partition == number:
+                return p
+        last = self.partitions[-1].partition if self.partitions else -1
+        raise UnknownTopicError(f"topic {self.name!r} has no partition {number}",
+                                hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions")
+
+
+class Backoff:
+    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at random) until a deadline."""
+
+    def __init__(self, timeout_ms: float, first_ms: float, most_ms: float) -> None:
+        self.deadline = time.monotonic() + timeout_ms / 1000
+        self._next = first_ms / 1000
+        self._most = most_ms / 1000
+
+    def remaining_ms(self) -> float:
+        return max(0.0, (self.deadline - time.monotonic()) * 1000)
+
+    def wait(self) -> bool:
+        """Sleep before the next attempt; False, without sleeping, when the deadline would pass meanwhile."""
+        pause = self._next * random.uniform(0.8, 1.2)
+        if time.monotonic() + pause >= self.deadline:
+            return False
+        time.sleep(pause)
+        self._next = min(self._next * 2, self._most)
+        return True
+
+
+class _Process:
+    """Everything one process knows and holds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.connecting: dict[tuple[str, int], threading.Lock] = {}
+        self.shared: dict[tuple[str, int], Connection] = {}
+        self.idle: dict[tuple[str, int], list[Connection]] = {}
+        self.control: Connection | None = None
+        self.nodes: dict[int, Node] = {}
+        self.controller = -1
+        self.cluster_id: str | None = None
+        self.topics: dict[str, tuple[float, TopicMetadata]] = {}
+        self.coordinators: dict[str, Node] = {}
+        self.refreshes = 0
+        self.connects = 0
+
+
+class Cluster:
+    """Thread-safe, and usable in forked children.  Nothing is opened before the first call that needs it.
+
+    `settings`: rows of the client table (`kdirect.options.CLIENT`) by name.
+    """
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = CLIENT.resolve(settings)
+        self.bootstrap = parse_servers(self.settings["bootstrap.servers"])
+        self.client_id: str = self.settings["client.id"]
+        self.timeout_ms: int = self.settings["request.timeout.ms"]
+        self.max_response_bytes = max(MAX_RESPONSE_BYTES, 2 * self.settings["max.batch.bytes"])
+        self._processes: dict[int, _Process] = {}
+        self._closed_in: int | None = None
+
+    # -- connections -------------------------------------------------------------------------------------------
+
+    def control_connection(self) -> Connection:
+        """A shared connection to any broker, opened when there is none.  BrokerUnavailableError after `connect.timeout.ms`."""
+        state = self._state()
+        control = state.control
+        if control is not None and control.alive():
+            return control
+        backoff = self.backoff(self.settings["connect.timeout.ms"])
+        while True:
+            errors: list[KdirectError] = []
+            with state.lock:
+                addresses = list(dict.fromkeys([*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]))
+            for host, port in addresses:
+                try:
+                    state.control = self._shared(state, host, port, backoff.remaining_ms())
+                    return state.control
+                except KdirectError as e:
+                    errors.append(e)
+            # What is no broker will not become one; what does not answer may.
+            if not any(e.retriable for e in errors) or not backoff.wait():
+                raise _best(errors)
+
+    def connection_for(self, tp: TopicPartition) -> Connection:
+        """The shared connection to the leader of `tp`.  UnknownTopicError when there is no such partition; BrokerUnavailableError when
+        its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`."""
+        return self._to_leader(tp, self._connection_to)
+
+    def connection_to(self, node: Node) -> Connection:
+        """The shared connection to `node`; one attempt."""
+        return self._connection_to(node, self.settings["connect.timeout.ms"])
+
+    def controller_connection(self) -> Connection:
+        """The shared connection to the broker that creates topics, any broker where there is no such one."""
+        state = self._state()
+        control = self.control_connection()
+        if not state.nodes:
+            self.refresh([])
+        controller = state.nodes.get(state.controller)
+        return control if controller is None else self.connection_to(controller)
+
+    def coordinator_connection(self, group: str) -> Connection:
+        """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator` when it says NOT_COORDINATOR."""
+        state = self._state()
+        node = state.coordinators.get(group)
+        if node is None:
+            def find(connection: Connection) -> Any:
+                response = connection.request(protocol.FindCoordinatorRequest(key=group, key_type=0))
+                if response.error_code:
+                    raise broker_error(response.error_code, f"coordinator of group {group!r}", response.error_message)
+                return response
+
+            found = self.call(self.control_connection, find)
+            node = state.coordinators[group] = Node(found.node_id, found.host, found.port)
+        return self.connection_to(node)
+
+    def forget_coordinator(self, group: str) -> None:
+        self._state().coordinators.pop(group, None)
+
+    def lease(self, tp: TopicPartition) -> Connection:
+        """A private connection to the leader of `tp`, for requests that wait at the broker and would hold up others.  Give it
+        back with `give_back`, or close it."""
+        return self._to_leader(tp, self._private)
+
+    def give_back(self, connection: Connection) -> None:
+        """The end of a lease: keeps the connection for the next one if it is sound and idle, closes it otherwise."""
+        state = self._state()
+        with state.lock:
+            idle = state.idle.setdefault((connection.host, connection.port), [])
+            if len(idle) < IDLE_CONNECTIONS and not connection.closed and not connection.statistics()["in_flight"]:
+                idle.append(connection)
+                return
+        connection.close()
+
+    @property
+    def broker_host(self) -> str:
+        """Host of the broker that the control connection leads to, as it was asked for."""
+        return self.control_connection().host
+
+    @property
+    def broker_port(self) -> int:
+        return self.control_connection().port
+
+    def call(self, connect: Callable[[], Connection], use: Callable[[Connection], T], timeout_ms: float | None = None, *,
+             topics: Iterable[str] = ()) -> T:
+        """`use(connect())`, again after a retriable error until `timeout_ms` (default `request.timeout.ms`) is over; then that error.
+        Errors of `connect` are not retried: it has waited already.  `topics` are forgotten before each further attempt."""
+        backoff = self.backoff(self.timeout_ms if timeout_ms is None else timeout_ms)
+        while True:
+            connection = connect()
+            try:
+                return use(connection)
+            except KdirectError as e:
+                if not e.retriable or not backoff.wait():
+                    raise
+                for topic in topics:
+                    self.forget(topic)
+
+    def backoff(self, timeout_ms: float) -> Backoff:
+        return Backoff(timeout_ms, self.settings["reconnect.backoff.ms"], self.settings["reconnect.backoff.max.ms"])
+
+    # -- metadata ----------------------------------------------------------------------------------------------
+
+    def topics(self, *, internal: bool = False) -> dict[str, int]:
+        """Partition counts of all topics, asked from the broker now; the brokers' own topics only with `internal`."""
+        return {t.name: len(t.partitions) for t in self.refresh(None).values() if internal or not t.internal}
+
+    def topic(self, name: str, *, refresh: bool = False) -> TopicMetadata:
+        """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it."""
+        state = self._state()
+        held = state.topics.get(name)
+        if held is not None and not refresh and time.monotonic() - held[0] < self.settings["metadata.max.age.ms"] / 1000:
+            return held[1]
+        found = self.refresh([name]).get(name)
+        if found is None:
+            raise self._unknown(name)
+        return found
+
+    def partitions(self, topic: str, *, refresh: bool = False) -> list[int]:
+        """Partition numbers of `topic`, ascending."""
+        return [p.partition for p in self.topic(topic, refresh=refresh).partitions]
+
+    def leader(self, tp: TopicPartition) -> Node:
+        """UnknownTopicError, or BrokerError LEADER_NOT_AVAILABLE (retriable)."""
+        leader = self.topic(tp.topic).partition(tp.partition).leader
+        node = self._state().nodes.get(leader)
+        if node is None:
+            self.forget(tp.topic)
+            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader",
+                               "its broker is down or is being elected", hint="wait, or start the broker that holds it")
+        return node
+
+    def by_leader(self, tps: Iterable[TopicPartition]) -> dict[Node, list[TopicPartition]]:
+        """`tps` grouped by leader, with one metadata request for all topics that are not known yet."""
+        tps = list(tps)
+        state = self._state()
+        missing = list(dict.fromkeys(tp.topic for tp in tps if tp.topic not in state.topics))
+        if missing:
+            self.refresh(missing)
+        out: dict[Node, list[TopicPartition]] = {}
+        for tp in tps:
+            out.setdefault(self.leader(tp), []).append(tp)
+        return out
+
+    def forget(self, topic: str) -> None:
+        """Ask for the leaders of `topic` before they are used again."""
+        self._state().topics.pop(topic, None)
+
+    def refresh(self, topics: list[str] | None) -> dict[str, TopicMetadata]:
+        """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).  Returns the topics that exist."""
+        state = self._state()
+        request = protocol.MetadataRequest
+        for name in topics or ():
+            check_topic_name(name)
+        names = None if topics is None else [request.MetadataRequestTopic(name=n) for n in topics]
+
+        def ask(connection: Connection) -> Any:
+            response = connection.request(request(topics=names, allow_auto_topic_creation=False))
+            if response.error_code:
+                raise broker_error(response.error_code, f"metadata from {connection.peer}")
+            return response
+
+        response = self.call(self.control_connection, ask)
+        now = time.monotonic()
+        found: dict[str, TopicMetadata] = {}
+        failed: dict[str, int] = {}
+        for t in response.topics:
+            if t.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
+                found[t.name] = TopicMetadata(t.name, None if t.topic_id is None else str(t.topic_id), bool(t.is_internal), tuple(sorted(
+                    (PartitionMetadata(p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes))
+                     for p in t.partitions), key=lambda p: p.partition)))
+            else:
+                failed[t.name] = t.error_code
+        with state.lock:
+            state.refreshes += 1
+            state.nodes = {b.node_id: Node(b.node_id, b.host, b.port) for b in response.brokers}
+            state.controller = response.controller_id
+            state.cluster_id = response.cluster_id
+            if topics is None:
+                state.topics.clear()
+            for name in topics or ():
+                state.topics.pop(name, None)
+            state.topics.update((name, (now, t)) for name, t in found.items())
+        for name, code in failed.items():
+            if topics is not None and code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+                raise broker_error(code, f"topic {name!r}")
+        return found
+
+    @property
+    def nodes(self) -> list[Node]:
+        """The brokers, by node id."""
+        state = self._state()
+        if not state.nodes:
+            self.refresh([])
+        return [state.nodes[i] for i in sorted(state.nodes)]
+
+    @property
+    def cluster_id(self) -> str | None:
+        state = self._state()
+        if not state.nodes:
+            self.refresh([])
+        return state.cluster_id
+
+    # -- the end -----------------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Close all connections of this process; later calls are a ClosedError."""
+        self._closed_in = os.getpid()
+        state = self._processes.pop(os.getpid(), None)
+        if state is not None:
+            with state.lock:
+                connections = [*state.shared.values(), *(c for idle in state.idle.values() for c in idle)]
+            for connection in connections:
+                connection.close()
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def statistics(self) -> dict[str, int]:
+        """Counts of this process."""
+        state = self._state()
+        with state.lock:
+            return {"connects": state.connects, "metadata_refreshes": state.refreshes, "connections": len(state.shared),
+                    "idle_connections": sum(map(len, state.idle.values()))}
+
+    # -- within ------------------------------------------------------------------------------------------------
+
+    def _state(self) -> _Process:
+        pid = os.getpid()
+        state = self._processes.get(pid)
+        if state is None:
+            if self._closed_in == pid:
+                raise ClosedError("the cluster client is closed", hint="make a new one")
+            # setdefault is atomic; no lock, because a lock held by another thread at a fork stays locked in the child.
+            state = self._processes.setdefault(pid, _Process())
+        return state
+
+    def _shared(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
+        address = (host, port)
+        connection = state.shared.get(address)
+        if connection is not None and connection.alive():
+            return connection
+        with state.lock:
+            connecting = state.connecting.setdefault(address, threading.Lock())
+        with connecting:
+            connection = state.shared.get(address)
+            if connection is None or connection.closed:
+                connection = state.shared[address] = self._open(state, host, port, timeout_ms)
+            return connection
+
+    def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
+        connection = Connection(host, port, self.client_id, max(1.0, min(timeout_ms, self.timeout_ms)),
+                                max_response_bytes=self.max_response_bytes)
+        connection.timeout_ms = self.timeout_ms
+        with state.lock:
+            state.connects += 1
+        return connection
+
+    def _address_of(self, node: Node) -> tuple[str, int]:
+        state = self._state()
+        if len(state.nodes) == 1 and state.control is not None:
+            return state.control.host, state.control.port
+        return node.host, node.port
+
+    def _connection_to(self, node: Node, timeout_ms: float) -> Connection:
+        return self._shared(self._state(), *self._address_of(node), timeout_ms)
+
+    def _private(self, node: Node, timeout_ms: float) -> Connection:
+        state = self._state()
+        address = self._address_of(node)
+        while True:
+            with state.lock:
+                idle = state.idle.get(address)
+                connection = idle.pop() if idle else None
+            if connection is None:
+                return self._open(state, *address, timeout_ms)
+            if connection.alive():
+                return connection
+            connection.close()
+
+    def _to_leader(self, tp: TopicPartition, connect: Callable[[Node, float], Connection]) -> Connection:
+        backoff = self.backoff(self.settings["connect.timeout.ms"])
+        while True:
+            node = None
+            try:
+                node = self.leader(tp)
+                return connect(node, backoff.remaining_ms())
+            except (BrokerUnavailableError, TimedOutError, BrokerError) as e:
+                # Errors of the metadata request itself (no node yet) have been waited for in `control_connection`.
+                if not e.retriable or (node is None and not isinstance(e, BrokerError)) or not backoff.wait():
+                    if node is None or (node.host, node.port) in self.bootstrap or self._address_of(node) != (node.host, node.port):
+                        raise
+                    hint = f"{e.hint}; the brokers name this address as leader of {tp}: check their advertised.listeners"
+                    raise type(e)(e.message, hint=hint) from e
+                self.forget(tp.topic)
+
+    def _unknown(self, name: str) -> UnknownTopicError:
+        servers = ",".join(f"{h}:{p}" for h, p in self.bootstrap)
+        return UnknownTopicError(f"topic {name!r} does not exist on {servers}", hint="create it first, or check the name")
+
+
+def parse_servers(servers: Iterable[str]) -> list[tuple[str, int]]:
+    """``(host, port)`` of each ``host:port``, also ``[ipv6]:port`` and ``PLAINTEXT://host:port``; ConfigError names a wrong one."""
+    out = []
+    for server in servers:
+        found = _SERVER.match(server.strip())
+        if not found or not 0 < int(found[3]) < 65536:
+            raise ConfigError(f"option bootstrap.servers: {server!r} is not host:port", hint="give for example localhost:9092")
+        if found[1] and found[1].upper() != "PLAINTEXT":
+            raise ConfigError(f"option bootstrap.servers: {server!r} asks for {found[1]}", hint="only PLAINTEXT listeners are supported")
+        out.append((found[2], int(found[3])))
+    if not out:
+        raise ConfigError("option bootstrap.servers is empty", hint="give host:port of a broker, for example localhost:9092")
+    return out
+
+
+def _best(errors: list[KdirectError]) -> KdirectError:
+    """The error to show of one attempt on each server: that of the only one, else of all together."""
+    if len(errors) == 1:
+        return errors[0]
+    text = "; ".join(e.message for e in errors)
+    return BrokerUnavailableError(f"none of the bootstrap servers answers: {text}", hint="start a broker, or correct bootstrap.servers")
