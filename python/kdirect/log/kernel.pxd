@@ -1,6 +1,23 @@
 """C face of the commit kernel: see kernel.pyx."""
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from kdirect.format.batch cimport batch_info
+
+cdef enum:
+    # results of c_commit / c_append: 0, one of Kafka's error codes, or one of kdirect's own
+    COMMIT_OK = 0
+    COMMIT_NO_SPACE = -2            # the head has no room: roll, then repeat
+    COMMIT_WRONG_POSITION = -3      # not the tail
+    COMMIT_NO_HEAD = -4             # no preallocated head: ensure_head, then repeat
+    COMMIT_CORRUPT_MESSAGE = 2
+    COMMIT_MESSAGE_TOO_LARGE = 10
+    COMMIT_RECORD_LIST_TOO_LARGE = 18
+    COMMIT_INVALID_TIMESTAMP = 32
+    COMMIT_OUT_OF_ORDER_SEQUENCE = 45
+    COMMIT_INVALID_PRODUCER_EPOCH = 47
+    COMMIT_STORAGE_ERROR = 56
+    COMMIT_INVALID_RECORD = 87
+
 cdef struct commit_result:
     int16_t error              # Kafka error code; 0: committed
     uint16_t batches           # record batches in the request
@@ -11,13 +28,24 @@ cdef struct commit_result:
     int64_t log_append_time    # ms, or -1 with CreateTime
 
 cdef class CommitKernel:
-    # Kafka error codes it returns: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 47 INVALID_PRODUCER_EPOCH,
-    # 87 INVALID_RECORD; and, inside kdirect: -2 NO_SPACE (the head has no room: roll, then repeat), -3 WRONG_POSITION (not the tail), -4 NO_HEAD
+    cdef void* _state          # kernel_state of kernel.pyx: modules that cimport this class do not depend on its layout
+
+    # Kafka error codes it returns: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 18 RECORD_LIST_TOO_LARGE, 32 INVALID_TIMESTAMP,
+    # 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 47 INVALID_PRODUCER_EPOCH, 56 KAFKA_STORAGE_ERROR (out of memory), 87 INVALID_RECORD;
+    # and, inside kdirect: -2 NO_SPACE (the head has no room: roll, then repeat), -3 WRONG_POSITION (not the tail), -4 NO_HEAD
     cdef int c_commit(self, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
     # Bytes already lie at [position, position + length) of the head segment (an RDMA producer put them there); position must be the tail.
+    # After an error, and after a duplicate, the bytes at the tail are zeros again.
     cdef int c_append(self, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
-    # Copy `data` to the tail, then commit (TCP produce, replication).  On error the bytes past the tail are zeroed again.
+    # Copy `data` to the tail, then commit (TCP produce, replication).  `data` must be memory that nobody else writes.
     cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id) noexcept nogil
-    # The slot (SLOT_BYTES of memory that outlives the attachment) is filled now and updated at every change of the head until it is detached or the
-    # head is sealed (then it gets its last update with SLOT_FLAG_SEALED and is dropped from the list).  0 or ENOMEM.
+    # The slot (SLOT_BYTES of memory that outlives the attachment, 8-byte aligned) is filled now and updated at every change of the head until it is
+    # detached or the head is sealed (then it gets its last update with SLOT_FLAG_SEALED and is dropped from the list).  0, EINVAL or ENOMEM.
     cdef void c_detach_slot(self, uint8_t* slot) noexcept nogil
+    cdef int c_commit_to(self, int64_t segment_base_offset, uint64_t position, uint32_t length, int64_t now_ms,
+                         commit_result* out) noexcept nogil
+    # c_commit that also demands that the head is still the segment of this base offset (else WRONG_POSITION, nothing touched).
+    cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil
+    # Zero [tail, end) of that head: what a revoked producer wrote beyond its last commit.
+    cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil
+    # Recovery: note a batch found in the log in the producer table, unchecked.  0 or ENOMEM.
