@@ -17,6 +17,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from kdirect.errors import ConfigError, DataLossError, UnknownTopicError
@@ -367,4 +368,4 @@ def _share(size: int, total: int, parts: int) -> int:
 def _divide(r: OffsetRange, parts: int) -> list[OffsetRange]:
     parts = min(parts, r.size)
     bounds = [r.start + r.size * i // parts for i in range(parts + 1)]
-    return [OffsetRange(r.topic_partition, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [OffsetRange(r.topic_partition, a, b) for a, b in pairwise(bounds)]

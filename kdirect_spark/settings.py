@@ -61,8 +61,8 @@ _RENAMED = {
 # They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with them; the log says so.
 WITHOUT_EFFECT = frozenset((
     "allow.auto.create.topics", "check.crcs", "client.dns.lookup", "client.rack", "connections.max.idle.ms", "default.api.timeout.ms",
-    "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms", "linger.ms", "max.block.ms",
-    "max.poll.interval.ms", "max.poll.records", "max.request.size", "metadata.max.age.ms", "partition.assignment.strategy",
+    "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms", "linger.ms",
+    "max.block.ms", "max.poll.interval.ms", "max.poll.records", "max.request.size", "metadata.max.age.ms", "partition.assignment.strategy",
     "receive.buffer.bytes", "reconnect.backoff.max.ms", "reconnect.backoff.ms", "retries", "retry.backoff.ms", "send.buffer.bytes",
     "session.timeout.ms", "socket.connection.setup.timeout.ms",
 ))
@@ -98,6 +98,7 @@ class SourceSettings:
     prefetch_bytes: int = 16 << 20
     batch_bytes: int = 4 << 20
     discovery_interval_ms: int = 1000
+    statistics_dir: str | None = None
     warnings: tuple[str, ...] = ()
 
 
@@ -124,7 +125,8 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
     if streaming is True:
         for name in _ENDING:
             if name in given:
-                raise ConfigError(f"option {name} is for batch queries", hint="a streaming query has no end; remove it, or read with spark.read")
+                raise ConfigError(f"option {name} is for batch queries",
+                                  hint="a streaming query has no end; remove it, or read with spark.read")
     if streaming is False:
         for name in _STREAM_ONLY:
             if name in given:
@@ -147,7 +149,7 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         max_offsets=values["maxOffsetsPerTrigger"], min_offsets=values["minOffsetsPerTrigger"], max_delay_ms=values["maxTriggerDelay"],
         min_partitions=values["minPartitions"], max_records=values["maxRecordsPerPartition"], group_id=values["kafka.group.id"],
         prefetch_bytes=values["prefetchBytes"], batch_bytes=values["arrowBatchBytes"],
-        discovery_interval_ms=values["partitionDiscoveryIntervalMs"], warnings=warnings,
+        discovery_interval_ms=values["partitionDiscoveryIntervalMs"], statistics_dir=values["taskStatisticsDir"], warnings=warnings,
     )
 
 
@@ -157,7 +159,8 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
     for name in own:
         row = SPARK.find(name)
         if row.name not in _SINK:
-            raise ConfigError(f"option {row.name} belongs to a source", hint="a sink takes kafka.bootstrap.servers, topic and client settings")
+            raise ConfigError(f"option {row.name} belongs to a source",
+                              hint="a sink takes kafka.bootstrap.servers, topic and client settings")
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     topic = values["topic"]
     if topic is not None:
@@ -283,7 +286,8 @@ def _starting(values: dict[str, Any], streaming: bool | None) -> tuple[Limit, st
     if streaming is False:
         latest = isinstance(limit, Latest) or (isinstance(limit, AtOffsets) and any(n == -1 for _, n in limit.items))
         if latest:
-            raise ConfigError("option startingOffsets: a batch query cannot start at the latest offset", hint="use earliest, -2 or an offset")
+            raise ConfigError("option startingOffsets: a batch query cannot start at the latest offset",
+                              hint="use earliest, -2 or an offset")
     return limit, "startingOffsets"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -52,9 +53,11 @@ def test_json_is_that_of_sparks_kafka_connector():
     assert json.dumps(to_json({B0: 3, TopicPartition("a", 10): 1, TopicPartition("a", 2): 2})) == '{"a": {"2": 2, "10": 1}, "b": {"0": 3}}'
 
 
-@given(st.text(max_size=40) | st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                                           lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-                                           max_leaves=8).map(json.dumps))
+any_json = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+                        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=8)
+
+
+@given(st.text(max_size=40) | any_json.map(json.dumps))
 def test_any_text_is_offsets_or_a_config_error(text):
     try:
         out = from_json(text, "startingOffsets", low=-2)
@@ -192,7 +195,7 @@ def test_a_split_covers_each_offset_once(given_ranges, min_partitions, max_recor
     for tp, (start, stop) in whole.items():
         pieces = [r for r in out if r.topic_partition == tp]
         assert pieces[0].start == start and pieces[-1].stop == stop
-        assert all(a.stop == b.start for a, b in zip(pieces, pieces[1:], strict=False))
+        assert all(a.stop == b.start for a, b in pairwise(pieces))
     assert all(r.size > 0 and r.topic_partition in whole for r in out)
     if max_records:
         assert all(r.size <= max_records for r in out)

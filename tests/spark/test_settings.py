@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import pytest
 
 from kdirect.errors import ConfigError
@@ -50,7 +48,8 @@ def test_names_in_any_case_and_bootstrap_servers_with_and_without_prefix(name):
 
 def test_client_settings_pass_with_and_without_prefix():
     settings = source(transport="TCP", kafka__client__id="me", fetch__max__read__bytes="64k", kafka__max__partition__fetch__bytes="1m")
-    assert settings.client == {"bootstrap.servers": ["localhost:9092"], "transport": "tcp", "client.id": "me", "fetch.max.read.bytes": 65536}
+    assert settings.client == {"bootstrap.servers": ["localhost:9092"], "transport": "tcp", "client.id": "me",
+                               "fetch.max.read.bytes": 65536}
     assert source(request__timeout__ms="5").task_client["request.timeout.ms"] == 5
     assert source(**{"kafkaConsumer.pollTimeoutMs": "7"}).task_client["request.timeout.ms"] == 7
     sink = sink_settings({"kafka.bootstrap.servers": "h:1", "kafka.acks": "1", "kafka.batch.size": "2k", "kafka.compression.type": "lz4"})
@@ -183,10 +182,12 @@ def test_errors_of_sinks(options, words):
 
 
 def test_a_sink_takes_what_spark_hands_it():
-    settings = sink_settings({"kafka.bootstrap.servers": "h:1", "topic": " t ", "checkpointlocation": "/x", "kafka.enable.idempotence": "false"})
+    settings = sink_settings({"kafka.bootstrap.servers": "h:1", "topic": " t ", "checkpointlocation": "/x",
+                              "kafka.enable.idempotence": "false"})
     assert settings.topic == "t"
 
 
-@pytest.mark.parametrize(("text", "ms"), [("15m", 900000), ("500ms", 500), ("30s", 30000), ("2h", 7200000), ("1d", 86400000), ("42", 42), ("3min", 180000)])
+@pytest.mark.parametrize(("text", "ms"), [("15m", 900000), ("500ms", 500), ("30s", 30000), ("2h", 7200000), ("1d", 86400000), ("42", 42),
+                                          ("3min", 180000)])
 def test_time_spans(text, ms):
     assert source(maxTriggerDelay=text).max_delay_ms == ms

@@ -1,0 +1,60 @@
+"""The face that Spark sees: `format("kdirect")`.
+
+Law: opens nothing; options become settings, settings become readers and writers.  Spark builds this object in several processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
+from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+
+from kdirect.errors import ConfigError
+from kdirect_spark.settings import FORMAT, SourceSettings, sink_settings, source_settings
+from kdirect_spark.sink import KdirectStreamWriter, KdirectWriter
+from kdirect_spark.source import KdirectBatchReader, stream_reader
+
+KAFKA_ROW = StructType([
+    StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("topic", StringType()),
+    StructField("partition", IntegerType()), StructField("offset", LongType()), StructField("timestamp", TimestampType()),
+    StructField("timestampType", IntegerType()),
+])
+HEADERS = StructField("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])))
+
+
+def row_schema(include_headers: bool) -> StructType:
+    """The row of Spark's Kafka connector."""
+    return StructType([*KAFKA_ROW.fields, HEADERS]) if include_headers else KAFKA_ROW
+
+
+class KdirectDataSource(DataSource):
+    """Reads and writes topics of a kdirect broker, with the options and rows of Spark's Kafka connector (docs/spark.md)."""
+
+    @classmethod
+    def name(cls) -> str:
+        return FORMAT
+
+    def schema(self) -> StructType:
+        return row_schema(source_settings(self.options, streaming=None).include_headers)
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        return KdirectBatchReader(self._source(schema, streaming=False))
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return stream_reader(self._source(schema, streaming=True))
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        return KdirectWriter(schema, overwrite, sink_settings(self.options))
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        return KdirectStreamWriter(schema, overwrite, sink_settings(self.options))
+
+    def _source(self, schema: StructType, *, streaming: bool) -> SourceSettings:
+        options: MutableMapping[str, str] = self.options
+        settings = source_settings(options, streaming=streaming)
+        expected = row_schema(settings.include_headers)
+        if schema.simpleString() != expected.simpleString():
+            raise ConfigError(f"kdirect's rows have a fixed schema, {expected.simpleString()}, not {schema.simpleString()}",
+                              hint="remove .schema(...) and select or parse the columns afterwards")
+        return settings

@@ -1,0 +1,151 @@
+"""Writers of Spark's Python Data Source API: a batch write and the micro-batches of a stream.
+
+Law: rows come as Arrow batches and leave through the producer of this worker process (`kdirect.client`); no loop over records.
+
+At-least-once: a task returns its commit message after the broker has acknowledged every record, and what a task has sent before it
+failed stays in the topic, so that a task or a micro-batch that runs again leaves duplicates.  commit() and abort() have nothing to do.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import datasource as api
+from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
+from pyspark.sql.types import ArrayType, BinaryType, DataType, IntegerType, StringType, StructType
+
+from kdirect.errors import ConfigError
+from kdirect_spark import worker
+from kdirect_spark.settings import SinkSettings
+
+log = logging.getLogger("kdirect_spark")
+
+COLUMNS = ("value", "key", "headers", "topic", "partition")
+
+
+@dataclass(frozen=True)
+class Written(WriterCommitMessage):
+    """What a task has had acknowledged."""
+
+    rows: int
+
+
+def check_schema(schema: StructType, settings: SinkSettings) -> None:
+    """ConfigError unless `schema` has the columns of Spark's Kafka sink with types that can be written; others are left out."""
+    types = {field.name: field.dataType for field in schema.fields}
+    if "value" not in types:
+        raise ConfigError(f"the data to write has no column value (it has {', '.join(types) or 'none'})",
+                          hint="name one, for example with to_json(struct(...)) AS value")
+    for name in ("value", "key"):
+        if name in types and not isinstance(types[name], StringType | BinaryType):
+            raise _wrong_type(name, types[name], "string or binary", f"cast it: CAST({name} AS STRING)")
+    if settings.topic is None and "topic" not in types:
+        raise ConfigError("the sink does not know which topic to write to", hint='set the option topic, or give the data a column topic')
+    if settings.topic is None and not isinstance(types["topic"], StringType):
+        raise _wrong_type("topic", types["topic"], "string", "cast it: CAST(topic AS STRING)")
+    if "partition" in types and not isinstance(types["partition"], IntegerType):
+        raise _wrong_type("partition", types["partition"], "int", "cast it: CAST(partition AS INT)")
+    if "headers" in types and not _is_headers(types["headers"]):
+        raise _wrong_type("headers", types["headers"], "array<struct<key:string,value:binary>>",
+                          "build it with array(struct(... AS key, ... AS value))")
+
+
+def _is_headers(t: DataType) -> bool:
+    if not isinstance(t, ArrayType) or not isinstance(t.elementType, StructType):
+        return False
+    fields = t.elementType.fields
+    return [(f.name, type(f.dataType)) for f in fields] == [("key", StringType), ("value", BinaryType)]
+
+
+def _wrong_type(column: str, found: DataType, wanted: str, remedy: str) -> ConfigError:
+    return ConfigError(f"column {column} has type {found.simpleString()}; the sink takes {wanted}", hint=remedy)
+
+
+class _Writer:
+    """The part that both writers share; pickled into every task, so it holds settings only."""
+
+    def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
+        if overwrite:
+            raise ConfigError("a topic cannot be overwritten",
+                              hint='write with mode("append"), a stream with outputMode("append") or "update"')
+        check_schema(schema, settings)
+        for warning in settings.warnings:
+            log.warning("%s", warning)
+        self._settings = settings
+
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Send all batches and wait until every record is acknowledged."""
+        settings = self._settings
+        rows = 0
+        producer = None
+        try:
+            for batch in iterator:
+                if batch.num_rows == 0:
+                    continue
+                producer = producer or worker.producer(settings.client)
+                producer.send_arrow(outgoing(batch, settings.topic))
+                rows += batch.num_rows
+            if producer is not None:
+                producer.flush()
+        except BaseException:
+            # Nothing of this task may be sent, or fail, in the next one.
+            worker.drop_producer(settings.client)
+            raise
+        finally:
+            worker.settle()
+        return Written(rows)
+
+    def commit(self, messages: Any, *_: int) -> None:
+        """Nothing: the records are there already."""
+
+    def abort(self, messages: Any, *_: int) -> None:
+        done = sum(m.rows for m in messages if m is not None)
+        log.warning("a write failed; %d records of its finished tasks stay in the topic (the sink is at-least-once)", done)
+
+
+def outgoing(batch: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
+    """The columns that the producer takes, with `topic` (the option) in place of the column."""
+    columns = {name: batch.column(name) for name in COLUMNS if name in batch.schema.names}
+    if topic is not None:
+        columns["topic"] = pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
+    elif columns["topic"].null_count:
+        raise ConfigError(f"{columns['topic'].null_count} of {batch.num_rows} rows have a null topic",
+                          hint="fill the column topic, or set the option topic")
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+class KdirectWriter(_Writer, DataSourceArrowWriter):
+    """Batch write, at-least-once."""
+
+
+if hasattr(api, "DataSourceStreamArrowWriter"):
+
+    class KdirectStreamWriter(_Writer, api.DataSourceStreamArrowWriter):
+        """Stream write, at-least-once: a micro-batch that runs again after a failure is written again."""
+
+else:  # pyspark 4.0 hands rows to a stream's writer
+
+    class KdirectStreamWriter(_Writer, api.DataSourceStreamWriter):  # type: ignore[no-redef]
+        """Stream write, at-least-once: a micro-batch that runs again after a failure is written again."""
+
+        ROWS_PER_BATCH = 10_000
+
+        def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
+            super().__init__(schema, overwrite, settings)
+            self._schema = schema
+
+        def write(self, iterator: Iterator[Any]) -> Written:
+            return super().write(self._batches(iterator))
+
+        def _batches(self, rows: Iterator[Any]) -> Iterator[pa.RecordBatch]:
+            from itertools import islice
+
+            from pyspark.sql.pandas.types import to_arrow_schema
+
+            schema = to_arrow_schema(StructType([f for f in self._schema.fields if f.name in COLUMNS]))
+            while chunk := list(islice(rows, self.ROWS_PER_BATCH)):
+                yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in chunk], schema=schema)

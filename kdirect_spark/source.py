@@ -1,0 +1,358 @@
+"""Readers of Spark's Python Data Source API: a batch and a stream of micro-batches.
+
+Law: planning (topics, offsets, ranges) runs in the driver's planner process, reading in Spark's tasks; both reach the broker through
+`kdirect.client.connect` only, lazily, because Spark builds readers in one process and uses them in another.  What is planned is
+decided in `offsets`; here is the I/O around it.
+
+Life of a stream in the planner process: initialOffset (a new query), then latestOffset, partitions and commit over and over.  Each
+record between two checkpointed offsets is read exactly once; a replayed micro-batch reads the same offsets again.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+
+from kdirect.errors import ConfigError, DataLossError, KdirectError, OffsetOutOfRangeError, UnknownTopicError
+from kdirect.model import TopicPartition
+from kdirect_spark import offsets, worker
+from kdirect_spark.offsets import AtTimes, Latest, Limit, OffsetRange, Offsets, Plan
+from kdirect_spark.prefetch import prefetched
+from kdirect_spark.settings import SourceSettings
+
+try:  # pyspark 4.2 and later: the engine hands the start offset and a read limit to latestOffset
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+
+    ADMISSION_CONTROL = True
+except ImportError:
+    ADMISSION_CONTROL = False
+
+log = logging.getLogger("kdirect_spark")
+
+
+@dataclass(frozen=True)
+class RangePartition(InputPartition):
+    """What one task reads: records ``start <= offset < stop`` of one topic partition."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int
+
+
+class BrokerView:
+    """What a planner knows of the broker: topics, refreshed now and then, and offsets, asked for each time.  One thread."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._topics: dict[str, int] | None = None
+        self._refreshed = 0.0
+
+    def session(self) -> Any:
+        return worker.session(self._settings.client)
+
+    def look(self, call: Any) -> Any:
+        """`call(session)`, repeated after failures that may pass (options fetchOffset.numRetries and retryIntervalMs)."""
+        for retries_left in range(self._settings.retries, -1, -1):
+            try:
+                return call(self.session())
+            except KdirectError as e:
+                if not e.retriable or not retries_left:
+                    raise
+                log.warning("looking at the broker's offsets failed, trying again: %s", e)
+                time.sleep(self._settings.retry_interval_ms / 1000)
+        raise AssertionError("not reached")
+
+    def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
+        """The partitions of the subscription; topics are listed anew when `refresh` or when the last list is old."""
+        now = time.monotonic()
+        if refresh or self._topics is None or (now - self._refreshed) * 1000 >= self._settings.discovery_interval_ms:
+            self._topics = self.look(lambda s: s.list_topics())
+            self._refreshed = now
+        return self._settings.subscription.resolve(self._topics, must_exist=must_exist)
+
+    def watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """Log start offset and high watermark of those of `partitions` that exist."""
+        wanted = list(partitions)
+        if not wanted:
+            return {}
+        try:
+            return self.look(lambda s: s.watermarks(wanted))
+        except UnknownTopicError:
+            existing = self.look(lambda s: s.list_topics())
+            self._topics, self._refreshed = existing, time.monotonic()
+            wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
+            return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
+
+    def resolve(self, limit: Limit, option: str, partitions: Iterable[TopicPartition],
+                watermarks: Mapping[TopicPartition, tuple[int, int]]) -> Offsets:
+        """Offsets of a start or an end, see `offsets.resolve_limit`."""
+        partitions = list(partitions)
+        by_time = None
+        if isinstance(limit, AtTimes):
+            times = {tp: ms for tp, ms in limit.times(partitions).items() if tp in watermarks}
+            by_time = self.look(lambda s: s.offsets_for_times(times)) if times else {}
+        return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
+
+    def input_partitions(self, plan: Plan) -> list[InputPartition]:
+        ranges = offsets.split(plan.ranges, self._settings.min_partitions, self._settings.max_records)
+        return [RangePartition(r.topic_partition.topic, r.topic_partition.partition, r.start, r.stop) for r in ranges]
+
+
+class KdirectBatchReader(DataSourceReader):
+    """Reads from the starting to the ending offsets once."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+
+    def partitions(self) -> list[InputPartition]:
+        settings = self._settings
+        _say(settings.warnings)
+        view = BrokerView(settings)
+        partitions = view.partitions(must_exist=True)
+        watermarks = view.watermarks(partitions)
+        start = view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
+        end = view.resolve(settings.ending, settings.ending_option, partitions, watermarks)
+        return view.input_partitions(offsets.plan_batch(start, end, watermarks).check(settings.fail_on_data_loss, log.warning))
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._settings, partition)
+
+
+class _StreamReader(DataSourceStreamReader):
+    """What all versions of the API share.  `_initial` and what follows it live in the planner process only."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        self._settings = settings
+        self._view = BrokerView(settings)
+        self._initial: Offsets | None = None
+        self._target: Offsets | None = None
+        self._seen: Offsets | None = None
+        self._begun = False
+
+    def initialOffset(self) -> dict:
+        """Where a new query starts.  The engine asks until the first micro-batch has run, and gets the same answer each time."""
+        if self._initial is None:
+            settings = self._settings
+            _say(settings.warnings)
+            partitions = self._view.partitions(must_exist=True, refresh=True)
+            watermarks = self._view.watermarks(partitions)
+            initial = self._view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
+            if self._target is not None and isinstance(settings.starting, Latest | AtTimes):
+                # Records that came since the target was set belong to the next run.
+                initial = {tp: min(offset, self._target.get(tp, offset)) for tp, offset in initial.items()}
+            self._initial = initial
+        return offsets.to_json(self._initial)
+
+    def partitions(self, start: dict, end: dict) -> list[InputPartition]:
+        if start == end:
+            return []
+        begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
+        if begin == self._initial and isinstance(self._settings.starting, Latest):
+            # The first micro-batch of a query that starts at the latest offset is empty (see _latest_offset).  Run again after a
+            # crash, "latest" has moved on, but the checkpoint holds where the query really started.
+            return []
+        watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
+        plan = offsets.plan_stream(begin, stop, watermarks).check(self._settings.fail_on_data_loss, log.warning)
+        return self._view.input_partitions(plan)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_range(self._settings, partition)
+
+    def commit(self, end: dict) -> None:
+        """With `kafka.group.id`: note `end` as the group's offsets, for tools that show lag.  The checkpoint alone decides where a
+        query goes on, so a failure is said and no more."""
+        if self._settings.group_id is None:
+            return
+        try:
+            done = offsets.from_json(end, "end offset")
+            self._view.session().admin.commit_group_offsets(self._settings.group_id, done)
+        except KdirectError as e:
+            log.warning("offsets of group %s could not be committed: %s", self._settings.group_id, e)
+
+    def stop(self) -> None:
+        """Best effort: the planner process ends right after."""
+        try:
+            if self._seen is not None:
+                self._view.session().close()
+        except Exception as e:
+            log.debug("closing the planner's session: %s", e)
+
+    # -- for the versions below
+
+    def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
+        """Ends of everything that can be read after `start`, and the earliest offsets."""
+        if self._target is not None:
+            partitions: Iterable[TopicPartition] = self._target
+            return dict(self._target), {tp: low for tp, (low, _) in self._view.watermarks(set(partitions) - start.keys()).items()}
+        watermarks: dict[TopicPartition, tuple[int, int]] = {}
+        for retries_left in range(self._settings.retries, -1, -1):
+            watermarks = self._view.watermarks(self._view.partitions(must_exist=False))
+            if not retries_left or all(high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()):
+                break
+            # A watermark behind what was read: a leader that is just taking over, or a topic created anew.  Look again before
+            # calling it a loss.
+            time.sleep(self._settings.retry_interval_ms / 1000)
+        self._seen = {tp: high for tp, (_, high) in watermarks.items()}
+        return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
+
+    def _is_first_of_latest(self, start: Offsets) -> bool:
+        """True once, for a new query that starts at the latest offset.
+
+        Its first micro-batch is kept empty, so that the checkpoint holds where the query started before any record counts on it:
+        the engine itself does not keep the initial offset."""
+        first = not self._begun and start == self._initial and isinstance(self._settings.starting, Latest)
+        self._begun = True
+        return first
+
+
+class KdirectLegacyStreamReader(_StreamReader):
+    """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without saying where the query stands."""
+
+    def __init__(self, settings: SourceSettings) -> None:
+        for value, option in ((settings.max_offsets, "maxOffsetsPerTrigger"), (settings.min_offsets, "minOffsetsPerTrigger")):
+            if value is not None:
+                raise ConfigError(f"option {option} needs pyspark 4.2 or later", hint="upgrade pyspark, or remove the option")
+        super().__init__(settings)
+
+    def initialOffset(self) -> dict:
+        if self._initial is None and isinstance(self._settings.starting, Latest) and self._seen is not None:
+            self._initial = self._seen  # the engine asked for the latest offset first: start there, not later
+        return super().initialOffset()
+
+    def latestOffset(self) -> dict:  # type: ignore[override]
+        if self._seen is None:
+            self._view.partitions(must_exist=True, refresh=True)
+        return offsets.to_json(self._available({})[0])
+
+
+if ADMISSION_CONTROL:
+
+    class KdirectStreamReader(_StreamReader, SupportsTriggerAvailableNow):
+        """For pyspark 4.2 and later."""
+
+        _last_trigger: float | None = None
+
+        def getDefaultReadLimit(self) -> Any:
+            if self._settings.max_offsets is not None:
+                return ReadMaxRows(self._settings.max_offsets)
+            if self._settings.min_offsets is not None:
+                return ReadMinRows(self._settings.min_offsets)
+            return ReadAllAvailable()
+
+        def latestOffset(self, start: dict, limit: Any) -> dict:
+            begin = offsets.from_json(start, "start offset")
+            if self._is_first_of_latest(begin):
+                return offsets.to_json(begin)
+            end, earliest = self._available(begin)
+            if isinstance(limit, ReadAllAvailable):
+                return offsets.to_json(end)
+            if self._hold_back(begin, end, earliest):
+                return start
+            if isinstance(limit, ReadMaxRows):
+                end = offsets.rate_limit(limit.max_rows, begin, end, earliest)
+            return offsets.to_json(end)
+
+        def prepareForTriggerAvailableNow(self) -> None:
+            self._view.partitions(must_exist=True, refresh=True)
+            self._target = None
+            self._target = self._available({})[0]
+
+        def reportLatestOffset(self) -> dict | None:
+            return None if self._seen is None else offsets.to_json(self._seen)
+
+        def _hold_back(self, start: Offsets, end: Offsets, earliest: Offsets) -> bool:
+            """minOffsetsPerTrigger: wait for more, maxTriggerDelay at most; never the first time nor where the end is set."""
+            wanted = self._settings.min_offsets
+            now = time.monotonic()
+            if wanted is None or self._target is not None or self._last_trigger is None \
+                    or (now - self._last_trigger) * 1000 >= self._settings.max_delay_ms \
+                    or sum(offsets.new_records(start, end, earliest).values()) >= wanted:
+                self._last_trigger = now
+                return False
+            return True
+
+
+def stream_reader(settings: SourceSettings) -> _StreamReader:
+    return KdirectStreamReader(settings) if ADMISSION_CONTROL else KdirectLegacyStreamReader(settings)
+
+
+# ------------------------------------------------------------------------------------------------ in a task
+
+
+def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """The records of one RangePartition as Arrow batches of Spark's Kafka row, decoded ahead in a thread."""
+    if not isinstance(partition, RangePartition):
+        return  # Spark makes one empty partition of a plan that has none
+    tp = TopicPartition(partition.topic, partition.partition)
+    work = OffsetRange(tp, partition.start, partition.stop)
+    batches = prefetched(_decode(settings, work), settings.prefetch_bytes, lambda b: _next_offset(b) >= work.stop)
+    try:
+        yield from batches
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+        worker.settle()
+
+
+def _decode(settings: SourceSettings, work: OffsetRange) -> Generator[pa.RecordBatch, None, None]:
+    tp, position = work.topic_partition, work.start
+    while position < work.stop:
+        reader = None
+        session = None
+        try:
+            session = worker.session(settings.task_client)
+            reader = session.reader(tp, position, work.stop, include_headers=settings.include_headers, target_bytes=settings.batch_bytes)
+            for batch in reader.batches():
+                if batch.num_rows:
+                    position = _next_offset(batch)
+                    yield batch
+            return
+        except UnknownTopicError as e:
+            loss = f"{tp} is gone; offsets {position} to {work.stop} were still to be read"
+            _lost(settings, loss, e)
+            return
+        except OffsetOutOfRangeError as e:
+            earliest, latest = BrokerView(settings).watermarks([tp]).get(tp, (0, 0))
+            loss = f"{tp} holds offsets {earliest} to {latest}; {position} to {work.stop} were to be read"
+            _lost(settings, loss, e)
+            if not position < earliest < work.stop:
+                return
+            position = earliest
+        finally:
+            if reader is not None:
+                _note(settings, work, session, reader)
+                reader.close()
+
+
+def _lost(settings: SourceSettings, loss: str, cause: Exception) -> None:
+    if settings.fail_on_data_loss:
+        raise DataLossError(f"records are missing: {loss}", hint=offsets.LOSS_HINT) from cause
+    log.warning("records are missing: %s (failOnDataLoss is false)", loss)
+
+
+def _next_offset(batch: pa.RecordBatch) -> int:
+    return batch.column(4)[batch.num_rows - 1].as_py() + 1 if batch.num_rows else -1
+
+
+def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:
+    """One JSON line of what a task's reader did, into the directory of the option taskStatisticsDir."""
+    if settings.statistics_dir is None:
+        return
+    line = {"topic": work.topic_partition.topic, "partition": work.topic_partition.partition, "start": work.start, "stop": work.stop,
+            "transport": session.transport, **reader.statistics()}
+    with open(Path(settings.statistics_dir) / f"task-statistics-{os.getpid()}.jsonl", "a", encoding="utf-8") as f:
+        f.write(json.dumps(line) + "\n")
+
+
+def _say(warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        log.warning("%s", warning)
