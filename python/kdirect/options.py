@@ -207,6 +207,7 @@ SPARK = Options("Spark options", (
     Option("prefetchBytes", "bytes", 16 << 20, "Source: decoded bytes a task may hold ahead of Spark.", low=1),
     Option("arrowBatchBytes", "bytes", 4 << 20, "Source: size of the Arrow batches handed to Spark.", low=1024, high=256 << 20),
     Option("partitionDiscoveryIntervalMs", "ms", 1000, "Stream source: how often to look for new topics and partitions.", low=0),
+    Option("taskStatisticsDir", "str", None, "Source: an existing directory where each task writes a JSON line of what its reader did (READs, bytes, transport)."),
     Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
     Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
 ), ignore_case=True)
