@@ -133,7 +133,61 @@ class Options:
         return out
 
 
+def _must_preallocate(value: bool) -> bool:
+    if not value:
+        raise ConfigError("preallocation cannot be switched off", hint="leave preallocate at true: RDMA writes need bytes that exist")
+    return value
+
+
 BROKER = Options("Broker properties", (
+    # the log
+    Option("log.dirs", "list", ["/tmp/kdirect-logs"], "Directories that hold the partitions, one broker at a time. Segments that take verbs' RDMA writes belong on "
+           "tmpfs, hugetlbfs or DAX: kernels from 6.5 on refuse to register writable mappings of ext4 and xfs.", aliases=("log.dir",)),
+    Option("log.segment.bytes", "bytes", 64 << 20, "Size of a segment file, rounded up to whole pages (topic: segment.bytes). Kafka's default is 1 GiB; ours is smaller because "
+           "the head of every partition with records is allocated, mapped and registered whole.", low=4096, high=0x7FFFF000),
+    Option("log.roll.ms", "ms", None, "Start a new segment when the next record's timestamp is this much later than the segment's first "
+           "(topic: segment.ms). Goes before log.roll.hours.", low=1),
+    Option("log.roll.hours", "int", 168, "The same in hours.", low=1),
+    Option("log.index.interval.bytes", "bytes", 4096, "Bytes of batches between two index entries (topic: index.interval.bytes).", low=0, high=0x7FFFFFFF),
+    Option("log.index.size.max.bytes", "bytes", 10 << 20, "Upper limit of an index file (topic: segment.index.bytes). What is allocated is what a full segment can need, if that is less: "
+           "192 KiB in place of 10 MiB with the default segment and interval, because index files are preallocated and every partition has two.", low=4096, high=1 << 30),
+    Option("log.preallocate", "bool", True, "Always true: the head is written in place by RDMA, so its bytes must exist (topic: preallocate).", check=_must_preallocate),
+    Option("log.retention.ms", "ms", None, "Delete segments whose newest record is older; -1: never (topic: retention.ms). Goes before minutes and hours.", low=-1),
+    Option("log.retention.minutes", "int", None, "The same in minutes.", low=-1),
+    Option("log.retention.hours", "int", 168, "The same in hours.", low=-1),
+    Option("log.retention.bytes", "bytes", -1, "Delete the oldest segments of a partition while it is larger; -1: no limit (topic: retention.bytes).", low=-1),
+    Option("log.retention.check.interval.ms", "ms", 300_000, "How often retention looks.", low=1),
+    Option("log.cleanup.policy", "enum", "delete", "What happens to old segments (topic: cleanup.policy). Compaction is not available.", choices=("delete",)),
+    Option("log.flush.interval.messages", "int", (1 << 63) - 1, "fsync after so many records of a partition (topic: flush.messages).", low=1),
+    Option("log.flush.interval.ms", "ms", None, "fsync records at the latest this long after they were appended (topic: flush.ms). Default: the operating system decides.", low=0),
+    Option("log.flush.scheduler.interval.ms", "ms", 1000, "How often flush.ms, flush.messages and sealed segments not yet on disk are looked at.", low=1),
+    Option("log.flush.before.ack", "bool", False, "Group commit: records become visible and are acknowledged only once they are on disk; one fsync serves all producers that wait."),
+    Option("log.flush.offset.checkpoint.interval.ms", "ms", 60_000, "How often recovery points and high watermarks are checkpointed.", low=1),
+    Option("log.message.timestamp.type", "enum", "CreateTime", "Which time a record keeps: the producer's, or that of the append (topic: message.timestamp.type).",
+           choices=("CreateTime", "LogAppendTime")),
+    Option("log.message.timestamp.before.max.ms", "ms", (1 << 63) - 1, "Refuse records whose timestamp is this much earlier than the broker's clock (topic: message.timestamp.before.max.ms).", low=0),
+    Option("log.message.timestamp.after.max.ms", "ms", 3_600_000, "Refuse records whose timestamp is this much later than the broker's clock (topic: message.timestamp.after.max.ms).", low=0),
+    Option("message.max.bytes", "bytes", 1_048_588, "Largest record batch, compressed or not (topic: max.message.bytes).", low=61, high=0x7FFFF000),
+    Option("producer.id.expiration.ms", "ms", 86_400_000, "How long an idle idempotent producer is remembered.", low=1),
+))
+
+# Overrides of a topic, by Kafka's names.  A default of None means the broker's property of the same meaning.
+TOPIC = Options("Topic properties", (
+    Option("cleanup.policy", "enum", None, "Overrides log.cleanup.policy.", choices=("delete",)),
+    Option("compression.type", "enum", None, "Batches are kept as the producer sent them.", choices=("producer",)),
+    Option("flush.messages", "int", None, "Overrides log.flush.interval.messages.", low=1),
+    Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0),
+    Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0, high=0x7FFFFFFF),
+    Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61, high=0x7FFFF000),
+    Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.", choices=("CreateTime", "LogAppendTime")),
+    Option("message.timestamp.before.max.ms", "ms", None, "Overrides log.message.timestamp.before.max.ms.", low=0),
+    Option("message.timestamp.after.max.ms", "ms", None, "Overrides log.message.timestamp.after.max.ms.", low=0),
+    Option("preallocate", "bool", None, "Overrides log.preallocate; always true.", check=_must_preallocate),
+    Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1),
+    Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1),
+    Option("segment.bytes", "bytes", None, "Overrides log.segment.bytes.", low=4096, high=0x7FFFF000),
+    Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096, high=1 << 30),
+    Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1),
 ))
 
 CLIENT = Options("Client settings", (
