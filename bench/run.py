@@ -144,7 +144,13 @@ def measure(row: Row, target: Path, seconds: float, quick: bool, *, pin: bool) -
     sys.path.insert(0, str(HERE))
     function = getattr(importlib.import_module(row.module), row.function)
     figures = function(seconds=seconds, quick=quick)
-    shared = {**machine(), "cores": len(allowed), "pinned_to": allowed[-1] if pinned else None, "load_average": round(load, 2), "quick": quick}
+    shared = {
+        **machine(),
+        "cores": len(allowed),
+        "pinned_to": allowed[-1] if pinned else None,
+        "load_average": round(load, 2),
+        "quick": quick,
+    }
     if not figures:
         raise ValueError(f"row {row.name} came back without figures")
     write(target, [complete(row, figure, shared) for figure in figures])
@@ -175,15 +181,23 @@ def machine() -> dict[str, Any]:
                 break
     except OSError:
         pass
-    return {"cpu": model, "kernel": platform.release(), "python": platform.python_version(), "commit": commit(),
-            "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    return {
+        "cpu": model,
+        "kernel": platform.release(),
+        "python": platform.python_version(),
+        "commit": commit(),
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+    }
 
 
 def commit() -> str:
     """The commit checked out, with a + when the tree differs from it; `unknown` outside of git."""
     try:
+
         def git(*arguments: str) -> str:
-            return subprocess.run(["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+            return subprocess.run(
+                ["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=True, timeout=10
+            ).stdout.strip()
 
         return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
     except (OSError, subprocess.SubprocessError):
@@ -203,11 +217,23 @@ def table(figures: list[dict[str, Any]]) -> str:
     for f in figures:
         same_row = [g["settings"] for g in figures if g["row"] == f["row"]]
         own = {k: v for k, v in f["settings"].items() if k not in shared and any(s.get(k) != v for s in same_row)}
-        shown.append((f["row"], " ".join(f"{k}={v}" for k, v in own.items() if not isinstance(v, dict | list)), _number(f["value"]), f["unit"],
-                      f["against"] or "", _number(f["against_value"]), "" if f["ratio"] is None else f"{f['ratio']:.2f}"))
+        shown.append(
+            (
+                f["row"],
+                " ".join(f"{k}={v}" for k, v in own.items() if not isinstance(v, dict | list)),
+                _number(f["value"]),
+                f["unit"],
+                f["against"] or "",
+                _number(f["against_value"]),
+                "" if f["ratio"] is None else f"{f['ratio']:.2f}",
+            )
+        )
     widths = [max(len(line[i]) for line in shown) for i in range(len(shown[0]))]
     right = (2, 5, 6)
-    lines = ["  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip() for line in shown]
+    lines = [
+        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        for line in shown
+    ]
     lines.insert(1, "  ".join("-" * w for w in widths))
     return "\n".join(lines)
 

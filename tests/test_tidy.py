@@ -23,8 +23,12 @@ LONG, TOO_LONG = 700, 800
 # hold for .py files; here they hold for compiled modules as well, cimports included.
 EVERYONE = {"errors", "model", "options", "metrics"}
 ARROWS = {
-    "format": set(), "rdma": set(), "log": {"format"}, "client": {"format", "rdma"}, "broker": {"log", "format", "rdma"},
-    **{module: EVERYONE for module in EVERYONE},
+    "format": set(),
+    "rdma": set(),
+    "log": {"format"},
+    "client": {"format", "rdma"},
+    "broker": {"log", "format", "rdma"},
+    **dict.fromkeys(EVERYONE, EVERYONE),
 }
 
 
@@ -67,22 +71,36 @@ def test_module_says_its_law(path: Path) -> None:
 
 def test_no_paths_of_a_machine() -> None:
     # Spelled in parts, so that this file does not find itself.
-    private = re.compile("|".join([r"(?<![\w.])/" + "root/", r"/" + "home/[a-z]", r"(?<![\w.])/" + "work/", "/" + r"tmp/kd", "kd" + "venv"]))
-    found = [f"{ident(p)}:{i}: {line.strip()}" for p in written_text() for i, line in enumerate(p.read_text().splitlines(), 1) if private.search(line)]
+    private = re.compile(
+        "|".join([r"(?<![\w.])/" + "root/", r"/" + "home/[a-z]", r"(?<![\w.])/" + "work/", "/" + r"tmp/kd", "kd" + "venv"])
+    )
+    found = [
+        f"{ident(p)}:{i}: {line.strip()}"
+        for p in written_text()
+        for i, line in enumerate(p.read_text().splitlines(), 1)
+        if private.search(line)
+    ]
     assert not found, "\n".join(found)
 
 
 def test_layout_pxd_is_fresh() -> None:
     code = "from kdirect.format import layout; import sys; sys.stdout.write(layout.render_pxd())"
-    run = subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT / "python")}, capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     assert run.stdout == (ROOT / "python/kdirect/format/layout.pxd").read_text(), "run `make layout`"
 
 
 def test_docs_are_fresh() -> None:
     code = "import sys, pathlib; from kdirect import docs; sys.stdout.write(docs.stale(pathlib.Path(sys.argv[1])))"
-    run = subprocess.run([sys.executable, "-c", code, str(ROOT / "docs")], env={"PYTHONPATH": str(ROOT / "python")},
-                         capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "docs")],
+        env={"PYTHONPATH": str(ROOT / "python")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert run.returncode == 0, run.stderr
     assert not run.stdout, f"run `make docs`:\n{run.stdout}"
 
@@ -155,8 +173,14 @@ def test_arrows_point_one_way(path: Path) -> None:
         assert not wrong, f"{ident(path)} imports {sorted(wrong)} of kdirect"
 
 
-@pytest.mark.parametrize(("library", "owner"), [("kafka", "python/kdirect/format/protocol.py"), ("pyverbs", "python/kdirect/rdma/verbs.py")])
+@pytest.mark.parametrize(
+    ("library", "owner"), [("kafka", "python/kdirect/format/protocol.py"), ("pyverbs", "python/kdirect/rdma/verbs.py")]
+)
 def test_a_library_is_imported_in_one_place(library: str, owner: str) -> None:
     importing = re.compile(rf"^\s*(from|c?import)\s+{library}[\s.]", re.MULTILINE)
-    users = {ident(p) for p in sources(".py", ".pyx") if {"python", "kdirect_spark"} & set(p.relative_to(ROOT).parts) and importing.search(p.read_text())}
+    users = {
+        ident(p)
+        for p in sources(".py", ".pyx")
+        if {"python", "kdirect_spark"} & set(p.relative_to(ROOT).parts) and importing.search(p.read_text())
+    }
     assert users <= {owner}

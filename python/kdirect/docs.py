@@ -48,8 +48,15 @@ def _value(row: Option) -> str:
 def _kind(row: Option) -> str:
     if row.choices:
         return ", ".join(f"`{choice}`" for choice in row.choices)
-    unit = {"str": "string", "int": "integer", "float": "number", "bool": "true or false", "list": "list, by commas", "ms": "milliseconds",
-            "bytes": "bytes (k, m, g)"}[row.kind]
+    unit = {
+        "str": "string",
+        "int": "integer",
+        "float": "number",
+        "bool": "true or false",
+        "list": "list, by commas",
+        "ms": "milliseconds",
+        "bytes": "bytes (k, m, g)",
+    }[row.kind]
     low = "" if row.low is None else f" from {row.low:.15g}"
     high = "" if row.high is None else f" to {row.high:.15g}"
     return unit + low + high
@@ -68,8 +75,11 @@ def option_tables() -> list[Options]:
 def render_options(tables: Iterable[Options] | None = None) -> str:
     """The text of docs/options.md."""
     tables = option_tables() if tables is None else tables
-    text = ["# Options\n", _WRITTEN.format(source="options.py"),
-            "An unknown name is an error that names the nearest known one. Names after the first are aliases.\n"]
+    text = [
+        "# Options\n",
+        _WRITTEN.format(source="options.py"),
+        "An unknown name is an error that names the nearest known one. Names after the first are aliases.\n",
+    ]
     for table in tables:
         text.append(f"## {table.title}\n")
         if table.ignore_case:
@@ -105,10 +115,15 @@ def render_errors() -> str:
         also = [c.__name__ for c in cls.__bases__ if not issubclass(c, KdirectError)]
         name = "&nbsp;&nbsp;" * depth + f"`{cls.__name__}`" + "".join(f" (a `{n}`)" for n in also if n not in ("Exception",))
         rows.append((name, "yes" if cls.retriable else "", " ".join((cls.__doc__ or "").split())))
-    return "\n".join(["# Errors\n", _WRITTEN.format(source="errors.py"),
-                      "Every exception that kdirect raises on purpose is a `KdirectError`; an indented one is a kind of the one above it. "
-                      "Retriable: the same call may succeed later without a change by the user.\n",
-                      _table(("error", "retriable", "meaning"), rows)])
+    return "\n".join(
+        [
+            "# Errors\n",
+            _WRITTEN.format(source="errors.py"),
+            "Every exception that kdirect raises on purpose is a `KdirectError`; an indented one is a kind of the one above it. "
+            "Retriable: the same call may succeed later without a change by the user.\n",
+            _table(("error", "retriable", "meaning"), rows),
+        ]
+    )
 
 
 def pages() -> dict[str, str]:

@@ -63,7 +63,8 @@ def broken_bench(tmp_path: Path) -> Path:
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "def codec_encode(seconds, quick):\n"
         "    return [{'value': 3.0, 'unit': 'rows/s', 'against': 'memcpy', 'against_value': 4, 'settings': {'codec': 'none'}},\n"
-        "            {'value': 1e6, 'unit': 'rows/s', 'settings': {'codec': 'gzip'}}]\n")
+        "            {'value': 1e6, 'unit': 'rows/s', 'settings': {'codec': 'gzip'}}]\n"
+    )
     (home / "rows_rdma.py").write_text("def shm_read(seconds, quick):\n    return [{'value': float('nan'), 'unit': 'B/s'}]\n")
     return home
 
@@ -74,7 +75,10 @@ def test_a_crash_keeps_the_other_rows(broken_bench: Path, tmp_path: Path) -> Non
     assert run.returncode == 1
     assert "failed: codec-decode shm-read" in run.stderr
     figures = json.loads(target.read_text())
-    assert [(f["row"], f["ratio"], f["settings"]["codec"]) for f in figures] == [("codec-encode", 0.75, "none"), ("codec-encode", None, "gzip")]
+    assert [(f["row"], f["ratio"], f["settings"]["codec"]) for f in figures] == [
+        ("codec-encode", 0.75, "none"),
+        ("codec-encode", None, "gzip"),
+    ]
     assert "codec=gzip" in run.stdout and "0.75" in run.stdout
 
 

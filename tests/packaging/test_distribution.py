@@ -21,8 +21,14 @@ PACKAGES = {"kdirect": ROOT / "python/kdirect", "pyspark_kdirect": ROOT / "pytho
 
 def build(hook: str, target: Path) -> Path:
     code = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
-    run = subprocess.run([sys.executable, "-c", code, str(target)], cwd=ROOT, capture_output=True, text=True, check=False,
-                         env={**os.environ, "PYTHONSAFEPATH": "1"})
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(target)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     (built,) = target.iterdir()
     return built
@@ -42,8 +48,12 @@ def sdist_names(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def shipped(suffixes: tuple[str, ...]) -> set[str]:
     """Paths inside the wheel of the tree's own files with these suffixes."""
-    return {f"{package}/{path.relative_to(home)}" for package, home in PACKAGES.items() for path in home.rglob("*")
-            if path.suffix in suffixes and path.is_file() and "__pycache__" not in path.parts}
+    return {
+        f"{package}/{path.relative_to(home)}"
+        for package, home in PACKAGES.items()
+        for path in home.rglob("*")
+        if path.suffix in suffixes and path.is_file() and "__pycache__" not in path.parts
+    }
 
 
 @pytest.mark.timeout(900)
@@ -53,8 +63,13 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> No
     compiled = {re.sub(r"\.cpython-[\w-]+\.so$", "", n) for n in names if n.endswith(".so")}
     assert compiled == {n.removesuffix(".pyx") for n in shipped((".pyx",))}
     assert {n for n in names if not n.endswith(".so")} == expected
-    assert {"kdirect/errors.py", "kdirect/rdma/contract.pxd", "kdirect/format/messages/GetProduceAccessRequest.json",
-            "kdirect_spark/__init__.py", "pyspark_kdirect/__init__.py"} <= expected
+    assert {
+        "kdirect/errors.py",
+        "kdirect/rdma/contract.pxd",
+        "kdirect/format/messages/GetProduceAccessRequest.json",
+        "kdirect_spark/__init__.py",
+        "pyspark_kdirect/__init__.py",
+    } <= expected
 
 
 @pytest.mark.timeout(900)
@@ -68,14 +83,23 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     requires = metadata.get_all("Requires-Dist")
     assert any(re.match(r"pyspark.*extra == .spark.", r) for r in requires)
     assert {re.match(r"[\w-]+", r)[0] for r in requires if "extra" not in r} == {"pyarrow", "kafka-python"}
-    assert wheel.read(path.replace("METADATA", "entry_points.txt")).decode().split() == ["[console_scripts]", "kdirect", "=", "kdirect.cli:main"]
+    assert wheel.read(path.replace("METADATA", "entry_points.txt")).decode().split() == [
+        "[console_scripts]",
+        "kdirect",
+        "=",
+        "kdirect.cli:main",
+    ]
     assert b"Apache License" in wheel.read(path.replace("METADATA", "licenses/LICENSE"))
 
 
 @pytest.mark.timeout(900)
 def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> None:
-    needed = {str(p.relative_to(ROOT)) for home in PACKAGES.values() for p in home.rglob("*")
-              if p.suffix in (".py", ".pyx", ".pxd", ".h", ".json") and p.is_file() and "__pycache__" not in p.parts}
+    needed = {
+        str(p.relative_to(ROOT))
+        for home in PACKAGES.values()
+        for p in home.rglob("*")
+        if p.suffix in (".py", ".pyx", ".pxd", ".h", ".json") and p.is_file() and "__pycache__" not in p.parts
+    }
     needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"}
     assert not needed - sdist_names
     assert not {n for n in sdist_names if n.endswith((".so", ".c", ".pyc")) or n.startswith(("build/", ".venv"))}
