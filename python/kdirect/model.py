@@ -7,7 +7,8 @@ Intervals are half-open.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from kdirect.errors import ConfigError
 
@@ -32,8 +33,7 @@ class TopicPartition:
         return f"{self.topic}-{self.partition}"
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One record as a consumer gets it.  `timestamp` is in ms since 1970; `timestamp_type` 0 is
     CreateTime, 1 LogAppendTime; `headers` are (key, value) pairs in order."""
 
@@ -44,7 +44,7 @@ class Record:
     timestamp_type: int
     key: bytes | None
     value: bytes | None
-    headers: tuple[tuple[str, bytes | None], ...] = field(default=())
+    headers: tuple[tuple[str, bytes | None], ...] = ()
 
 
 def check_topic_name(name: str) -> str:

@@ -140,6 +140,12 @@ def _must_preallocate(value: bool) -> bool:
 
 
 BROKER = Options("Broker properties", (
+    Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
+    Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
+    Option("rdma.transports", "list", ["shm"], "Transports offered for RDMA: `shm` (this host's memory). An empty list switches RDMA off."),
+    Option("rdma.spin.us", "int", 50, "How long the produce worker spins after a request before it sleeps, in microseconds; 0 sleeps at once.", low=0, high=1_000_000),
+    Option("rdma.max.in.flight", "int", 1024, "Produce requests a client may have under way on one queue pair (receives kept posted).", low=1, high=16384),
+    Option("rdma.slots.per.consumer", "int", 1024, "Metadata slots of a consumer: partitions it can follow on one queue pair (64 bytes each).", low=1, high=1 << 20),
     # the log
     Option("log.dirs", "list", ["/tmp/kdirect-logs"], "Directories that hold the partitions, one broker at a time. Segments that take verbs' RDMA writes belong on "
            "tmpfs, hugetlbfs or DAX: kernels from 6.5 on refuse to register writable mappings of ext4 and xfs.", aliases=("log.dir",)),
@@ -169,6 +175,35 @@ BROKER = Options("Broker properties", (
     Option("log.message.timestamp.after.max.ms", "ms", 3_600_000, "Refuse records whose timestamp is this much later than the broker's clock (topic: message.timestamp.after.max.ms).", low=0),
     Option("message.max.bytes", "bytes", 1_048_588, "Largest record batch, compressed or not (topic: max.message.bytes).", low=61, high=0x7FFFF000),
     Option("producer.id.expiration.ms", "ms", 86_400_000, "How long an idle idempotent producer is remembered.", low=1),
+    # network
+    Option("listeners", "list", ["127.0.0.1:9092"], "Where to listen: `host:port` or `PLAINTEXT://host:port`, several separated by commas; port 0 takes a free one. "
+           "There is no authentication: leave it on an address that only trusted hosts reach."),
+    Option("advertised.listeners", "list", [], "Addresses to give to clients, one for each listener. Default: the listener's own, or, for a listener on all addresses, "
+           "the address that the client connected to."),
+    Option("node.id", "int", 1, "Number of this broker.", low=0, high=0x7FFFFFFF, aliases=("broker.id",)),
+    Option("socket.request.max.bytes", "bytes", 104_857_600, "Largest request; a larger one closes its connection.", low=1024, high=0x7FFFFFFF),
+    Option("socket.listen.backlog.size", "int", 128, "Connections that may wait to be accepted.", low=1),
+    Option("queued.max.requests", "int", 500, "Requests that one connection may have unanswered; beyond that it is not read from.", low=1),
+    Option("connections.max.idle.ms", "ms", 600_000, "Close connections that were silent for this long and hold no RDMA access; -1: never.", low=-1),
+    Option("fetch.max.bytes", "bytes", 57_671_680, "Largest response to a Fetch, unless its first batch alone is larger.", low=1024, high=0x7FFFFFFF),
+    Option("max.incremental.fetch.session.cache.slots", "int", 0, "Always 0: fetch sessions are not kept, every Fetch is a full one.", low=0),
+    # topics
+    Option("auto.create.topics.enable", "bool", True, "Create a topic when a client first asks for it."),
+    Option("delete.topic.enable", "bool", True, "Let clients delete topics."),
+    Option("num.partitions", "int", 1, "Partitions of a topic that is created without saying.", low=1, high=100_000),
+    Option("default.replication.factor", "int", 1, "Replicas of a topic that is created without saying: this broker is alone, so 1.", low=1, high=1),
+    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for: this broker is alone, so 1.", low=1, high=1),
+    # groups
+    Option("group.initial.rebalance.delay.ms", "ms", 0, "How long an empty group's first rebalance waits for more members. Kafka's default is 3000, its shipped properties file says 0.", low=0),
+    Option("group.min.session.timeout.ms", "ms", 6000, "Shortest session a group member may ask for.", low=1),
+    Option("group.max.session.timeout.ms", "ms", 1_800_000, "Longest session a group member may ask for.", low=1),
+    Option("group.max.size", "int", 0x7FFFFFFF, "Members that a group may have.", low=1),
+    Option("offsets.topic.num.partitions", "int", 1, "Partitions of __consumer_offsets; counts when the first group is written. Kafka's default is 50, to spread "
+           "the load over brokers.", low=1, high=1000),
+    Option("offsets.topic.segment.bytes", "bytes", 4 << 20, "Segment size of __consumer_offsets; the topic is rewritten when it has grown beyond what is live.", low=65536, high=1 << 30),
+    Option("offsets.retention.minutes", "int", 10080, "Forget the offsets of a group that has been empty for this long.", low=1),
+    Option("offsets.retention.check.interval.ms", "ms", 600_000, "How often to look for them.", low=1000),
+    Option("offset.metadata.max.bytes", "bytes", 4096, "Largest text committed with an offset.", low=0, high=32767),
 ))
 
 # Overrides of a topic, by Kafka's names.  A default of None means the broker's property of the same meaning.

@@ -297,18 +297,18 @@ class AccessManager:
         self._contended_until.pop(tp, None)
         if holder is not None:
             self._release(holder)
-        if not 0 < request.min_bytes <= partition.kernel.max_message_bytes:
-            raise _Refused(MESSAGE_TOO_LARGE, f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.kernel.max_message_bytes})")
+        if not 0 < request.min_bytes <= partition.config.max_message_bytes:
+            raise _Refused(MESSAGE_TOO_LARGE, f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})")
         segment = partition.ensure_head(request.min_bytes)
         worker = self._ensure_worker()
-        position = partition.kernel.position
+        position = partition.kernel.end_position
         grant = self._new_grant(peer, partition, segment)
         try:
             memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, True, segment)
             grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, segment.mapped_length - position)
             grant.staging = peer.domain.register(Memory.anonymous(entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE)
             worker.install(
-                grant.file_id, partition.kernel, peer.qp, position, request.ack_address, request.ack_rkey, entries, grant.staging,
+                grant.file_id, partition.kernel, peer.qp, segment.base_offset, position, request.ack_address, request.ack_rkey, entries, grant.staging,
                 self._sync_first, tp in self._watched,
             )  # fmt: skip
         except BaseException:
@@ -323,7 +323,7 @@ class AccessManager:
             "position": position,
             "next_offset": partition.log_end_offset,
             "leader_epoch": partition.leader_epoch,
-            "max_message_bytes": partition.kernel.max_message_bytes,
+            "max_message_bytes": partition.config.max_message_bytes,
         }
 
     def before_append(self, partition: Partition) -> None:
@@ -381,16 +381,16 @@ class AccessManager:
             if segment is not None and segment.sealed and not (segment is head and wanted >= partition.log_end_offset):
                 answer = self._grant_file(peer, partition, segment, wanted, with_slot=False)
             else:
-                answer = self._grant_file(peer, partition, segment, wanted, with_slot=True)
+                answer = self._grant_file(peer, partition, segment, wanted, with_slot=True, with_data=offset != LATEST_OFFSET)
             if answer is not None:
                 return answer
         raise _Refused(UNKNOWN_SERVER_ERROR, f"{tp} rolls faster than access can be granted; raise log.segment.bytes")
 
-    def _grant_file(self, peer: Peer, partition: Partition, segment: Segment | None, wanted: int, *, with_slot: bool) -> dict[str, Any] | None:
+    def _grant_file(self, peer: Peer, partition: Partition, segment: Segment | None, wanted: int, *, with_slot: bool, with_data: bool = True) -> dict[str, Any] | None:
         """Grant one file; None when the head moved on in between (the caller looks again)."""
         grant = self._new_grant(peer, partition, segment)
         try:
-            if segment is not None:
+            if segment is not None and with_data:
                 segment.map()
                 memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, False, segment)
                 grant.region = peer.domain.register(memory, Access.REMOTE_READ)
@@ -398,8 +398,8 @@ class AccessManager:
                 "error_code": 0,
                 "file_id": grant.file_id,
                 "rkey": grant.region.rkey if grant.region is not None else 0,
-                "address": segment.address if segment is not None else 0,
-                "length": segment.mapped_length if segment is not None else 0,
+                "address": segment.address if segment is not None and with_data else 0,
+                "length": segment.mapped_length if segment is not None and with_data else 0,
                 "log_start_offset": partition.log_start_offset,
                 "leader_epoch": partition.leader_epoch,
             }
@@ -485,7 +485,9 @@ class AccessManager:
                 del self._holders[tp]
             if self._logs.partitions.get(tp) is grant.partition and grant.partition.head is grant.segment:
                 if left:
-                    grant.partition.kernel.clear_tail()
+                    segment = grant.segment
+                    assert segment is not None
+                    grant.partition.kernel.clear_tail(segment.base_offset, _written_end(grant, grant.partition.kernel.end_position))
                 else:
                     log.warning("%s did not leave %s in time: its head moves to a fresh file", grant.peer.client, tp)
                     grant.partition.roll()
@@ -573,6 +575,23 @@ _EMPTY: dict[Any, dict[str, Any]] = {
     p.GetConsumeAccessResponse: {"slot_address": 0, "slot_rkey": 0, "slot_count": 0, "partitions": []},
     p.ReleaseAccessResponse: {},
 }  # fmt: skip
+
+
+def _written_end(grant: Grant, tail: int) -> int:
+    """Where the bytes end that a producer wrote behind the tail.  Requests are contiguous and none is longer than max.message.bytes, so a
+    longer stretch of zeros is the end; a 64 MiB file need not be touched to its last page."""
+    view = memoryview(grant.region.memory)
+    limit = grant.partition.config.max_message_bytes
+    end = at = tail
+    while at < len(view) and at - end <= limit:
+        chunk = bytes(view[at : at + _ZERO_CHUNK])
+        if chunk.count(0) != len(chunk):
+            end = at + len(chunk)
+        at += len(chunk)
+    return end
+
+
+_ZERO_CHUNK = 64 << 10
 
 
 def _read_slot(memory: Memory, index: int) -> dict[str, int]:

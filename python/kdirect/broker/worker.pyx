@@ -120,6 +120,7 @@ cdef struct grant_t:
     uint16_t order        # of the next request
     uint32_t qp_num
     uint64_t position     # where the next request's bytes lie
+    int64_t segment_base_offset
     uint64_t ack_address
     uint32_t ack_rkey
     uint32_t staging_lkey
@@ -244,7 +245,7 @@ cdef class ProduceWorker:
         pthread_mutex_unlock(&self._lock)
         return kept
 
-    def install(self, uint16_t file_id, CommitKernel kernel, QueuePair qp, uint64_t position, uint64_t ack_address,
+    def install(self, uint16_t file_id, CommitKernel kernel, QueuePair qp, int64_t segment_base_offset, uint64_t position, uint64_t ack_address,
                 uint32_t ack_rkey, uint64_t entries, MemoryRegion staging, bint sync_first, bint watched):
         """Start taking produce requests for `file_id` from `qp`, whose next bytes lie at `position`.
 
@@ -257,6 +258,7 @@ cdef class ProduceWorker:
         g.file_id = file_id
         g.qp_num = qp.qp_num
         g.position = position
+        g.segment_base_offset = segment_base_offset
         g.ack_address = ack_address
         g.ack_rkey = ack_rkey
         g.entries = entries
@@ -381,7 +383,7 @@ cdef class ProduceWorker:
                 self._cut_peer(peer, CUT_ACK_OVERRUN)
                 return
         memset(&result, 0, sizeof(result))
-        (<CommitKernel> g.kernel).c_commit(g.position, wc.byte_len, now_ms, &result)
+        (<CommitKernel> g.kernel).c_commit_to(g.segment_base_offset, g.position, wc.byte_len, now_ms, &result)
         flags = 0
         if result.error != 0 or result.duplicate:
             # The bytes at the tail were not kept, so what is already written behind them has no place: the

@@ -1,0 +1,166 @@
+"""A client's queue pair to one broker, with the requests that open, use and end access.
+
+Owns: one protection domain, one queue pair, its two completion queues and the local memory registered
+for it.  Retries and choices of transport are made above; bytes are moved by `direct_read` and
+`direct_write`.
+
+Life: a channel belongs to the process that made it and to one control connection; the broker frees what
+was granted over it when either ends.  One thread at a time: callers hold `lock`.  A channel whose
+queue pair broke is closed and replaced, never repaired.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+from kdirect.client.connection import Connection, broker_error
+from kdirect.client.direct_read import SlotTable
+from kdirect.errors import (
+    AccessDeniedError,
+    ClosedError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    QueuePairError,
+    TransportError,
+)
+from kdirect.format import layout
+from kdirect.format import protocol as p
+from kdirect.format.batch import crc32c
+from kdirect.model import TopicPartition
+from kdirect.rdma import open_device
+from kdirect.rdma.contract import Access, Memory, MemoryRegion
+
+PING_TIMEOUT_MS = 5000
+PING_BYTES = 64
+
+
+def access_error(code: int, message: str | None, what: str) -> KdirectError:
+    """The exception for an answer to an access request."""
+    text = f"{what}: {message}" if message else what
+    if code in (layout.ERROR_ACCESS_HELD, layout.ERROR_ACCESS_DISABLED, layout.ERROR_NO_FREE_SLOT):
+        return AccessDeniedError(text)
+    if code == layout.ERROR_UNKNOWN_CONNECTION:
+        return QueuePairError(text)
+    if code == layout.ERROR_TRANSPORT_UNAVAILABLE:
+        return TransportError(text)
+    if code == 1:
+        return OffsetOutOfRangeError(text, hint="records were deleted (retention), or the offset was never written")
+    return broker_error(code, what, message)
+
+
+class Channel:
+    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader)."""
+
+    def __init__(self, connection: Connection, transport: str, *, receives: int = 0, sends: int = 256) -> None:
+        self.connection = connection
+        self.transport = transport
+        self.lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self.device = open_device(transport)
+        self.domain = self.device.alloc_pd()
+        try:
+            self.send_cq = self.device.create_cq(depth=max(sends, 16))
+            self.recv_cq = self.device.create_cq(depth=max(receives, 16))
+            self.qp = self.domain.create_qp(self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=4096)
+            answer = self.request(p.OpenQueuePairRequest(transport=transport, address=self.qp.address, max_recv=max(receives, 1)))
+            if answer.error_code:
+                raise access_error(answer.error_code, answer.error_message, f"opening a {transport} queue pair to {connection.peer}")
+            self.connection_id: int = answer.connection_id
+            self.max_in_flight: int = answer.max_in_flight
+            self.qp.connect(bytes(answer.address), active=True)
+            self._ping(answer)
+        except BaseException:
+            self.close()
+            raise
+
+    def _ping(self, answer: Any) -> None:
+        """Prove the path with a real data READ before anybody trusts it (handshakes may pass where no RDMA byte flows)."""
+        region = self.local_memory(PING_BYTES)
+        self.qp.post_read(1, region, 0, PING_BYTES, answer.ping_address, answer.ping_rkey)
+        if not self.send_cq.wait(PING_TIMEOUT_MS, 20):
+            raise TransportError(f"{self.transport}: a READ of {PING_BYTES} bytes from {self.connection.peer} did not complete in {PING_TIMEOUT_MS} ms",
+                                 hint="no RDMA data flows on this path; use transport=tcp")  # fmt: skip
+        (completion,) = self.send_cq.poll(1)
+        if not completion.ok:
+            raise TransportError(f"{self.transport}: a READ from {self.connection.peer} failed: {completion}", hint="use transport=tcp")
+        if crc32c(memoryview(region.memory)[:PING_BYTES]) != answer.ping_crc:
+            raise TransportError(f"{self.transport}: a READ from {self.connection.peer} brought other bytes than the broker holds",
+                                 hint="this is not the broker's memory; use transport=tcp")  # fmt: skip
+        region.deregister()
+
+    def request(self, message: Any) -> Any:
+        """Send an access request over the control connection."""
+        self.check()
+        return self.connection.request(message)
+
+    def check(self) -> None:
+        """ClosedError unless this process may use the channel."""
+        if self._closed:
+            raise ClosedError("the channel is closed", hint="open a new one")
+        if self._pid != os.getpid():
+            raise ClosedError("the channel belongs to the process that was forked from", hint="connect again in this process")
+
+    def local_memory(self, length: int) -> MemoryRegion:
+        """`length` bytes of new memory that READs may fill and WRITEs may send."""
+        return self.domain.register(Memory.anonymous(length), Access.LOCAL_WRITE)
+
+    def remote_writable_memory(self, length: int) -> MemoryRegion:
+        """`length` bytes of new memory that the broker may WRITE into (an acknowledgement ring)."""
+        return self.domain.register(Memory.anonymous(length), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+
+    def consume_access(self, targets: list[tuple[TopicPartition, int, int]]) -> Any:
+        """Ask for read access to [(partition, offset, finished file id or -1)]; the response, one grant each, in order."""
+        items = [
+            p.GetConsumeAccessRequest.ConsumeTarget(topic=tp.topic, partition=tp.partition, offset=offset, finished_file_id=finished)
+            for tp, offset, finished in targets
+        ]
+        answer = self.request(p.GetConsumeAccessRequest(connection_id=self.connection_id, partitions=items))
+        if answer.error_code:
+            raise access_error(answer.error_code, answer.error_message, "read access")
+        if len(answer.partitions) != len(items):
+            raise ProtocolError(f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for")
+        return answer
+
+    def produce_access(self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int) -> Any:
+        """Ask for exclusive write access to the head file of `tp`."""
+        answer = self.request(
+            p.GetProduceAccessRequest(
+                connection_id=self.connection_id, topic=tp.topic, partition=tp.partition, mode=0, min_bytes=min_bytes,
+                ack_address=ring.address, ack_rkey=ring.rkey, ack_entries=entries,
+            )  # fmt: skip
+        )
+        if answer.error_code:
+            raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")
+        return answer
+
+    def release(self, file_ids: list[int]) -> None:
+        """Give granted files back."""
+        if file_ids and not self._closed:
+            self.request(p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids))
+
+    def slot_table(self, answer: Any) -> SlotTable:
+        """The local side of the slot region that a consume answer names."""
+        count = answer.slot_count
+        if not 0 < count <= 1 << 20:
+            raise ProtocolError(f"{self.connection.peer} announced {count} metadata slots")
+        return SlotTable(self.qp, self.send_cq, self.local_memory(count * layout.SLOT_BYTES), answer.slot_address, answer.slot_rkey, count)
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or self.connection.closed
+
+    def close(self) -> None:
+        """Disconnect and free; the broker ends the grants when it sees the queue pair go."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._pid != os.getpid():
+            return
+        for name in ("qp", "domain", "send_cq", "recv_cq"):
+            part = getattr(self, name, None)
+            if part is not None:
+                part.close()

@@ -1,0 +1,438 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""One-sided reading: metadata slots and segment bytes by READ (KafkaDirect §4.4.2).
+
+Owns: the consumer's view of its slot region (`SlotTable`) and of one granted file (`FileStream`).  What may
+not enter: requests to the broker, policy, threads.  Everything that arrives from the broker's memory is
+checked before it is used: a slot by its guard and its bounds, a batch by its frame and CRC.
+
+Memory.  A `FileStream`'s buffer is registered for local writes; the transport owns [hi, hi + n) from
+the post of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs
+to the caller.  Decoders read [lo, hi) and copy what they keep.
+
+One thread at a time per queue pair: callers hold their channel's lock.
+"""
+
+from libc.errno cimport ENOMEM
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memmove
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+
+from kdirect.format.batch cimport batch_info, parse_batch_header
+from kdirect.format.layout cimport (
+    BATCH_LENGTH_PREFIX_BYTES, SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
+    SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
+    SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET, SLOT_UPDATE_COUNT,
+)
+from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, Memory, MemoryRegion, QueuePair, work_completion
+
+from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError, RdmaError, TimedOutError
+from kdirect.rdma.contract import STATUS_NAMES, Access
+
+cdef extern from "crc32c.h" nogil:
+    uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
+
+cdef enum:
+    TORN_RETRIES = 100000      # a slot update takes about 20 ns; a guard that never matches is a broken broker
+    READ_FAILED = -1
+    READ_TIMED_OUT = -2
+    SLOT_TORN = -3
+    SLOT_REGRESSED = -4
+    FIRST_BUFFER_BYTES = 65536
+
+cdef int64_t READ_TIMEOUT_NS = 30 * 1000000000
+
+
+cdef inline uint64_t _u64(const uint8_t* p) noexcept nogil:
+    cdef uint64_t v
+    memcpy(&v, p, 8)
+    return v
+
+
+cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
+    cdef uint32_t v
+    memcpy(&v, p, 4)
+    return v
+
+
+cdef inline uint16_t _u16(const uint8_t* p) noexcept nogil:
+    cdef uint16_t v
+    memcpy(&v, p, 2)
+    return v
+
+
+cdef inline int64_t _now_ns() noexcept nogil:
+    cdef timespec ts
+    clock_gettime(CLOCK_MONOTONIC, &ts)
+    return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
+
+
+cdef int c_read(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint32_t length,
+                uint64_t remote_address, uint32_t rkey, uint32_t* status) noexcept nogil:
+    """READ and wait for the completion.  0, READ_FAILED (with `status`, or an errno + 1000) or READ_TIMED_OUT."""
+    cdef work_completion wc
+    cdef int rc, n, spins = 0
+    cdef int64_t deadline = 0
+    rc = qp.c_post_read(0, local_address, lkey, length, remote_address, rkey)
+    if rc != 0:
+        status[0] = 1000 + rc
+        return READ_FAILED
+    while True:
+        n = cq.c_poll(&wc, 1)
+        if n == 1:
+            status[0] = wc.status
+            return 0 if wc.status == WC_SUCCESS else READ_FAILED
+        if n < 0:
+            status[0] = 1000 - n
+            return READ_FAILED
+        spins += 1
+        if spins & 1023 == 0:
+            if deadline == 0:
+                deadline = _now_ns() + READ_TIMEOUT_NS
+            elif _now_ns() > deadline:
+                return READ_TIMED_OUT
+
+
+cdef _raise_read(int rc, uint32_t status, what):
+    if rc == READ_TIMED_OUT:
+        raise TimedOutError(f"{what}: no completion in 30 s", hint="the broker's host does not answer; check the network path")
+    if status >= 1000:
+        raise QueuePairError(f"{what}: the queue pair is not usable (errno {status - 1000})", hint="the broker left; a new connection is needed")
+    raise QueuePairError(f"{what}: {STATUS_NAMES.get(status, status)}", hint="access ended (revoked, or the broker left); ask for it again")
+
+
+cdef struct slot_t:
+    uint16_t flags
+    uint16_t file_id
+    int64_t segment_base_offset
+    int64_t last_readable_position
+    int64_t high_watermark
+    int64_t last_stable_position
+    int64_t last_stable_offset
+    int32_t leader_epoch
+    uint32_t update_count
+    int64_t log_start_offset
+
+
+cdef class SlotTable:
+    """The consumer's copy of its slot region; `refresh` brings all active slots with one READ.
+
+    `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory of at least `slot_count` slots.
+    """
+
+    cdef QueuePair _qp
+    cdef CompletionQueue _cq
+    cdef MemoryRegion _region
+    cdef uint64_t _remote_address
+    cdef uint32_t _rkey
+    cdef readonly int slot_count
+    cdef int _end                  # slots [0, _end) are read
+    cdef bytearray _active         # by index: 1 when a file of ours is there
+    cdef uint8_t* _active_p
+    cdef readonly uint64_t reads, read_bytes, torn
+
+    def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, uint64_t remote_address, uint32_t rkey, int slot_count):
+        if slot_count < 1 or region.length < <uint64_t> slot_count * SLOT_BYTES:
+            raise ProtocolError(f"the broker announced {slot_count} metadata slots", hint="broker and client are of different versions")
+        self._qp = qp
+        self._cq = cq
+        self._region = region
+        self._remote_address = remote_address
+        self._rkey = rkey
+        self.slot_count = slot_count
+        self._active = bytearray(slot_count)
+        self._active_p = <uint8_t*> self._active
+
+    def activate(self, int index):
+        """Slot `index` was granted: include it in refreshes."""
+        if not 0 <= index < self.slot_count:
+            raise ProtocolError(f"the broker granted slot {index} of {self.slot_count}", hint="broker and client are of different versions")
+        self._active[index] = 1
+        self._end = max(self._end, index + 1)
+
+    def deactivate(self, int index):
+        """Slot `index` was released."""
+        self._active[index] = 0
+        while self._end > 0 and not self._active[self._end - 1]:
+            self._end -= 1
+
+    cdef int c_refresh(self, uint32_t* status) noexcept nogil:
+        cdef int i, rc
+        cdef int tries = 0
+        cdef bint torn
+        cdef const uint8_t* p
+        if self._end == 0:
+            return 0
+        while True:
+            rc = c_read(self._qp, self._cq, self._region.address, self._region.lkey, <uint32_t> (self._end * SLOT_BYTES),
+                        self._remote_address, self._rkey, status)
+            if rc != 0:
+                return rc
+            self.reads += 1
+            self.read_bytes += self._end * SLOT_BYTES
+            torn = False
+            for i in range(self._end):
+                if self._active_p[i]:
+                    p = self._region.data + i * SLOT_BYTES
+                    if _u32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
+                        torn = True
+                        break
+            if not torn:
+                return 0
+            self.torn += 1
+            tries += 1
+            if tries > TORN_RETRIES:
+                return SLOT_TORN
+
+    cpdef refresh(self):
+        """READ every active slot; torn ones are read again.  Raises QueuePairError when access has ended."""
+        cdef uint32_t status = 0
+        cdef int rc
+        with nogil:
+            rc = self.c_refresh(&status)
+        if rc == SLOT_TORN:
+            raise ProtocolError("a metadata slot's guard never matches", hint="broker and client are of different versions")
+        if rc != 0:
+            _raise_read(rc, status, "READ of metadata slots")
+
+    def poll(self, int64_t times=1):
+        """`refresh` that many times without returning to Python between; for measuring an empty poll."""
+        cdef uint32_t status = 0
+        cdef int rc = 0
+        cdef int64_t i
+        with nogil:
+            for i in range(times):
+                rc = self.c_refresh(&status)
+                if rc != 0:
+                    break
+        if rc != 0:
+            _raise_read(rc, status, "READ of metadata slots")
+
+    cdef void c_get(self, int index, slot_t* out) noexcept nogil:
+        cdef const uint8_t* p = self._region.data + index * SLOT_BYTES
+        out.flags = _u16(p + SLOT_FLAGS)
+        out.file_id = _u16(p + SLOT_FILE_ID)
+        out.segment_base_offset = <int64_t> _u64(p + SLOT_SEGMENT_BASE_OFFSET)
+        out.last_readable_position = <int64_t> _u64(p + SLOT_LAST_READABLE_POSITION)
+        out.high_watermark = <int64_t> _u64(p + SLOT_HIGH_WATERMARK)
+        out.last_stable_position = <int64_t> _u64(p + SLOT_LAST_STABLE_POSITION)
+        out.last_stable_offset = <int64_t> _u64(p + SLOT_LAST_STABLE_OFFSET)
+        out.leader_epoch = <int32_t> _u32(p + SLOT_LEADER_EPOCH)
+        out.update_count = _u32(p + SLOT_UPDATE_COUNT)
+        out.log_start_offset = <int64_t> _u64(p + SLOT_LOG_START_OFFSET)
+
+    def get(self, int index):
+        """Slot `index` as a dict, as of the last refresh."""
+        cdef slot_t s
+        if not 0 <= index < self.slot_count:
+            raise IndexError(index)
+        self.c_get(index, &s)
+        return {
+            "assigned": bool(s.flags & SLOT_FLAG_ASSIGNED), "sealed": bool(s.flags & SLOT_FLAG_SEALED), "revoked": bool(s.flags & SLOT_FLAG_REVOKED),
+            "file_id": s.file_id, "segment_base_offset": s.segment_base_offset, "last_readable_position": s.last_readable_position,
+            "high_watermark": s.high_watermark, "last_stable_position": s.last_stable_position, "last_stable_offset": s.last_stable_offset,
+            "leader_epoch": s.leader_epoch, "update_count": s.update_count, "log_start_offset": s.log_start_offset,
+        }
+
+
+cdef class FileStream:
+    """Bytes of one granted file, read in order, whole batches handed on and the rest kept.
+
+    Life: `open` for each grant; `take_slot` moves the last readable position; `fill` READs; `window` and `consume` hand
+    bytes to a decoder.  The size of a READ starts at `min_read_bytes` (2 KiB, KafkaDirect §4.4.2), doubles while the stream lags, and
+    halves when it has caught up; a batch whose header has arrived is fetched to its end at once.
+
+    `new_buffer(bytes)` returns a region of registered local memory; the stream asks for a larger one while it lags, up to
+    `buffer_bytes`, and beyond only for a single batch larger than that, up to `max_batch_bytes`.
+    """
+
+    cdef QueuePair _qp
+    cdef CompletionQueue _cq
+    cdef object _new_buffer
+    cdef MemoryRegion _buffer
+    cdef uint64_t _capacity
+    cdef uint64_t _lo, _hi                 # unread bytes of the buffer: the file's [position, position + hi - lo)
+    cdef readonly str name
+    cdef uint64_t _address
+    cdef uint32_t _rkey
+    cdef readonly int64_t length           # bytes of the file that may be read at all
+    cdef readonly int64_t position         # of the byte at _lo
+    cdef readonly int64_t limit            # last readable position
+    cdef readonly bint sealed
+    cdef readonly int file_id
+    cdef uint64_t _min_read, _max_read, _max_buffer, _max_batch
+    cdef readonly uint64_t read_size       # of the next READ
+    cdef readonly uint64_t reads, read_bytes
+    cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
+    cdef readonly int leader_epoch
+    cdef readonly bint revoked             # the slot says that access ended
+
+    def __init__(self, name, QueuePair qp, CompletionQueue cq, new_buffer, *, min_read_bytes=2048, max_read_bytes=1 << 20,
+                 buffer_bytes=4 << 20, max_batch_bytes=64 << 20):
+        self.name = name
+        self._qp = qp
+        self._cq = cq
+        self._new_buffer = new_buffer
+        self._min_read = min_read_bytes
+        self._max_read = max(min_read_bytes, max_read_bytes)
+        self._max_buffer = max(buffer_bytes, 2 * self._max_read)
+        self._max_batch = max_batch_bytes
+        self.read_size = self._min_read
+        self.file_id = -1
+
+    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position, int64_t limit, bint sealed):
+        """Start on a granted file at `position`; bytes kept of the previous file are dropped."""
+        if length < 0 or not 0 <= position <= limit <= length:
+            raise ProtocolError(f"{self.name}: the broker granted positions {position} to {limit} of a file of {length} bytes",
+                                hint="broker and client are of different versions")
+        self.file_id = file_id
+        self._address = address
+        self._rkey = rkey
+        self.length = length
+        self.position = position
+        self.limit = limit
+        self.sealed = sealed
+        self.revoked = False
+        self._lo = self._hi = 0
+
+    def set_offsets(self, int64_t high_watermark, int64_t last_stable_offset, int64_t log_start_offset, int leader_epoch):
+        """What the grant said of the partition."""
+        self.high_watermark = high_watermark
+        self.last_stable_offset = last_stable_offset
+        self.log_start_offset = log_start_offset
+        self.leader_epoch = leader_epoch
+
+    def close(self):
+        """Drop the buffer; the stream may be opened again."""
+        if self._buffer is not None:
+            self._buffer.deregister()
+            self._buffer = None
+        self._capacity = self._lo = self._hi = 0
+
+    cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1:
+        """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot that is not this file's any more sets `revoked`."""
+        cdef slot_t s
+        cdef int64_t limit
+        cdef bint moved
+        slots.c_get(index, &s)
+        if not s.flags & SLOT_FLAG_ASSIGNED or s.file_id != self.file_id:
+            self.revoked = True
+            return True
+        self.revoked = (s.flags & SLOT_FLAG_REVOKED) != 0
+        moved = self.high_watermark != s.high_watermark or (s.flags & SLOT_FLAG_SEALED) != 0 or self.revoked
+        self.high_watermark = s.high_watermark
+        self.last_stable_offset = s.last_stable_offset
+        self.log_start_offset = s.log_start_offset
+        self.leader_epoch = s.leader_epoch
+        self.sealed = (s.flags & SLOT_FLAG_SEALED) != 0
+        if self.length > 0:
+            limit = s.last_stable_position if committed_only else s.last_readable_position
+            if limit < self.limit or limit > self.length:
+                raise ProtocolError(f"{self.name}: the last readable position moved from {self.limit} to {limit} in a file of {self.length} bytes",
+                                    hint="the broker's log was cut; open the reader again")
+            moved = moved or limit != self.limit
+            self.limit = limit
+        return moved
+
+    @property
+    def unread(self):
+        """Bytes between what has been READ and the last readable position."""
+        return self.limit - (self.position + <int64_t> (self._hi - self._lo))
+
+    @property
+    def buffered(self):
+        """Bytes READ and not consumed."""
+        return self._hi - self._lo
+
+    @property
+    def buffer_bytes(self):
+        """Memory of the buffer."""
+        return self._capacity
+
+    cdef _grow(self, uint64_t capacity):
+        cdef MemoryRegion old = self._buffer
+        cdef MemoryRegion new = self._new_buffer(capacity)
+        if self._hi > self._lo:
+            memcpy(new.data, old.data + self._lo, self._hi - self._lo)
+        self._hi -= self._lo
+        self._lo = 0
+        self._buffer = new
+        self._capacity = capacity
+        if old is not None:
+            old.deregister()
+
+    cpdef int64_t fill(self) except -1:
+        """READ once, as much as the read size, the buffer and the last readable position allow.  Returns the bytes read (0: nothing to
+        read or no room).  Raises QueuePairError when access has ended, CorruptBatchError for a batch larger than `max_batch_bytes`."""
+        cdef int64_t unread = self.limit - (self.position + <int64_t> (self._hi - self._lo))
+        cdef uint64_t want, room, kept, need = 0
+        cdef uint32_t status = 0
+        cdef int rc
+        cdef batch_info info
+        if unread <= 0:
+            return 0
+        kept = self._hi - self._lo
+        if kept >= BATCH_LENGTH_PREFIX_BYTES:
+            parse_batch_header(self._buffer.data + self._lo, kept, &info)
+            need = info.size
+            if need > self._max_batch:
+                raise CorruptBatchError(f"{self.name}: a record batch of {need} bytes at position {self.position}",
+                                        hint=f"raise max.batch.bytes (now {self._max_batch}) if it is genuine")
+        want = self.read_size
+        if need > kept and need - kept > want:
+            want = need - kept
+        if want > <uint64_t> unread:
+            want = <uint64_t> unread
+        if self._capacity < kept + want:
+            if self._capacity < self._max_buffer or need > self._capacity:
+                room = max(FIRST_BUFFER_BYTES, self._capacity)
+                while room < kept + want:
+                    room *= 2
+                if room > self._max_buffer:
+                    room = max(self._max_buffer, need)
+                self._grow(room)
+        if self._capacity - self._hi < want and self._lo > 0:
+            memmove(self._buffer.data, self._buffer.data + self._lo, kept)
+            self._lo = 0
+            self._hi = kept
+        room = self._capacity - self._hi
+        if want > room:
+            want = room
+        if want == 0:
+            return 0
+        with nogil:
+            rc = c_read(self._qp, self._cq, self._buffer.address + self._hi, self._buffer.lkey, <uint32_t> want,
+                        self._address + <uint64_t> self.position + kept, self._rkey, &status)
+        if rc != 0:
+            _raise_read(rc, status, f"READ of {self.name}")
+        self.reads += 1
+        self.read_bytes += want
+        self._hi += want
+        if <int64_t> want < unread:
+            self.read_size = min(self.read_size * 2, self._max_read)
+        elif self.read_size > self._min_read and want <= self.read_size // 2:
+            self.read_size //= 2
+        return <int64_t> want
+
+    def window(self):
+        """(address, length) of the unread bytes in the buffer; valid until the next `fill`, `open` or `close`."""
+        if self._buffer is None:
+            return 0, 0
+        return self._buffer.address + self._lo, self._hi - self._lo
+
+    def bytes(self):
+        """A copy of the unread bytes."""
+        if self._buffer is None:
+            return b""
+        return (<const char*> (self._buffer.data + self._lo))[:self._hi - self._lo]
+
+    def consume(self, uint64_t n):
+        """The first `n` unread bytes are done with."""
+        if n > self._hi - self._lo:
+            raise ValueError(n)
+        self._lo += n
+        self.position += <int64_t> n
+        if self._lo == self._hi:
+            self._lo = self._hi = 0
+
+    def statistics(self):
+        return {"reads": self.reads, "read_bytes": self.read_bytes, "read_size": self.read_size, "buffer_bytes": self._capacity}

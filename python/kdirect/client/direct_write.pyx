@@ -1,0 +1,479 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""One-sided producing, exclusive mode (KafkaDirect §4.2.2).
+
+Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grant
+(`FileWriter`), and the shared receive queue that tells which ring has news (`AckRouter`).  What may not
+enter: requests to the broker, choice of partitions, retries.
+
+A request is one WRITE_WITH_IMM of one or more record batches at the tail; its immediate data is
+``file id << 16 | order``.  Its acknowledgement is an entry that the broker WRITEs into this grant's ring; the WRITE's
+immediate data ``file id << 16 | entries`` says whose ring has how many new ones.
+
+Memory.  A request's bytes lie in the send buffer, a ring, from `append` until its acknowledgement: the
+transport owns them until the WRITE completes, and after that they are kept so that a revoked request can be
+repeated elsewhere.  The acknowledgement ring is registered for remote writes; entry i is valid from the
+completion that announces it until `drain` has read it, and cannot be overwritten before: the broker has at most as many
+entries under way as requests, and requests are bounded by the ring.
+
+One thread at a time: callers hold their channel's lock.
+"""
+
+from libc.errno cimport ENOMEM
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
+from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
+
+from kdirect.format.batch cimport encode_single
+from kdirect.format.layout cimport (
+    ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
+    IMM_FILE_ID_SHIFT,
+)
+from kdirect.rdma.contract cimport (
+    WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion,
+)
+
+from kdirect.errors import ClosedError, ProtocolError, QueuePairError, RevokedError, TimedOutError
+from kdirect.rdma.contract import STATUS_NAMES
+
+cdef extern from *:
+    """
+    #if defined(__x86_64__) || defined(__i386__)
+    #define kd_pause() __builtin_ia32_pause()
+    #else
+    #define kd_pause() ((void) 0)
+    #endif
+    """
+    void kd_pause() nogil
+
+cdef enum:
+    SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints
+    FILES = 65536
+    POLL = 64
+
+    OK = 0
+    NO_ROOM_FILE = 1           # the head file has no room: flush, then ask for a new one
+    NO_ROOM_BUFFER = 2         # the send buffer or the window is full: wait for acknowledgements
+    NOT_GRANTED = 3
+    BROKEN = 4
+
+
+cdef struct request_t:
+    uint64_t start             # of its bytes in the send buffer
+    uint32_t length
+    uint32_t records
+
+
+cdef inline int64_t _now_ns(int clock) noexcept nogil:
+    cdef timespec ts
+    clock_gettime(<int> clock, &ts)
+    return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
+
+
+cdef class AckRouter:
+    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they are for."""
+
+    cdef QueuePair _qp
+    cdef CompletionQueue _send_cq
+    cdef CompletionQueue _recv_cq
+    cdef dict _writers
+    cdef void* _by_file[FILES]
+    cdef readonly uint64_t sends_under_way
+    cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit` receives posted
+    cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
+    cdef int64_t _spin_ns
+
+    def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq, int receives, int limit, spin_us=50):
+        self._qp = qp
+        self._send_cq = send_cq
+        self._recv_cq = recv_cq
+        self._writers = {}
+        self.limit = limit
+        self._spin_ns = int(spin_us) * 1000
+        for _ in range(receives):
+            qp.post_recv(0)
+
+    @property
+    def broken(self):
+        """Why the queue pair is unusable, or an empty string."""
+        if self._status == 0:
+            return ""
+        if self._status >= 1000:
+            return f"errno {self._status - 1000}"
+        return STATUS_NAMES.get(self._status, str(self._status))
+
+    def attach(self, FileWriter writer):
+        self._writers[writer.file_id] = writer
+        self._by_file[writer.file_id] = <void*> writer
+
+    def detach(self, FileWriter writer):
+        if self._writers.pop(writer.file_id, None) is not None:
+            self._by_file[writer.file_id] = NULL
+
+    cdef int c_drain(self) noexcept nogil:
+        """Take every completion there is.  Returns the number of acknowledgements, or -1 when the queue pair broke."""
+        cdef work_completion wcs[POLL]
+        cdef int i, n, got = 0
+        cdef void* w
+        while self.sends_under_way > 0:
+            n = self._send_cq.c_poll(wcs, POLL)
+            if n <= 0:
+                break
+            for i in range(n):
+                if wcs[i].status != WC_SUCCESS and self._status == 0:
+                    self._status = wcs[i].status
+            self.sends_under_way -= <uint64_t> n
+        while True:
+            n = self._recv_cq.c_poll(wcs, POLL)
+            if n <= 0:
+                if n < 0 and self._status == 0:
+                    self._status = <uint32_t> (1000 - n)
+                break
+            for i in range(n):
+                if wcs[i].status != WC_SUCCESS:
+                    if self._status == 0:
+                        self._status = wcs[i].status
+                    continue
+                self._qp.c_post_recv(0, 0, 0, 0)
+                if wcs[i].opcode == WC_RECV_RDMA_WITH_IMM:
+                    w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
+                    if w != NULL:
+                        got += (<FileWriter> w).c_take_acks(<uint16_t> wcs[i].imm_data)
+            if n < POLL:
+                break
+        return -1 if self._status != 0 else got
+
+    def drain(self):
+        """Take what is there without waiting; the number of acknowledgements."""
+        cdef int n
+        with nogil:
+            n = self.c_drain()
+        return n
+
+    def wait(self, int timeout_ms):
+        """Sleep until a completion comes; True if one may have come."""
+        return self._recv_cq.wait(timeout_ms, 0)
+
+
+cdef class FileWriter:
+    """Writes to one granted head file.  Life: construct per partition, `open` for each grant, `close`.
+
+    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the number of requests answered with
+    success.  After a failure (`error_code` != 0) or a revocation no more is sent; `unacknowledged()` returns the requests to repeat.
+    """
+
+    cdef AckRouter _router
+    cdef QueuePair _qp
+    cdef MemoryRegion _buffer
+    cdef MemoryRegion _ring
+    cdef uint64_t _capacity, _write_at, _free_from     # send buffer ring: bytes [_free_from, _write_at) are taken
+    cdef uint64_t _taken
+    cdef request_t* _requests
+    cdef int64_t* _offsets
+    cdef uint64_t _window                              # a power of two
+    cdef readonly uint64_t appended, acknowledged
+    cdef uint64_t _grant_first                         # sequence number of this grant's order 0
+    cdef uint64_t _ring_entries, _ring_read
+    cdef readonly int file_id
+    cdef uint64_t _address
+    cdef uint32_t _rkey
+    cdef readonly int64_t length, position
+    cdef readonly bint granted
+    cdef readonly bint revoked
+    cdef readonly int error_code                       # Kafka's, of the request `acknowledged`
+    cdef bint _desynchronised
+    cdef readonly int64_t last_offset_base             # base offset of the last acknowledged request
+    cdef readonly uint64_t records_acknowledged, bytes_acknowledged
+    cdef readonly str name
+
+    def __cinit__(self):
+        self._requests = NULL
+        self._offsets = NULL
+
+    def __init__(self, name, AckRouter router, QueuePair qp, MemoryRegion ring, int window):
+        cdef uint64_t n = 1
+        while n < <uint64_t> window:
+            n *= 2
+        if ring.length < 2 * n * ACK_BYTES:
+            raise ValueError("acknowledgement ring is smaller than twice the window")
+        self.name = name
+        self._router = router
+        self._qp = qp
+        self._ring = ring
+        self._window = n
+        self._ring_entries = 2 * n
+        self._requests = <request_t*> calloc(n, sizeof(request_t))
+        self._offsets = <int64_t*> calloc(n, sizeof(int64_t))
+        if self._requests == NULL or self._offsets == NULL:
+            raise MemoryError()
+        self.file_id = -1
+        self.last_offset_base = -1
+
+    def __dealloc__(self):
+        free(self._requests)
+        free(self._offsets)
+
+    @property
+    def ring_entries(self):
+        return self._ring_entries
+
+    @property
+    def in_flight(self):
+        """Requests not acknowledged."""
+        return self.appended - self.acknowledged
+
+    @property
+    def usable(self):
+        return self.granted and not self.revoked and self.error_code == 0 and not self._desynchronised and self._router._status == 0
+
+    def set_buffer(self, MemoryRegion buffer):
+        """Give the writer its send buffer; no request may be under way."""
+        if self.appended != self.acknowledged:
+            raise ValueError("requests are under way")
+        old, self._buffer = self._buffer, buffer
+        self._capacity = buffer.length
+        self._taken = self._write_at = self._free_from = 0
+        if old is not None:
+            old.deregister()
+
+    @property
+    def buffer_bytes(self):
+        """Size of the send buffer: no request may be larger."""
+        return self._capacity
+
+    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position):
+        """Start on a new grant; there must be no unacknowledged request."""
+        if self.appended != self.acknowledged:
+            raise ValueError("requests are under way")
+        if not 0 <= position <= length:
+            raise ProtocolError(f"{self.name}: the broker granted position {position} of a file of {length} bytes",
+                                hint="broker and client are of different versions")
+        self._router.detach(self)
+        self.file_id = file_id
+        self._address = address
+        self._rkey = rkey
+        self.length = length
+        self.position = position
+        self._ring_read = 0
+        self._grant_first = self.appended
+        self.error_code = 0
+        self.revoked = False
+        self._desynchronised = False
+        self.granted = True
+        self._router.attach(self)
+
+    def end_grant(self):
+        """The grant was released or lost."""
+        self._router.detach(self)
+        self.granted = False
+
+    cdef int c_take_acks(self, uint16_t count) noexcept nogil:
+        cdef const uint8_t* e
+        cdef uint32_t sequence, batches
+        cdef uint16_t order, error, flags, i
+        cdef int64_t base
+        cdef request_t* r
+        cdef int n = 0
+        for i in range(count):
+            e = self._ring.data + (self._ring_read & (self._ring_entries - 1)) * ACK_BYTES
+            memcpy(&sequence, e + ACK_SEQUENCE, 4)
+            memcpy(&order, e + ACK_ORDER, 2)
+            memcpy(&error, e + ACK_ERROR, 2)
+            memcpy(&flags, e + ACK_FLAGS, 2)
+            memcpy(&batches, e + ACK_BATCHES, 4)
+            memcpy(&base, e + ACK_BASE_OFFSET, 8)
+            if sequence != <uint32_t> self._ring_read:
+                self._desynchronised = True
+                return n
+            self._ring_read += 1
+            if flags & ACK_FLAG_REVOKED:
+                self.revoked = True
+            if batches == 0 and error == 0:
+                continue                      # a notice, not an answer
+            if self.acknowledged >= self.appended or order != <uint16_t> (self.acknowledged - self._grant_first):
+                self._desynchronised = True
+                return n
+            if error != 0:
+                self.error_code = <int16_t> error
+                continue
+            r = &self._requests[self.acknowledged & (self._window - 1)]
+            self._offsets[self.acknowledged & (self._window - 1)] = base
+            self.last_offset_base = base
+            self.records_acknowledged += r.records
+            self.bytes_acknowledged += r.length
+            self.acknowledged += 1
+            self._router.requests_under_way -= 1
+            n += 1
+            if self.acknowledged == self.appended:
+                self._taken = 0
+                self._write_at = 0
+                self._free_from = 0
+            else:
+                r = &self._requests[self.acknowledged & (self._window - 1)]
+                if r.start >= self._free_from:
+                    self._taken -= r.start - self._free_from
+                else:
+                    self._taken -= self._capacity - self._free_from + r.start
+                self._free_from = r.start
+        return n
+
+    cdef int c_reserve(self, uint64_t n, uint64_t* start) noexcept nogil:
+        """Room for `n` contiguous bytes of the send buffer and one request; OK or why not."""
+        cdef uint64_t at = self._write_at
+        cdef uint64_t skip = 0
+        if not self.granted or self.revoked or self.error_code != 0 or self._desynchronised:
+            return NOT_GRANTED
+        if self._router._status != 0:
+            return BROKEN
+        if self.position + <int64_t> n > self.length:
+            return NO_ROOM_FILE
+        if self.appended - self.acknowledged >= self._window or self._router.requests_under_way >= self._router.limit:
+            return NO_ROOM_BUFFER
+        if at + n > self._capacity:
+            skip = self._capacity - at
+            at = 0
+        if self._taken + skip + n > self._capacity:
+            return NO_ROOM_BUFFER
+        self._taken += skip
+        start[0] = at
+        return OK
+
+    cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records) noexcept nogil:
+        """Post the request whose bytes are at `start`.  OK, NO_ROOM_BUFFER (the send queue is full) or BROKEN."""
+        cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | <uint16_t> (self.appended - self._grant_first)
+        cdef int rc = self._qp.c_post_write_imm(0, self._buffer.address + start, self._buffer.lkey, length,
+                                                self._address + <uint64_t> self.position, self._rkey, imm)
+        cdef request_t* r
+        if rc == ENOMEM:
+            self._router.c_drain()
+            rc = self._qp.c_post_write_imm(0, self._buffer.address + start, self._buffer.lkey, length,
+                                           self._address + <uint64_t> self.position, self._rkey, imm)
+            if rc == ENOMEM:
+                return NO_ROOM_BUFFER
+        if rc != 0:
+            if self._router._status == 0:
+                self._router._status = <uint32_t> (1000 + rc)
+            return BROKEN
+        self._router.sends_under_way += 1
+        self._router.requests_under_way += 1
+        r = &self._requests[self.appended & (self._window - 1)]
+        r.start = start
+        r.length = length
+        r.records = records
+        self.appended += 1
+        self.position += length
+        self._write_at = start + length
+        self._taken += length
+        return OK
+
+    cpdef int try_record(self, value, key=None, int64_t timestamp_ms=-1) except -1:
+        """Send one record as a batch of its own.  Returns OK (0), NO_ROOM_FILE (1), NO_ROOM_BUFFER (2), NOT_GRANTED (3) or BROKEN (4); only 0
+        took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
+        cdef const uint8_t* v = NULL
+        cdef const uint8_t* k = NULL
+        cdef int64_t vn = -1, kn = -1, size
+        cdef uint64_t start = 0
+        cdef int rc
+        if value is not None:
+            if not PyBytes_CheckExact(value):
+                value = bytes(value)
+            v = <const uint8_t*> PyBytes_AS_STRING(value)
+            vn = PyBytes_GET_SIZE(value)
+        if key is not None:
+            if not PyBytes_CheckExact(key):
+                key = bytes(key)
+            k = <const uint8_t*> PyBytes_AS_STRING(key)
+            kn = PyBytes_GET_SIZE(key)
+        size = (vn if vn > 0 else 0) + (kn if kn > 0 else 0) + SINGLE_OVERHEAD
+        with nogil:
+            if timestamp_ms < 0:
+                timestamp_ms = _now_ns(CLOCK_REALTIME) // 1000000
+            rc = self.c_reserve(<uint64_t> size, &start)
+            if rc == NO_ROOM_BUFFER:
+                self._router.c_drain()
+                rc = self.c_reserve(<uint64_t> size, &start)
+            if rc == OK:
+                size = encode_single(self._buffer.data + start, <size_t> size, k, kn, v, vn, timestamp_ms)
+                rc = self.c_send(start, <uint32_t> size, 1)
+                if (self.appended & 15) == 0:
+                    self._router.c_drain()
+        return rc
+
+    cpdef int try_batches(self, data, uint32_t records) except -1:
+        """Send encoded record batches (a contiguous buffer of whole batches) as one request.  Returns as `try_record`."""
+        cdef const uint8_t[::1] view = data
+        cdef uint64_t n = <uint64_t> view.shape[0]
+        cdef uint64_t start = 0
+        cdef int rc
+        if n == 0:
+            return OK
+        if n > self._capacity or n > <uint64_t> 0x7FFFFFFF:
+            raise ValueError(f"a request of {n} bytes is larger than the send buffer of {self._capacity}")
+        with nogil:
+            self._router.c_drain()
+            rc = self.c_reserve(n, &start)
+            if rc == OK:
+                memcpy(self._buffer.data + start, &view[0], n)
+                rc = self.c_send(start, <uint32_t> n, records)
+        return rc
+
+    def wait_acknowledged(self, uint64_t sequence, int64_t timeout_ms):
+        """Wait until `acknowledged` > `sequence`.  True; False when the writer can no longer be used (revoked, failed, broken).
+        TimedOutError after `timeout_ms`.  Spins for the router's spin time, then sleeps."""
+        cdef int64_t now, deadline, spin_until
+        cdef int n
+        if self.acknowledged > sequence:
+            return True
+        now = _now_ns(CLOCK_MONOTONIC)
+        deadline = now + timeout_ms * 1000000
+        spin_until = now + self._router._spin_ns
+        while True:
+            with nogil:
+                while True:
+                    n = self._router.c_drain()
+                    if self.acknowledged > sequence or self.revoked or self.error_code != 0 or self._desynchronised or self._router._status != 0:
+                        break
+                    now = _now_ns(CLOCK_MONOTONIC)
+                    if n > 0:
+                        spin_until = now + self._router._spin_ns
+                    if now >= spin_until:
+                        break
+                    kd_pause()
+            if self.acknowledged > sequence:
+                return True
+            if self.revoked or self.error_code != 0 or self._desynchronised or self._router._status != 0:
+                return False
+            if now >= deadline:
+                raise TimedOutError(f"{self.name}: no acknowledgement within {timeout_ms} ms", hint="the broker may be stopped or overloaded; the records may still be committed")
+            self._router._recv_cq.wait(max(1, min(1000, (deadline - now) // 1000000)), 0)
+            spin_until = 0
+
+    def offset_of(self, uint64_t sequence):
+        """Base offset of an acknowledged request; only the last window of them is remembered."""
+        if not (sequence < self.acknowledged <= sequence + self._window):
+            raise ValueError(sequence)
+        return self._offsets[sequence & (self._window - 1)]
+
+    def unacknowledged(self):
+        """[(bytes, records)] of the requests not acknowledged, in order; the failed one first if there is an `error_code`."""
+        cdef uint64_t s
+        cdef request_t* r
+        out = []
+        for s in range(self.acknowledged, self.appended):
+            r = &self._requests[s & (self._window - 1)]
+            out.append(((<const char*> (self._buffer.data + r.start))[:r.length], r.records))
+        return out
+
+    def forget(self):
+        """Give up the unacknowledged requests (the caller took them by `unacknowledged`)."""
+        self._router.requests_under_way -= self.appended - self.acknowledged
+        self.appended = self.acknowledged
+        self._taken = self._write_at = self._free_from = 0
+
+    def close(self):
+        """End the grant here and free the registered memory."""
+        self.end_grant()
+        if self._buffer is not None:
+            self._buffer.deregister()
+        self._ring.deregister()

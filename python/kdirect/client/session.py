@@ -1,0 +1,488 @@
+"""A process's way to the log: one `Session` per settings, with the transport chosen and proven.
+
+Owns: the cluster connection, the choice of transport, idle readers kept warm between uses (so that a
+micro-batch costs no request to the broker), and the slots that answer `watermarks`.  Everything a caller
+needs of records goes through `reader` and `producer`; both work over RDMA or over Kafka's protocol.
+
+`connect` caches sessions by process id and settings: PySpark forks its workers, and a device, queue
+pair or socket opened before a fork is of no use after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from kdirect.client.admin import Admin
+from kdirect.client.channel import Channel
+from kdirect.client.cluster import Cluster
+from kdirect.client.direct import DirectFetcher
+from kdirect.client.tcp import TcpFetcher
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    QueuePairError,
+    RdmaError,
+    TimedOutError,
+    TransportError,
+)
+from kdirect.format import layout
+from kdirect.format.codec import ArrowDecoder
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.options import CLIENT
+
+if TYPE_CHECKING:
+    from kdirect.client.producer import Producer
+
+log = logging.getLogger("kdirect.client")
+
+IDLE_READERS = 256
+PARKED_BUFFER_BYTES = 256 << 10
+FIRST_WAIT_S = 50e-6
+LONGEST_WAIT_S = 5e-3
+DEFAULT_TARGET_ROWS = 1 << 16
+DEFAULT_TARGET_BYTES = 4 << 20
+
+_sessions: dict[tuple[int, tuple], Session] = {}
+_sessions_lock = threading.Lock()
+
+
+def connect(settings: Mapping[str, Any] | str) -> Session:
+    """The session of this process for these client settings (a mapping of CLIENT options, or just "host:port").
+
+    Sessions are cached by process id and settings and shared by threads.  Raises ConfigError for settings that cannot be; the
+    broker is contacted on first use.
+    """
+    given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
+    resolved = CLIENT.resolve(given)
+    key = (os.getpid(), tuple(sorted((k, str(v)) for k, v in resolved.items())))
+    with _sessions_lock:
+        for old in [k for k in _sessions if k[0] != key[0]]:
+            del _sessions[old]  # inherited by a fork: its descriptors belong to the parent
+        session = _sessions.get(key)
+        if session is None or session.closed:
+            session = _sessions[key] = Session(resolved)
+        return session
+
+
+class Session:
+    """See the module.  Thread-safe.  Made by `connect`."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        self.settings = dict(settings)
+        self.closed = False
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._cluster: Cluster | None = None
+        self._admin: Admin | None = None
+        self._transport: str | None = None
+        self._reason = ""
+        self._idle: dict[TopicPartition, list[_DirectSource]] = {}
+        self._idle_count = 0
+        self._spare: list[Channel] = []
+        self._watcher: DirectFetcher | None = None
+
+    def _check(self) -> None:
+        if self.closed:
+            raise ClosedError("the session is closed", hint="call kdirect.connect again")
+        if self._pid != os.getpid():
+            raise ClosedError("the session belongs to the process that was forked from", hint="call kdirect.connect in this process")
+
+    @property
+    def cluster(self) -> Cluster:
+        with self._lock:
+            self._check()
+            if self._cluster is None:
+                self._cluster = Cluster(self.settings)
+            return self._cluster
+
+    @property
+    def admin(self) -> Admin:
+        """Topics, offsets, groups."""
+        with self._lock:
+            if self._admin is None:
+                self._admin = Admin(self.cluster)
+            return self._admin
+
+    # -- transport -------------------------------------------------------------------------------------
+
+    @property
+    def transport(self) -> str:
+        """`shm` or `tcp`: proven with a data READ at the first call."""
+        with self._lock:
+            if self._transport is None:
+                self._choose()
+            assert self._transport is not None
+            return self._transport
+
+    @property
+    def transport_reason(self) -> str:
+        """Why that transport."""
+        return self._reason if self.transport else ""
+
+    def _choose(self) -> None:
+        wanted = self.settings["transport"]
+        if wanted == "tcp":
+            self._transport, self._reason = "tcp", "transport=tcp is set"
+            return
+        if wanted == "verbs":
+            raise TransportError("transport=verbs: this build has no verbs provider", hint="use transport=auto, shm or tcp")
+        connection = self.cluster.control_connection()
+        if not connection.supports(layout.API_OPEN_QUEUE_PAIR):
+            self._fall_back(TransportError(f"{connection.peer} is not a kdirect broker", hint="point bootstrap.servers at one, or use transport=tcp"))
+            return
+        try:
+            self._spare.append(Channel(connection, "shm"))
+        except (RdmaError, TransportError) as e:
+            self._fall_back(e)
+            return
+        self._transport, self._reason = "shm", f"the broker {connection.peer} shares this host's memory; a READ of it was proven"
+        log.info("transport shm: %s", self._reason)
+
+    def _fall_back(self, why: KdirectError) -> None:
+        if self.settings["transport"] != "auto":
+            raise TransportError(f"transport={self.settings['transport']} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp")
+        self._transport, self._reason = "tcp", f"no RDMA path: {why}"
+        log.warning("transport tcp: %s", self._reason)
+
+    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+        """A new queue pair to the broker that leads `tp`."""
+        self._check()
+        if not sizes:
+            with self._lock:
+                while self._spare:
+                    channel = self._spare.pop()
+                    if not channel.closed:
+                        return channel
+        return Channel(self.cluster.connection_for(tp), "shm", **sizes)
+
+    # -- topics and offsets ----------------------------------------------------------------------------
+
+    def list_topics(self) -> dict[str, int]:
+        """Partitions of every topic that is not internal."""
+        return {name: info.partitions for name, info in self.admin.list_topics().items()}
+
+    def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """First offset of each partition."""
+        return {tp: x[0] for tp, x in self.admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET)).items()}
+
+    def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """High watermark of each partition (last stable offset with read_committed)."""
+        return {tp: mark for tp, (_, mark) in self.watermarks(list(tps)).items()}
+
+    def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+        """First offset whose timestamp is at or after the time; None: no such record."""
+        found = self.admin.list_offsets(dict(times_ms))
+        return {tp: (x[0] if x is not None and x[0] >= 0 else None) for tp, x in found.items()}
+
+    def watermarks(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        """(log start offset, high watermark) of each partition.
+
+        Over RDMA one slot READ for all of them once their slots are granted, without the broker's CPU; over TCP two requests.
+        """
+        wanted = list(tps)
+        if not wanted:
+            return {}
+        with self._lock:
+            if self.transport == "tcp":
+                starts = self.admin.list_offsets(dict.fromkeys(wanted, EARLIEST_OFFSET))
+                ends = self.admin.list_offsets(dict.fromkeys(wanted, LATEST_OFFSET))
+                return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
+            for attempt in (0, 1):
+                try:
+                    return self._slot_watermarks(wanted)
+                except (QueuePairError, BrokerUnavailableError, ClosedError):
+                    if self._watcher is not None:
+                        self._watcher.close()
+                        self._watcher = None
+                    if attempt:
+                        raise
+                except AccessDeniedError as e:
+                    log.warning("watermarks over TCP: %s", e)
+                    starts = self.admin.list_offsets(dict.fromkeys(wanted, EARLIEST_OFFSET))
+                    ends = self.admin.list_offsets(dict.fromkeys(wanted, LATEST_OFFSET))
+                    return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
+            raise AssertionError("unreachable")
+
+    def _slot_watermarks(self, wanted: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        if self._watcher is None or self._watcher.channel.closed:
+            self._watcher = DirectFetcher(self.channel(wanted[0]), self.settings)
+        watcher = self._watcher
+        watcher.refresh()
+        again = [tp for tp in wanted if tp not in watcher] + [tp for tp in watcher.stale() if tp in set(wanted)]
+        if again:
+            watcher.assign(dict.fromkeys(again, LATEST_OFFSET))
+        return {tp: watcher.watermarks(tp) for tp in wanted}
+
+    # -- reading ---------------------------------------------------------------------------------------
+
+    def reader(
+        self,
+        tp: TopicPartition,
+        start_offset: int,
+        stop_offset: int,
+        *,
+        include_headers: bool = False,
+        target_rows: int = DEFAULT_TARGET_ROWS,
+        target_bytes: int = DEFAULT_TARGET_BYTES,
+        timeout_ms: int | None = None,
+    ) -> Reader:
+        """Read offsets [start, stop) of one partition as Arrow batches; see `Reader`."""
+        self._check()
+        return Reader(self, tp, start_offset, stop_offset, include_headers, target_rows, target_bytes,
+                      timeout_ms if timeout_ms is not None else self.settings["request.timeout.ms"])  # fmt: skip
+
+    def _source(self, tp: TopicPartition, offset: int) -> _DirectSource | _TcpSource:
+        """A source of bytes that stands at `offset`: a warm one if there is one."""
+        if self.transport == "tcp":
+            return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
+        with self._lock:
+            warm = self._idle.get(tp, [])
+            for source in list(warm):
+                if source.next_offset == offset or len(warm) > 1:
+                    warm.remove(source)
+                    self._idle_count -= 1
+                    if source.next_offset == offset and not source.fetcher.channel.closed:
+                        return source
+                    source.fetcher.close()
+            spare = warm.pop() if warm else None
+            if spare is not None:
+                self._idle_count -= 1
+        if spare is not None and not spare.fetcher.channel.closed:
+            try:
+                spare.fetcher.assign({tp: offset})
+                spare.next_offset = offset
+                return spare
+            except (QueuePairError, BrokerUnavailableError, ClosedError):
+                spare.fetcher.close()
+        fetcher = DirectFetcher(self.channel(tp), self.settings)
+        try:
+            fetcher.assign({tp: offset})
+        except AccessDeniedError as e:
+            fetcher.close()
+            log.warning("%s is read over TCP: %s", tp, e)
+            return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
+        except BaseException:
+            fetcher.close()
+            raise
+        return _DirectSource(fetcher, tp, offset)
+
+    def _park(self, source: _DirectSource | _TcpSource) -> None:
+        if isinstance(source, _DirectSource) and not self.closed:
+            stream = source.fetcher.stream(source.tp) if source.tp in source.fetcher else None
+            if stream is not None and stream.buffer_bytes > PARKED_BUFFER_BYTES:
+                stream.close()  # what was READ and not consumed is READ again
+            with self._lock:
+                if self._idle_count < IDLE_READERS and not source.fetcher.channel.closed:
+                    self._idle.setdefault(source.tp, []).append(source)
+                    self._idle_count += 1
+                    return
+        source.close()
+
+    # -- writing ---------------------------------------------------------------------------------------
+
+    def producer(self, **settings: Any) -> Producer:
+        """A new producer; `settings` override the session's (`acks="1"`, or `compression_type="zstd"` with underscores)."""
+        from kdirect.client.producer import Producer
+
+        overrides = {k.replace("_", "."): v for k, v in settings.items()}
+        return Producer({**self.settings, **overrides}, session=self)
+
+    def close(self) -> None:
+        """End all connections; readers and producers made by this session end with it."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self._pid != os.getpid():
+                return
+            for sources in self._idle.values():
+                for source in sources:
+                    source.close()
+            self._idle.clear()
+            for channel in self._spare:
+                channel.close()
+            if self._watcher is not None:
+                self._watcher.close()
+            if self._cluster is not None:
+                self._cluster.close()
+
+
+class _DirectSource:
+    """Bytes of one partition by READ."""
+
+    transport = "shm"
+
+    def __init__(self, fetcher: DirectFetcher, tp: TopicPartition, offset: int) -> None:
+        self.fetcher = fetcher
+        self.tp = tp
+        self.next_offset = offset
+
+    def feed(self, decoder: ArrowDecoder) -> int:
+        address, length = self.fetcher.window(self.tp)
+        if not length:
+            return 0
+        consumed = decoder.feed_address(address, length)
+        if consumed:
+            self.fetcher.stream(self.tp).consume(consumed)
+            self.next_offset = decoder.next_offset
+        return consumed
+
+    def fill(self, next_offset: int, wait_ms: int) -> bool:
+        return self.fetcher.fill(self.tp, next_offset)
+
+    def reopen(self, session: Session, offset: int) -> _DirectSource | _TcpSource:
+        self.close()
+        return session._source(self.tp, offset)
+
+    def close(self) -> None:
+        self.fetcher.close()
+
+    def statistics(self) -> dict[str, int]:
+        return self.fetcher.statistics()
+
+
+class _TcpSource:
+    """Bytes of one partition by Kafka's Fetch."""
+
+    transport = "tcp"
+
+    def __init__(self, fetcher: TcpFetcher, settings: Mapping[str, Any]) -> None:
+        self.fetcher = fetcher
+        self.tp = fetcher.tp
+        self._fetch_bytes = settings["fetch.max.read.bytes"]
+        self._data: memoryview = memoryview(b"")
+        self._fetched = 0
+
+    def feed(self, decoder: ArrowDecoder) -> int:
+        if not len(self._data):
+            return 0
+        consumed = decoder.feed(self._data)
+        self._data = self._data[consumed:]
+        return consumed
+
+    def fill(self, next_offset: int, wait_ms: int) -> bool:
+        self.fetcher.seek(next_offset)
+        data = self.fetcher.fetch(self._fetch_bytes, wait_ms)[0]
+        self._data = memoryview(data)
+        self._fetched += len(data)
+        return len(data) > 0
+
+    def reopen(self, session: Session, offset: int) -> _DirectSource | _TcpSource:
+        return session._source(self.tp, offset)
+
+    def close(self) -> None:
+        pass
+
+    def statistics(self) -> dict[str, int]:
+        return {"fetched_bytes": self._fetched}
+
+
+class Reader:
+    """Reads [start, stop) of one partition.
+
+    `batches()` yields pyarrow.RecordBatches (schema of `kdirect.format.codec.ArrowDecoder`), in offset order, never a record outside the
+    range; offsets that hold no record (compacted, or control records) are skipped.  Raises OffsetOutOfRangeError when the start
+    has been deleted, TimedOutError when the range is not there `timeout_ms` after the last progress.  A connection lost on the way is replaced and reading goes
+    on behind the last record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
+    """
+
+    def __init__(
+        self, session: Session, tp: TopicPartition, start_offset: int, stop_offset: int, include_headers: bool, target_rows: int,
+        target_bytes: int, timeout_ms: int,
+    ) -> None:  # fmt: skip
+        self._session = session
+        self.tp = tp
+        self._start = start_offset
+        self._stop = stop_offset
+        self._timeout_ms = timeout_ms
+        self._decoder_settings: dict[str, Any] = {
+            "include_headers": include_headers, "target_rows": target_rows, "target_bytes": target_bytes,
+            "max_decompressed_bytes": session.settings["max.batch.bytes"],
+        }  # fmt: skip
+        self._source: _DirectSource | _TcpSource | None = None
+        self._before: dict[str, int] = {}
+        self._totals: dict[str, int] = {}
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The records of the range; see the class."""
+        if self._start >= self._stop:
+            return
+        decoder = self._decoder(self._start)
+        self._open(self._start)
+        last_progress = time.monotonic()
+        pause = FIRST_WAIT_S
+        failures = 0
+        while decoder.next_offset < self._stop:
+            assert self._source is not None
+            try:
+                if self._source.feed(decoder):
+                    last_progress = time.monotonic()
+                    pause = FIRST_WAIT_S
+                    failures = 0
+                    if decoder.full:
+                        yield decoder.take()
+                    continue
+                if decoder.full:
+                    yield decoder.take()
+                    continue
+                if self._source.fill(decoder.next_offset, 100):
+                    continue
+            except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
+                failures += 1
+                if failures > 3 or self._session.closed:
+                    raise
+                log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, e, decoder.next_offset)
+                self._account()
+                source, self._source = self._source, None
+                self._before = {}
+                self._source = source.reopen(self._session, decoder.next_offset)
+                continue
+            if (time.monotonic() - last_progress) * 1000 > self._timeout_ms:
+                raise TimedOutError(
+                    f"{self.tp}: offset {decoder.next_offset} of [{self._start}, {self._stop}) did not become readable in {self._timeout_ms} ms",
+                    hint="the records may have been deleted, or the range ends beyond the high watermark",
+                )
+            if self._source.transport != "tcp":
+                time.sleep(pause)
+                pause = min(pause * 2, LONGEST_WAIT_S)
+        if decoder.rows:
+            yield decoder.take()
+
+    def _decoder(self, offset: int) -> ArrowDecoder:
+        return ArrowDecoder(self.tp.topic, self.tp.partition, start_offset=offset, stop_offset=self._stop, **self._decoder_settings)
+
+    def _open(self, offset: int) -> None:
+        self._source = self._session._source(self.tp, offset)
+        self._before = self._source.statistics()
+
+    def _account(self) -> None:
+        if self._source is not None:
+            for name, value in self._source.statistics().items():
+                self._totals[name] = self._totals.get(name, 0) + value - self._before.get(name, 0)
+            self._before = self._source.statistics()
+
+    @property
+    def transport(self) -> str:
+        """What this reader uses; the session's choice until it has started."""
+        return self._source.transport if self._source is not None else self._session.transport
+
+    def statistics(self) -> dict[str, int]:
+        """What this reader has moved: `reads` and `read_bytes` one-sidedly, or `fetched_bytes` over TCP."""
+        self._account()
+        return dict(self._totals)
+
+    def close(self) -> None:
+        """Stop; a warm RDMA source goes back to the session for the next reader of this partition."""
+        self._account()
+        source, self._source = self._source, None
+        if source is not None:
+            self._session._park(source)
