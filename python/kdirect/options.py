@@ -186,7 +186,6 @@ BROKER = Options("Broker properties", (
     Option("queued.max.requests", "int", 500, "Requests that one connection may have unanswered; beyond that it is not read from.", low=1),
     Option("connections.max.idle.ms", "ms", 600_000, "Close connections that were silent for this long and hold no RDMA access; -1: never.", low=-1),
     Option("fetch.max.bytes", "bytes", 57_671_680, "Largest response to a Fetch, unless its first batch alone is larger.", low=1024, high=0x7FFFFFFF),
-    Option("max.incremental.fetch.session.cache.slots", "int", 0, "Always 0: fetch sessions are not kept, every Fetch is a full one.", low=0),
     # topics
     Option("auto.create.topics.enable", "bool", True, "Create a topic when a client first asks for it."),
     Option("delete.topic.enable", "bool", True, "Let clients delete topics."),

@@ -155,11 +155,11 @@ APIS: dict[int, Api] = {api.key: api for api in (
 )}
 API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
-if {layout.API_OPEN_QUEUE_PAIR, layout.API_GET_PRODUCE_ACCESS, layout.API_GET_CONSUME_ACCESS, layout.API_RELEASE_ACCESS} - set(APIS):
-    raise AssertionError("protocol: an access API key differs between layout.py and its schema")
-
 API_VERSIONS = ApiVersionsRequest.API_KEY
-ACCESS_API_KEYS = frozenset((layout.API_OPEN_QUEUE_PAIR, layout.API_GET_PRODUCE_ACCESS, layout.API_GET_CONSUME_ACCESS, layout.API_RELEASE_ACCESS))
+ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.startswith("API_"))
+
+if ACCESS_API_KEYS - set(APIS):
+    raise AssertionError("protocol: an access API key differs between layout.py and its schema")
 
 # -- headers ---------------------------------------------------------------------------------------------
 _REQUEST_HEAD = struct.Struct(">hhih")

@@ -82,8 +82,9 @@ def _within(versions: tuple[int, int] | None, version: int) -> bool:
 
 def _struct_reader(schema: Any, cls: Any, version: int, flexible: bool) -> Reader:
     """Reads the fields of a struct that are in `version`; runs of fixed-size ones with one unpack."""
-    plain = [f for f in schema._fields if _within(f._versions, version) and not (f._tag is not None and _within(f._tagged_versions, version))]
-    tagged = {f._tag: f for f in schema._fields if f._tag is not None and _within(f._versions, version) and _within(f._tagged_versions, version)}
+    present = [f for f in schema._fields if _within(f._versions, version)]
+    tagged = {f._tag: f for f in present if f._tag is not None and _within(f._tagged_versions, version)}
+    plain = [f for f in present if f._tag not in tagged]
     steps: list[tuple[str, Any, Any]] = []
     run: list[Any] = []
 
@@ -269,7 +270,10 @@ def _array_reader(f: Any, label: str, version: int, flexible: bool, nullable: bo
             return list(struct.unpack_from(f">{n}{code}", data, pos)), pos + n * width
 
         return read_fixed
-    element = _struct_reader(inner, inner.data_class, version, flexible) if f.is_struct_array() else _element_reader(inner, label, version, flexible)
+    if f.is_struct_array():
+        element = _struct_reader(inner, inner.data_class, version, flexible)
+    else:
+        element = _element_reader(inner, label, version, flexible)
 
     def read(data: memoryview, pos: int, end: int) -> tuple[Any, int]:
         n, pos = length(data, pos, end)  # an element has at least one byte: a count above the bytes left is refused here

@@ -1,0 +1,173 @@
+"""The broker's configuration: properties files, listeners, topic configs.
+
+Owns: turning text (files, flags, keyword arguments) into checked values, by the BROKER table of options.
+No I/O but the reading of a named properties file.  Every mistake is a ConfigError that names the property.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kdirect.errors import ConfigError
+from kdirect.options import BROKER, Option
+
+# Properties that stock server.properties files carry and that mean nothing to a broker of this kind; they are
+# accepted with a warning, so that such a file works unchanged.
+IGNORED = frozenset("""
+    process.roles controller.quorum.voters controller.quorum.bootstrap.servers controller.listener.names listener.security.protocol.map
+    inter.broker.listener.name security.inter.broker.protocol num.network.threads num.io.threads background.threads
+    num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes zookeeper.connect
+    zookeeper.connection.timeout.ms zookeeper.session.timeout.ms zookeeper.set.acl offsets.topic.replication.factor
+    transaction.state.log.replication.factor transaction.state.log.min.isr transaction.state.log.num.partitions
+    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr log.cleaner.enable log.cleaner.threads
+    log.cleaner.dedupe.buffer.size broker.rack metadata.log.dir unclean.leader.election.enable auto.leader.rebalance.enable
+    controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name super.users
+    allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version log.message.format.version replica.fetch.max.bytes
+    num.replica.fetchers replica.lag.time.max.ms initial.broker.registration.timeout.ms broker.heartbeat.interval.ms
+    broker.session.timeout.ms queued.max.request.bytes max.incremental.fetch.session.cache.slots leader.imbalance.check.interval.seconds metrics.num.samples
+""".split())
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """Where to listen.  `host` "" means every address; port 0: any free one."""
+
+    name: str
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.name}://{format_address(self.host, self.port)}"
+
+
+def format_address(host: str, port: int) -> str:
+    """``host:port``, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+_LISTENER = re.compile(r"(?:([A-Za-z][A-Za-z0-9_]*)://)?(\[[0-9A-Fa-f:.%\w]*\]|[^\[\]:/\s]*):(\d{1,5})\Z")
+
+
+def parse_listeners(items: str | Iterable[str], option: str = "listeners") -> tuple[Listener, ...]:
+    """``PLAINTEXT://host:port`` or bare ``host:port``, separated by commas."""
+    texts = [t.strip() for t in items.split(",")] if isinstance(items, str) else [str(t).strip() for t in items]
+    out = []
+    for text in texts:
+        if not text:
+            continue
+        m = _LISTENER.match(text)
+        if m is None or int(m[3]) > 65535:
+            raise ConfigError(f"option {option}: {text!r} is not host:port", hint="write for example 127.0.0.1:9092 or PLAINTEXT://0.0.0.0:9092")
+        name = (m[1] or "PLAINTEXT").upper()
+        if name in ("SSL", "SASL_SSL", "SASL_PLAINTEXT"):
+            raise ConfigError(f"option {option}: {name} listeners are not supported", hint="use PLAINTEXT, on an address that only trusted hosts reach")
+        if name == "CONTROLLER":
+            continue  # of Kafka's own quorum; there is none here
+        out.append(Listener(name, m[2].strip("[]"), int(m[3])))
+    if not out:
+        raise ConfigError(f"option {option} names no listener", hint="write for example 127.0.0.1:9092")
+    return tuple(out)
+
+
+def read_properties(path: str | Path) -> dict[str, str]:
+    """A Java properties file: ``key=value``, ``key: value`` or ``key value``; # and ! comments; \\ continues a line and escapes."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as e:
+        raise ConfigError(f"cannot read the properties file {path}: {e.strerror}", hint="check --config") from e
+    except UnicodeDecodeError as e:
+        raise ConfigError(f"the properties file {path} is not UTF-8 text", hint="check --config") from e
+    return parse_properties(text)
+
+
+def parse_properties(text: str) -> dict[str, str]:
+    """See `read_properties`.  A key given twice keeps its last value, as in Java."""
+    out: dict[str, str] = {}
+    logical = ""
+    for raw in text.splitlines():
+        line = raw.lstrip(" \t\f")
+        if not logical and (not line or line[0] in "#!"):
+            continue
+        trailing = len(line) - len(line.rstrip("\\"))
+        if trailing % 2:
+            logical += line[:-1]
+            continue
+        key, value = _split_property(logical + line)
+        out[key] = value
+        logical = ""
+    if logical:
+        key, value = _split_property(logical)
+        out[key] = value
+    return out
+
+
+def _split_property(line: str) -> tuple[str, str]:
+    i = 0
+    while i < len(line) and line[i] not in "=: \t\f":
+        i += 2 if line[i] == "\\" else 1
+    key, rest = line[:i], line[i:].lstrip(" \t\f")
+    if rest[:1] in ("=", ":"):
+        rest = rest[1:].lstrip(" \t\f")
+    return _unescape(key), _unescape(rest).rstrip()
+
+
+def _unescape(text: str) -> str:
+    def one(m: re.Match[str]) -> str:
+        return chr(int(m[1], 16)) if m[1] else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(m[2], m[2])
+
+    return re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", one, text)
+
+
+class BrokerConfig(Mapping[str, Any]):
+    """Checked values of all rows of the BROKER table, by row name.
+
+    `given` are the names that were set; `ignored` are names of Kafka's that mean nothing here.
+    """
+
+    def __init__(self, properties: Mapping[str, Any]) -> None:
+        known: dict[str, Any] = {}
+        ignored = []
+        for name, value in properties.items():
+            if name in IGNORED or name.startswith(("ssl.", "sasl.", "listener.name.", "metric.")):
+                ignored.append(name)
+            else:
+                row = BROKER.find(name)
+                if row.name in known and name != row.name:
+                    continue  # the proper name goes before its aliases
+                known[row.name] = value
+        self.given = frozenset(known)
+        self.ignored = tuple(sorted(ignored))
+        self._values = BROKER.resolve(known)
+        self.listeners = parse_listeners(self._values["listeners"])
+        advertised = self._values["advertised.listeners"]
+        self.advertised = parse_listeners(advertised, "advertised.listeners") if advertised else ()
+        for listener in self.advertised:
+            if listener.host in ("", "0.0.0.0", "::"):
+                raise ConfigError(f"option advertised.listeners: {listener} is no address that a client could use", hint="name this host")
+
+    @classmethod
+    def from_arguments(cls, properties: Mapping[str, Any] | None = None, /, **keywords: Any) -> BrokerConfig:
+        """From a mapping of property names and from keyword arguments (underscores for dots), which go first."""
+        merged = dict(properties or {})
+        for name, value in keywords.items():
+            if value is not None:
+                merged[name.replace("_", ".")] = value
+        return cls(merged)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def broker_flag(row: Option) -> str:
+    """The command-line flag of a property: ``--num-partitions``."""
+    return "--" + row.name.replace(".", "-")

@@ -1,0 +1,269 @@
+"""One TCP connection: requests in, responses out, in order.
+
+Owns: the socket's two directions and the order of answers.  Knows nothing of what requests mean: the
+server's `dispatch` turns a frame into an answer, an awaitable of one, or nothing.
+
+Rules, and why:
+
+- Answers leave in the order of requests, whatever finishes first.
+- A request that waits (a long-polling Fetch, a Produce that awaits fsync) does not hold up the execution of later
+  ones; a *blocking* one (joining a group, creating a topic) does, because Kafka's clients may count on
+  its effects being there before the next request of the same connection is looked at.
+- Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one, or the
+  peer does not read its answers, this connection is not read from until that is over.
+- Response bytes are written with writev while the socket takes them; what is left is kept as views and
+  fed in pieces, so that a slow reader costs no copies of what it is owed.
+
+All methods run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import struct
+import time
+from collections import deque
+from collections.abc import Awaitable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from kdirect.broker.frames import FrameParser
+from kdirect.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from kdirect.broker.server import BrokerServer
+
+log = logging.getLogger("kdirect.broker")
+
+_SIZE = struct.Struct(">i")
+_IOV_MAX = 1024
+WRITE_PIECE_BYTES = 1 << 20
+WRITE_HIGH_WATER_BYTES = 256 << 10
+BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
+
+
+class Waiting:
+    """What `dispatch` returns for a request whose answer comes later."""
+
+    __slots__ = ("answer", "blocking")
+
+    def __init__(self, answer: Awaitable[Sequence[Any] | None], *, blocking: bool) -> None:
+        self.answer = answer
+        self.blocking = blocking
+
+
+class _Slot:
+    """The place of one unanswered request in the order of answers."""
+
+    __slots__ = ("blocking", "buffers", "done")
+
+    def __init__(self, blocking: bool) -> None:
+        self.blocking = blocking
+        self.buffers: Sequence[Any] | None = None
+        self.done = False
+
+
+class Connection(asyncio.BufferedProtocol):
+    """Hashable by identity.  `peer` is ``host:port``; `client_id` is that of the latest request."""
+
+    def __init__(self, server: BrokerServer, listener: int) -> None:
+        self.server = server
+        self.listener = listener
+        self.client_id: str | None = None
+        self.peer = "?"
+        self.local: tuple[str, int] = ("", 0)
+        self.used_access = False
+        self.closed = False
+        self.last_active = time.monotonic()
+        self._transport: Any = None
+        self._fd = -1
+        self._parser = FrameParser(server.config["socket.request.max.bytes"])
+        self._max_in_flight: int = server.config["queued.max.requests"]
+        self._slots: deque[_Slot] = deque()
+        self._out: list[Any] = []
+        self._pending: deque[memoryview] = deque()  # owed to the peer, not yet with the transport
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._blocked = False
+        self._write_paused = False
+        self._read_paused = False
+        self._working = False
+
+    # -- transport callbacks ----------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        peer = transport.get_extra_info("peername")
+        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer)
+        local = transport.get_extra_info("sockname")
+        self.local = (local[0], local[1]) if isinstance(local, tuple) and len(local) >= 2 else ("", 0)
+        self._fd = transport.get_extra_info("socket").fileno()
+        transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
+        self.server.connection_opened(self)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._parser.writable()
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.server.counters.bytes_in += nbytes
+        self._parser.received(nbytes)
+        self._work()
+
+    def eof_received(self) -> bool:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.closed = True
+        for task in list(self._tasks):
+            task.cancel()
+        self._slots.clear()
+        self._pending.clear()
+        self.server.connection_lost(self)
+
+    def pause_writing(self) -> None:
+        self._write_paused = True
+
+    def resume_writing(self) -> None:
+        self._write_paused = False
+        self._feed()
+        self._work()
+
+    # -- requests ------------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        """Execute what has arrived, as far as the rules of this module let it."""
+        if self._working or self.closed:
+            return
+        self._working = True
+        try:
+            while not self._blocked and not self._write_paused and len(self._slots) < self._max_in_flight:
+                frame = self._parser.next_frame()
+                if frame is None:
+                    break
+                self.last_active = time.monotonic()
+                answer = self.server.dispatch(self, frame)
+                if isinstance(answer, Waiting):
+                    slot = _Slot(answer.blocking)
+                    self._slots.append(slot)
+                    self._blocked = answer.blocking
+                    task = asyncio.ensure_future(self._finish(slot, answer.answer))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+                elif answer is not None:
+                    self._answer(answer)
+                if self.closed:
+                    return
+        except ProtocolError as e:
+            self.close(str(e))
+            return
+        finally:
+            self._working = False
+            self._flush()
+        self._throttle()
+
+    async def _finish(self, slot: _Slot, answer: Awaitable[Sequence[Any] | None]) -> None:
+        try:
+            buffers = await answer
+        except asyncio.CancelledError:
+            raise
+        except ProtocolError as e:
+            self.close(str(e))
+            return
+        except Exception:
+            log.exception("closing %s: a request failed", self.peer)
+            self.close("")
+            return
+        if self.closed:
+            return
+        slot.done = True
+        slot.buffers = buffers
+        if slot.blocking:
+            self._blocked = False
+        while self._slots and self._slots[0].done:
+            ready = self._slots.popleft()
+            if ready.buffers is not None:
+                self._push(ready.buffers)
+        self._flush()
+        self._work()
+
+    def _answer(self, buffers: Sequence[Any]) -> None:
+        if self._slots:
+            slot = _Slot(False)
+            slot.done = True
+            slot.buffers = buffers
+            self._slots.append(slot)
+        else:
+            self._push(buffers)
+
+    def _throttle(self) -> None:
+        """Stop or resume reading."""
+        if self.closed:
+            return
+        full = self._write_paused or len(self._slots) >= self._max_in_flight or (self._blocked and self._parser.buffered >= BLOCKED_BYTES)
+        if full != self._read_paused:
+            self._read_paused = full
+            if full:
+                self._transport.pause_reading()
+            else:
+                self._transport.resume_reading()
+
+    # -- answers -------------------------------------------------------------------------------------------
+
+    def _push(self, buffers: Sequence[Any]) -> None:
+        size = sum(len(b) for b in buffers)
+        self._out.append(_SIZE.pack(size))
+        self._out.extend(buffers)
+        self.server.counters.bytes_out += size + 4
+
+    def _flush(self) -> None:
+        """Hand what `_push` collected to the socket."""
+        if not self._out or self.closed:
+            return
+        out, self._out = self._out, []
+        if not self._pending and not self._write_paused and self._transport.get_write_buffer_size() == 0:
+            try:
+                sent = os.writev(self._fd, out[:_IOV_MAX])
+            except (BlockingIOError, InterruptedError):
+                sent = 0
+            except OSError:
+                self._transport.abort()
+                return
+            for i, b in enumerate(out):
+                if sent < len(b):
+                    self._pending.append(memoryview(b)[sent:])
+                    self._pending.extend(memoryview(rest) for rest in out[i + 1:])
+                    break
+                sent -= len(b)
+        else:
+            self._pending.extend(memoryview(b) for b in out)
+        self._feed()
+
+    def _feed(self) -> None:
+        while self._pending and not self._write_paused and not self.closed:
+            view = self._pending.popleft()
+            if len(view) > WRITE_PIECE_BYTES:
+                self._pending.appendleft(view[WRITE_PIECE_BYTES:])
+                view = view[:WRITE_PIECE_BYTES]
+            self._transport.write(view)
+
+    # -- the end -------------------------------------------------------------------------------------------
+
+    def close(self, reason: str) -> None:
+        """Close now; `reason` is logged, unless empty."""
+        if self.closed:
+            return
+        if reason:
+            log.warning("closing connection from %s (client id %s): %s", self.peer, self.client_id, reason)
+        self._flush()
+        self.closed = True
+        self._transport.close()
+
+    @property
+    def unanswered(self) -> int:
+        """Requests that wait for their answer."""
+        return len(self._slots)
+
+    @property
+    def owed(self) -> bool:
+        """Bytes wait to be written."""
+        return bool(self._pending) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)
