@@ -9,6 +9,8 @@ Invariants:
 - All state belongs to one process: after a fork the child starts with nothing and opens its own connections.
 - Metadata is a hint: whoever gets NOT_LEADER or UNKNOWN_TOPIC calls `forget` and asks again.
 - A broker that cannot be reached is tried again, with growing waits, for `connect.timeout.ms` and no longer.
+- Connections are kept by channel: `control` (access requests, metadata, admin) and `data` (produce over TCP), so that
+  a record on its way never holds up a request, and closing a stuck data connection revokes no grant.
 - Of a cluster with one broker only the address that answered at first is used: the broker may know itself by
   a name that this host cannot reach.
 """
@@ -102,8 +104,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.connecting: dict[tuple[str, int], threading.Lock] = {}
-        self.shared: dict[tuple[str, int], Connection] = {}
+        self.connecting: dict[tuple[str, int, str], threading.Lock] = {}
+        self.shared: dict[tuple[str, int, str], Connection] = {}
         self.idle: dict[tuple[str, int], list[Connection]] = {}
         self.control: Connection | None = None
         self.nodes: dict[int, Node] = {}
@@ -145,7 +147,7 @@ class Cluster:
                 addresses = list(dict.fromkeys([*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]))
             for host, port in addresses:
                 try:
-                    state.control = self._shared(state, host, port, backoff.remaining_ms())
+                    state.control = self._shared(state, host, port, "control", backoff.remaining_ms())
                     return state.control
                 except KdirectError as e:
                     errors.append(e)
@@ -153,14 +155,14 @@ class Cluster:
             if not any(e.retriable for e in errors) or not backoff.wait():
                 raise _best(errors)
 
-    def connection_for(self, tp: TopicPartition) -> Connection:
-        """The shared connection to the leader of `tp`.  UnknownTopicError when there is no such partition; BrokerUnavailableError when
+    def connection_for(self, tp: TopicPartition, channel: str = "control") -> Connection:
+        """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there is none such; BrokerUnavailableError when
         its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`."""
-        return self._to_leader(tp, self._connection_to)
+        return self._to_leader(tp, lambda node, timeout_ms: self._connection_to(node, channel, timeout_ms))
 
     def connection_to(self, node: Node) -> Connection:
-        """The shared connection to `node`; one attempt."""
-        return self._connection_to(node, self.settings["connect.timeout.ms"])
+        """The shared control connection to `node`; one attempt."""
+        return self._connection_to(node, "control", self.settings["connect.timeout.ms"])
 
     def controller_connection(self) -> Connection:
         """The shared connection to the broker that creates topics, any broker where there is no such one."""
@@ -228,8 +230,10 @@ class Cluster:
                 for topic in topics:
                     self.forget(topic)
 
-    def backoff(self, timeout_ms: float) -> Backoff:
-        return Backoff(timeout_ms, self.settings["reconnect.backoff.ms"], self.settings["reconnect.backoff.max.ms"])
+    def backoff(self, timeout_ms: float, attempts: int = 0) -> Backoff:
+        """Waits after `attempts` that have failed already."""
+        first, most = self.settings["reconnect.backoff.ms"], self.settings["reconnect.backoff.max.ms"]
+        return Backoff(timeout_ms, min(first << min(attempts, 20), most), most)
 
     # -- metadata ----------------------------------------------------------------------------------------------
 
@@ -370,8 +374,8 @@ class Cluster:
             state = self._processes.setdefault(pid, _Process())
         return state
 
-    def _shared(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
-        address = (host, port)
+    def _shared(self, state: _Process, host: str, port: int, channel: str, timeout_ms: float) -> Connection:
+        address = (host, port, channel)
         connection = state.shared.get(address)
         if connection is not None and connection.alive():
             return connection
@@ -397,8 +401,8 @@ class Cluster:
             return state.control.host, state.control.port
         return node.host, node.port
 
-    def _connection_to(self, node: Node, timeout_ms: float) -> Connection:
-        return self._shared(self._state(), *self._address_of(node), timeout_ms)
+    def _connection_to(self, node: Node, channel: str, timeout_ms: float) -> Connection:
+        return self._shared(self._state(), *self._address_of(node), channel, timeout_ms)
 
     def _private(self, node: Node, timeout_ms: float) -> Connection:
         state = self._state()

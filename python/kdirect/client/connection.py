@@ -98,6 +98,11 @@ class Pending:
         self._error: KdirectError | None = None
         self._abandoned = False
 
+    def wait(self, timeout_ms: float) -> bool:
+        """Wait for the answer or the failure without giving the request up at the end; True when it is here."""
+        self._connection._arrival(self, time.monotonic() + timeout_ms / 1000)
+        return self.done
+
     @property
     def done(self) -> bool:
         """The answer, or the failure, is here: `result` does not block."""
@@ -195,7 +200,8 @@ class Connection:
                                                   client_software_version=CLIENT_SOFTWARE_VERSION)
             try:
                 pending = self._submit(message, version, deadline)
-                self._arrival(pending, max(0.0, (deadline - time.monotonic()) * 1000))
+                if not pending.wait((deadline - time.monotonic()) * 1000):
+                    raise TimedOutError(f"{self.peer} is silent")
             except TimedOutError as e:
                 raise TimedOutError(f"{self.peer} accepts connections but does not answer",
                                     hint="check that bootstrap.servers names a broker, and that it is not overloaded") from e
@@ -291,22 +297,22 @@ class Connection:
 
     # -- answers -----------------------------------------------------------------------------------------------
 
-    def _arrival(self, pending: Pending, timeout_ms: float | None) -> None:
-        """Wait until the answer of `pending`, or its failure, is here."""
+    def _arrival(self, pending: Pending, deadline: float) -> None:
+        """Wait until the answer of `pending`, or its failure, is here, or until the deadline."""
         self._check_process()
-        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        deadline = time.monotonic() + timeout_ms / 1000
-        while not pending.done:
-            if not self._read_one(deadline, pending) and not pending.done and time.monotonic() >= deadline:
-                with self._wake:
-                    if not pending.done:
-                        pending._abandoned = True
-                        self._abandoned += 1
-                        raise TimedOutError(f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
-                                            hint="see the broker's log, or raise request.timeout.ms")
+        while not pending.done and (self._read_one(deadline, pending) or pending.done or time.monotonic() < deadline):
+            pass
 
     def _await(self, pending: Pending, timeout_ms: float | None) -> Any:
-        self._arrival(pending, timeout_ms)
+        timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
+        self._arrival(pending, time.monotonic() + timeout_ms / 1000)
+        if not pending.done:
+            with self._wake:
+                if not pending.done:
+                    pending._abandoned = True
+                    self._abandoned += 1
+                    raise TimedOutError(f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
+                                        hint="see the broker's log, or raise request.timeout.ms")
         payload = pending._payload
         if payload is not None:  # decoded by who asked for it, so that the reader goes on reading
             try:
@@ -426,6 +432,12 @@ class Connection:
             return
         with self._wake:
             self._fail(ClosedError(f"the connection to {self.peer} is closed"))
+
+    def abort(self, error: KdirectError) -> None:
+        """Close the connection as broken: requests that wait fail with `error`."""
+        self._check_process()
+        with self._wake:
+            self._fail(error)
 
     def __enter__(self) -> Connection:
         return self

@@ -1,0 +1,464 @@
+"""Records over Kafka's own TCP protocol: the datapath when no RDMA path leads to the broker.
+
+Owns: Fetch and Produce of one partition, the retries they need, and the order of batches on the wire.  Bytes in
+and out are whole record batches; what is in them is the codec's business.  Works with any Kafka broker of 2.1 or later.
+
+Invariants:
+
+- `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts behind the last one.
+- `TcpAppender` keeps several requests under way.  Batches are committed in the order they were given, but for one case:
+  a batch that the broker refuses for a passing reason while it takes the next one is sent again behind it.
+- A batch whose connection broke before the answer is sent again, and may then be there twice (at-least-once), unless
+  its header carries a producer id and a sequence: then the broker drops the second.
+- An error says whether the batch may have been committed nevertheless.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import deque
+from typing import Any, NamedTuple
+
+from kdirect.client.cluster import Backoff, Cluster
+from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.client.tcp_kernel import whole_batches
+from kdirect.errors import (
+    BrokerUnavailableError,
+    ClosedError,
+    CorruptBatchError,
+    DeliveryError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    ProtocolError,
+    TimedOutError,
+    UnsupportedFormatError,
+)
+from kdirect.format import protocol
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import TopicPartition
+
+DEFAULT_FETCH_BYTES = 1 << 20
+DEFAULT_MAX_WAIT_MS = 500
+MAX_WINDOW = 128
+
+ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
+
+# The broker may have written the batch although it answers with an error.
+_MAYBE_COMMITTED = frozenset((ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.UNKNOWN_SERVER_ERROR))
+
+
+class Fetched(NamedTuple):
+    """`data` holds whole batches, or nothing.  The first may begin before the offset asked for.  Offsets as of the answer;
+    `aborted` are (producer id, first offset) of aborted transactions in `data`, for read_committed."""
+
+    data: memoryview
+    high_watermark: int
+    last_stable_offset: int
+    log_start_offset: int
+    aborted: tuple[tuple[int, int], ...] = ()
+
+
+class TcpFetcher:
+    """Reads one partition from `start_offset` on.  For one thread at a time.
+
+    It leases a connection with the first fetch, because a fetch that waits for records would hold up other requests,
+    and gives it back with `close`.  With `read_ahead` the next request is under way while the caller works on the answer of the last.
+    """
+
+    def __init__(self, cluster: Cluster, tp: TopicPartition, start_offset: int, *, isolation_level: str | None = None,
+                 min_bytes: int = 1, read_ahead: bool = False) -> None:
+        self.topic_partition = tp
+        self.next_offset = start_offset
+        self._cluster = cluster
+        self._isolation_level = int((isolation_level or cluster.settings["isolation.level"]) == "read_committed")
+        self._max_batch_bytes: int = cluster.settings["max.batch.bytes"]
+        self._min_bytes = min_bytes
+        self._read_ahead = read_ahead
+        self._connection: Connection | None = None
+        self._ahead: tuple[int, int, Pending] | None = None  # offset, max_bytes, request
+        self._pid = os.getpid()
+        self._closed = False
+        self._fetches = self._bytes = self._retries = 0
+
+    def fetch(self, max_bytes: int = DEFAULT_FETCH_BYTES, max_wait_ms: int = DEFAULT_MAX_WAIT_MS) -> Fetched:
+        """The next batches, about `max_bytes` of them (more if one batch is larger); nothing after `max_wait_ms` without new records.
+
+        OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), UnsupportedFormatError (a batch over `max.batch.bytes`).
+        Passing errors are waited out for `request.timeout.ms`.
+        """
+        self._check()
+        backoff: Backoff | None = None
+        while True:
+            try:
+                self._connect(max_bytes)
+                return self._fetch(max_bytes, max_wait_ms)
+            except KdirectError as e:
+                if isinstance(e, BrokerUnavailableError) and self._connection is None and backoff is None:
+                    raise  # nobody answered the first attempt to connect, and that has waited already
+                if e.retriable or isinstance(e, ProtocolError):
+                    self._drop()
+                if not e.retriable or isinstance(e, TimedOutError):
+                    raise
+                backoff = backoff or self._cluster.backoff(self._cluster.timeout_ms)
+                if not backoff.wait():
+                    raise
+                self._retries += 1
+                self._cluster.forget(self.topic_partition.topic)
+
+    def seek(self, offset: int) -> None:
+        """Go on from `offset`."""
+        self.next_offset = offset
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if self._connection is not None and self._pid == os.getpid():
+                self._cluster.give_back(self._connection)
+            self._connection = self._ahead = None
+
+    def __enter__(self) -> TcpFetcher:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"reads": self._fetches, "read_bytes": self._bytes, "retries": self._retries}
+
+    def _fetch(self, max_bytes: int, max_wait_ms: int) -> Fetched:
+        partition = self._response(max_bytes, max_wait_ms)
+        tp, offset = self.topic_partition, self.next_offset
+        if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            raise OffsetOutOfRangeError(f"offset {offset} of {tp} is out of range{_range_of(partition)}",
+                                        hint="below it retention has deleted the records, above it the topic may have been created anew")
+        if partition.error_code:
+            kind = protocol.error_kind(partition.error_code)
+            error = broker_error(partition.error_code, f"fetch of {tp} at offset {offset}")
+            error.retriable = kind.retriable  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
+            raise error
+        records = partition.records
+        data = memoryview(records) if records is not None else memoryview(b"")
+        whole, next_offset, needed, wrong = whole_batches(data, offset)
+        if wrong is not None and whole == 0:
+            raise CorruptBatchError(f"a batch of {tp} at offset {next_offset} is broken: {wrong}", hint="look at the log of its broker")
+        if whole == 0 and needed:
+            if needed > self._max_batch_bytes:
+                raise UnsupportedFormatError(f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
+                                             hint="raise max.batch.bytes")
+            if max_bytes >= needed:
+                raise ProtocolError(f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
+                                    hint="use a broker of Kafka 2.1 or later")
+            return self._fetch(needed, max_wait_ms)
+        self.next_offset = next_offset
+        self._fetches += 1
+        self._bytes += whole
+        if self._read_ahead and whole:
+            self._send(max_bytes, max_wait_ms)
+        aborted = tuple((t.producer_id, t.first_offset) for t in partition.aborted_transactions or ()) if self._isolation_level else ()
+        return Fetched(data[:whole], partition.high_watermark, partition.last_stable_offset, partition.log_start_offset, aborted)
+
+    def _connect(self, max_bytes: int) -> None:
+        if self._ahead is not None and (self._ahead[0] != self.next_offset or self._ahead[1] < max_bytes):
+            self._drop()  # its answer is not wanted any more and would come first
+        if self._connection is None:
+            self._connection = self._cluster.lease(self.topic_partition)
+
+    def _response(self, max_bytes: int, max_wait_ms: int) -> Any:
+        if self._ahead is None:
+            self._send(max_bytes, max_wait_ms)
+        ahead = self._ahead
+        assert ahead is not None
+        self._ahead = None
+        response = ahead[2].result(self._cluster.timeout_ms + max_wait_ms)
+        if response.error_code:
+            raise broker_error(response.error_code, f"fetch of {self.topic_partition}")
+        for topic in response.responses:
+            for partition in topic.partitions:
+                if topic.topic == self.topic_partition.topic and partition.partition_index == self.topic_partition.partition:
+                    return partition
+        raise ProtocolError(f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition",
+                            hint="see the broker's log")
+
+    def _send(self, max_bytes: int, max_wait_ms: int) -> None:
+        r = protocol.FetchRequest
+        assert self._connection is not None
+        tp = self.topic_partition
+        message = r(
+            replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=self._min_bytes, max_bytes=max_bytes, isolation_level=self._isolation_level,
+            session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
+            topics=[r.FetchTopic(topic=tp.topic, partitions=[
+                r.FetchTopic.FetchPartition(partition=tp.partition, fetch_offset=self.next_offset, partition_max_bytes=max_bytes)])])
+        self._ahead = (self.next_offset, max_bytes, self._connection.submit(message))
+
+    def _drop(self) -> None:
+        """Close the connection: an answer that nobody waits for any more may still come on it."""
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = self._ahead = None
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the reader of {self.topic_partition} is closed")
+        if self._pid != os.getpid():
+            raise ClosedError(f"the reader of {self.topic_partition} belongs to process {self._pid}", hint="open a new one in this process")
+
+
+def _range_of(partition: Any) -> str:
+    if partition.log_start_offset >= 0 and partition.high_watermark >= 0:
+        return f": the log holds [{partition.log_start_offset}, {partition.high_watermark})"
+    return ""
+
+
+class Append:
+    """A batch on its way.  `base_offset` and `log_append_time` (ms, -1 for none) are set when `done`."""
+
+    __slots__ = ("_appender", "_attempts", "_deadline", "_maybe_committed", "_pending", "base_offset", "data", "done", "error",
+                 "log_append_time", "seen")
+
+    def __init__(self, appender: TcpAppender, data: Any, deadline: float) -> None:
+        self._appender = appender
+        self._deadline = deadline
+        self._attempts = 0
+        self._maybe_committed = False
+        self._pending: Pending | None = None
+        self.data = data
+        self.done = False
+        self.error: DeliveryError | None = None
+        self.seen = False  # its error was raised to the caller
+        self.base_offset = -1
+        self.log_append_time = -1
+
+    def result(self) -> int:
+        """Wait until the broker has answered: the base offset (-1 with acks=0).  DeliveryError when it gave up."""
+        return self._appender._settle(self)
+
+
+class TcpAppender:
+    """Writes batches to one partition.  Thread-safe; requests go out and answers come in while a caller is inside, there is no thread.
+
+    `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the requests under way at most
+    (1: strictly one after the other).
+    """
+
+    def __init__(self, cluster: Cluster, tp: TopicPartition, acks: str | int | None = None, timeout_ms: int | None = None, *,
+                 window: int | None = None) -> None:
+        settings = cluster.settings
+        self.topic_partition = tp
+        self.acks = ACKS[str(settings["acks"] if acks is None else acks)]
+        self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
+        self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
+        self._cluster = cluster
+        self._max_bytes: int = settings["send.buffer.bytes"]
+        self._lock = threading.RLock()
+        self._queue: deque[Append] = deque()  # in order; requests under way first
+        self._queued_bytes = 0
+        self._failed: list[Append] = []
+        self._connection: Connection | None = None
+        self._pid = os.getpid()
+        self._closed = False
+        self._batches = self._bytes = self._retries = 0
+
+    def append(self, data: Any) -> int:
+        """Write whole batches (one, as a rule) and wait: the base offset.  Errors as `Append.result`."""
+        return self.submit(data).result()
+
+    def submit(self, data: Any) -> Append:
+        """Send batches without waiting for their acknowledgement; waits only while the window is full.  `data` must not change until
+        the Append is done."""
+        with self._lock:
+            self._check()
+            data = memoryview(data).cast("B")
+            append = Append(self, data, time.monotonic() + self.timeout_ms / 1000)
+            size = len(data)
+            while self._queue and (len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes):
+                self._advance()
+            self._queue.append(append)
+            self._queued_bytes += size
+            try:
+                self._send()
+            except KdirectError:
+                pass  # `_advance` meets it again and decides
+            return append
+
+    def poll(self) -> int:
+        """Take in acknowledgements that have arrived, without blocking; the number of batches still under way."""
+        with self._lock:
+            self._check()
+            if self._connection is not None and not self._connection.closed:
+                self._connection.poll()
+            while self._queue and self._queue[0]._pending is not None and self._queue[0]._pending.done:
+                self._advance()
+            return len(self._queue)
+
+    def flush(self, timeout_ms: float | None = None) -> None:
+        """Wait for all batches given so far.  Raises the first DeliveryError that no `result` has raised yet; TimedOutError after
+        `timeout_ms`, and the batches stay under way."""
+        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        with self._lock:
+            self._check()
+            while self._queue:
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise TimedOutError(f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged "
+                                        f"after {timeout_ms:.0f} ms", hint="wait longer, or look at the broker")
+                self._advance(deadline)
+            failed = [a for a in self._failed if not a.seen]
+            self._failed.clear()
+            if failed:
+                failed[0].seen = True
+                assert failed[0].error is not None
+                raise failed[0].error
+
+    def close(self) -> None:
+        """Flush, then refuse more.  The connection is the cluster's and stays."""
+        if self._closed:
+            return
+        try:
+            if self._pid == os.getpid():
+                self.flush()
+        finally:
+            self._closed = True
+            self._connection = None
+
+    def __enter__(self) -> TcpAppender:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"batches": self._batches, "written_bytes": self._bytes, "retries": self._retries, "in_flight": len(self._queue)}
+
+    # -- within: all with the lock held ------------------------------------------------------------------------
+
+    def _settle(self, append: Append) -> int:
+        with self._lock:
+            while not append.done:
+                self._check()
+                self._advance()
+            if append.error is not None:
+                append.seen = True
+                raise append.error
+            return append.base_offset
+
+    def _send(self) -> None:
+        """Send what is queued and not under way, in order."""
+        waiting = [a for a in self._queue if a._pending is None]
+        if not waiting:
+            return
+        if self._connection is None or self._connection.closed:
+            self._connection = self._cluster.connection_for(self.topic_partition, "data")
+        r, tp = protocol.ProduceRequest, self.topic_partition
+        for append in waiting:
+            message = r(transactional_id=None, acks=self.acks, timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms), topic_data=[
+                r.TopicProduceData(name=tp.topic, partition_data=[
+                    r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)])])
+            append._attempts += 1
+            append._pending = self._connection.submit(message)
+            if self.acks == 0:
+                append._maybe_committed = True
+                self._done(append)
+
+    def _advance(self, until: float | None = None) -> None:
+        """Move the oldest batch on: take in its answer, or send it again, or give it up.  Returns early at `until`."""
+        head = self._queue[0]
+        try:
+            self._send()
+            if head.done:  # acks=0
+                return
+            pending = head._pending
+            assert pending is not None
+            now = time.monotonic()
+            end = min(now + self._cluster.timeout_ms / 1000, head._deadline)
+            if until is not None and until < end and not pending.wait((until - now) * 1000):
+                return
+            error = self._take(head, self._answer(pending, max(0.0, (end - time.monotonic()) * 1000)))
+        except KdirectError as e:
+            self._lose(e)
+            if e.retriable:
+                self._again(head, e)
+            else:
+                self._give_up(head, e)
+            return
+        if error is not None:
+            self._drain()
+            self._again(head, error)
+
+    def _answer(self, pending: Pending, timeout_ms: float) -> Any:
+        response = pending.result(timeout_ms)
+        tp = self.topic_partition
+        for topic in response.responses:
+            for partition in topic.partition_responses:
+                if topic.name == tp.topic and partition.index == tp.partition:
+                    return partition
+        raise ProtocolError(f"the broker's answer to an append to {tp} does not hold that partition", hint="see the broker's log")
+
+    def _take(self, append: Append, answer: Any) -> KdirectError | None:
+        """Settle `append` by its answer; returns the error, and settles nothing, when it may be sent again."""
+        append._pending = None
+        if answer.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
+            append.base_offset, append.log_append_time = answer.base_offset, answer.log_append_time_ms
+            self._done(append)
+            return None
+        append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED
+        error = broker_error(answer.error_code, f"append to {self.topic_partition}", answer.error_message)
+        if protocol.error_kind(answer.error_code).retriable:
+            error.retriable = True  # UNKNOWN_TOPIC_OR_PARTITION too: it passes when only the leader has moved
+            return error
+        self._give_up(append, error)
+        return None
+
+    def _drain(self) -> None:
+        """The oldest batch was refused for a passing reason: take in the answers of all that follow it before it is sent again."""
+        for append in list(self._queue):
+            if append._pending is not None:
+                try:
+                    self._take(append, self._answer(append._pending, self._cluster.timeout_ms))
+                except KdirectError as e:
+                    self._lose(e)
+                    return
+
+    def _lose(self, error: KdirectError) -> None:
+        """The connection is gone, silent or was never had.  Answers come in order: behind one that does not come there is none."""
+        lost = [a for a in self._queue if a._pending is not None]
+        for append in lost:
+            append._maybe_committed = True
+            append._pending = None
+        if lost and self._connection is not None:
+            self._connection.abort(error)
+        self._connection = None
+
+    def _again(self, head: Append, error: KdirectError) -> None:
+        """Wait before the next attempt, or give `head` up when its time is over."""
+        if not self._cluster.backoff((head._deadline - time.monotonic()) * 1000, head._attempts).wait():
+            self._give_up(head, error)
+            return
+        self._retries += 1
+        self._connection = None
+        self._cluster.forget(self.topic_partition.topic)
+
+    def _done(self, append: Append) -> None:
+        append.done = True
+        append._pending = None
+        self._queue.remove(append)
+        self._queued_bytes -= len(append.data)
+        if append.error is None:
+            self._batches += 1
+            self._bytes += len(append.data)
+        append.data = b""
+
+    def _give_up(self, append: Append, cause: KdirectError) -> None:
+        after = f" within {self.timeout_ms} ms" if cause.retriable else ""
+        append.error = DeliveryError(f"{len(append.data)} bytes were not delivered to {self.topic_partition}{after}: {cause.message}",
+                                     hint=cause.hint, maybe_committed=append._maybe_committed)
+        append.error.__cause__ = cause
+        self._failed = [a for a in self._failed if not a.seen]
+        self._failed.append(append)
+        self._done(append)
+
+    def _check(self) -> None:
+        if self._closed:
+            raise ClosedError(f"the writer of {self.topic_partition} is closed")
+        if self._pid != os.getpid():
+            raise ClosedError(f"the writer of {self.topic_partition} belongs to process {self._pid}", hint="open a new one in this process")
