@@ -1,3 +1,4 @@
+# cython: boundscheck=False, wraparound=False
 """The compiled loop of the TCP fallback: where the whole batches of fetched bytes end.
 
 Looks at frames only (length, magic, offsets); CRC and records are the decoder's.  No I/O, no state.
