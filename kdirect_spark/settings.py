@@ -62,8 +62,8 @@ _RENAMED = {
 WITHOUT_EFFECT = frozenset((
     "allow.auto.create.topics", "check.crcs", "client.dns.lookup", "client.rack", "connections.max.idle.ms", "default.api.timeout.ms",
     "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms", "linger.ms",
-    "max.block.ms", "max.poll.interval.ms", "max.poll.records", "max.request.size", "metadata.max.age.ms", "partition.assignment.strategy",
-    "receive.buffer.bytes", "reconnect.backoff.max.ms", "reconnect.backoff.ms", "retries", "retry.backoff.ms", "send.buffer.bytes",
+    "max.block.ms", "max.poll.interval.ms", "max.poll.records", "max.request.size", "partition.assignment.strategy",
+    "receive.buffer.bytes", "retries", "retry.backoff.ms", "send.buffer.bytes",
     "session.timeout.ms", "socket.connection.setup.timeout.ms",
 ))
 

@@ -71,7 +71,7 @@ class _Writer:
     def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
         if overwrite:
             raise ConfigError("a topic cannot be overwritten",
-                              hint='write with mode("append"), a stream with outputMode("append") or "update"')
+                              hint='write with mode("append"), a stream with outputMode("append")')
         check_schema(schema, settings)
         for warning in settings.warnings:
             log.warning("%s", warning)
@@ -87,7 +87,7 @@ class _Writer:
                 if batch.num_rows == 0:
                     continue
                 producer = producer or worker.producer(settings.client)
-                producer.send_arrow(outgoing(batch, settings.topic))
+                producer.send_arrow(outgoing(batch), settings.topic)
                 rows += batch.num_rows
             if producer is not None:
                 producer.flush()
@@ -107,15 +107,9 @@ class _Writer:
         log.warning("a write failed; %d records of its finished tasks stay in the topic (the sink is at-least-once)", done)
 
 
-def outgoing(batch: pa.RecordBatch, topic: str | None) -> pa.RecordBatch:
-    """The columns that the producer takes, with `topic` (the option) in place of the column."""
-    columns = {name: batch.column(name) for name in COLUMNS if name in batch.schema.names}
-    if topic is not None:
-        columns["topic"] = pa.repeat(pa.scalar(topic, pa.string()), batch.num_rows)
-    elif columns["topic"].null_count:
-        raise ConfigError(f"{columns['topic'].null_count} of {batch.num_rows} rows have a null topic",
-                          hint="fill the column topic, or set the option topic")
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+def outgoing(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The columns of Spark's Kafka sink; others, even a timestamp, are left out as there."""
+    return batch.select([name for name in COLUMNS if name in batch.schema.names])
 
 
 class KdirectWriter(_Writer, DataSourceArrowWriter):

@@ -12,8 +12,7 @@ import os
 import threading
 from typing import Any
 
-from kdirect.client import connect
-from kdirect.errors import BrokerUnavailableError, KdirectError, QueuePairError
+from kdirect.errors import KdirectError
 
 log = logging.getLogger("kdirect_spark")
 
@@ -38,6 +37,9 @@ def settle() -> None:
 
 def session(settings: dict[str, Any]) -> Any:
     """The session of this process for `settings`."""
+    # Imported when first needed: Spark imports this package in every session, to see which formats there are.
+    from kdirect.client import connect
+
     return connect(settings)
 
 
@@ -48,7 +50,7 @@ def producer(settings: dict[str, Any]) -> Any:
         _own_process()
         found = _producers.get(key)
         if found is None:
-            found = _producers[key] = connect(settings).producer()
+            found = _producers[key] = session(settings).producer()
         return found
 
 
@@ -58,15 +60,9 @@ def drop_producer(settings: dict[str, Any]) -> None:
         found = _producers.pop(_key(settings), None) if _pid == os.getpid() else None
     if found is not None:
         try:
-            found.close()
+            found.abort()
         except KdirectError as e:
-            log.debug("closing a failed producer: %s", e)
-
-
-def forget_session(settings: dict[str, Any], error: BaseException) -> None:
-    """After a lost connection: the next task opens a new one."""
-    if isinstance(error, BrokerUnavailableError | QueuePairError):
-        drop_producer(settings)
+            log.debug("giving up a producer after a failure: %s", e)
 
 
 def _own_process() -> None:

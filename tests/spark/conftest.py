@@ -1,0 +1,209 @@
+"""One Spark session and one broker process for all tests of this room; topics of their own for each test."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+READY = re.compile(r"kdirect broker ready on (\S+:\d+)")
+_numbers = itertools.count()
+
+
+class BrokerProcess:
+    """`kdirect broker` in a process of its own, on a port that stays over restarts."""
+
+    def __init__(self, log_dir: Path, **properties: object) -> None:
+        self.log_dir = log_dir
+        self.properties = properties
+        with socket.socket() as s:
+            s.bind(("127.0.0.1", 0))
+            self.port = s.getsockname()[1]
+        self.address = f"127.0.0.1:{self.port}"
+        self.process: subprocess.Popen | None = None
+        self.output = log_dir.parent / f"{log_dir.name}.out"
+
+    def start(self) -> BrokerProcess:
+        self.log_dir.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", self.address, "--log-dirs", str(self.log_dir)]
+        for name, value in self.properties.items():
+            command += ["--set", f"{name.replace('_', '.')}={value}"]
+        with open(self.output, "a") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        line = self.process.stdout.readline()
+        assert READY.search(line), f"the broker did not start: {line!r}\n{self.output.read_text()[-2000:]}"
+        return self
+
+    def stop(self) -> None:
+        if self.process is not None:
+            self.process.send_signal(signal.SIGTERM)
+            self.process.wait(30)
+            self.process.stdout.close()
+            self.process = None
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait(30)
+        self.process.stdout.close()
+        self.process = None
+
+
+@pytest.fixture(scope="session")
+def spark():
+    """local[2], quiet, as `kdirect_spark.session_builder` makes it."""
+    from kdirect_spark import session_builder
+
+    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    builder = session_builder("kdirect tests", "local[2]")
+    for name, value in {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g",
+                        "spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"}.items():
+        builder = builder.config(name, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def broker(tmp_path_factory):
+    process = BrokerProcess(tmp_path_factory.mktemp("broker") / "log", log_retention_check_interval_ms=500).start()
+    yield process
+    process.stop()
+
+
+@pytest.fixture
+def own_broker(tmp_path):
+    """A broker that the test may kill."""
+    process = BrokerProcess(tmp_path / "own-log").start()
+    yield process
+    if process.process is not None:
+        process.stop()
+
+
+class Topics:
+    """Makes and fills topics with Kafka's own client library (confluent-kafka), which knows nothing of kdirect."""
+
+    def __init__(self, address: str) -> None:
+        from confluent_kafka.admin import AdminClient
+
+        self.address = address
+        self.admin = AdminClient({"bootstrap.servers": address})
+
+    def create(self, partitions: int = 1, prefix: str = "t", **config: object) -> str:
+        name = f"{prefix}-{next(_numbers)}"
+        self.create_named(name, partitions, **config)
+        return name
+
+    def create_named(self, name: str, partitions: int = 1, **config: object) -> None:
+        from confluent_kafka.admin import NewTopic
+
+        topic = NewTopic(name, partitions, 1, config={k.replace("_", "."): str(v) for k, v in config.items()})
+        for future in self.admin.create_topics([topic]).values():
+            future.result(20)
+
+    def add_partitions(self, name: str, total: int) -> None:
+        from confluent_kafka.admin import NewPartitions
+
+        for future in self.admin.create_partitions([NewPartitions(name, total)]).values():
+            future.result(20)
+
+    def delete(self, name: str) -> None:
+        for future in self.admin.delete_topics([name]).values():
+            future.result(20)
+
+    def delete_records(self, name: str, partition: int, before: int) -> None:
+        from confluent_kafka import TopicPartition
+
+        for future in self.admin.delete_records([TopicPartition(name, partition, before)]).values():
+            future.result(20)
+
+    def fill(self, name: str, values, partition: int = 0, *, key=None, headers=None, timestamp_ms: int | None = None, **settings) -> None:
+        """Produce `values` to one partition; `key` and `timestamp_ms` may be functions of the index."""
+        from confluent_kafka import Producer
+
+        errors = []
+        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "enable.idempotence": False, **settings})
+        for i, value in enumerate(values):
+            stamp = {} if timestamp_ms is None else {"timestamp": timestamp_ms(i) if callable(timestamp_ms) else timestamp_ms}
+            while True:
+                try:
+                    producer.produce(name, value, key(i) if callable(key) else key, partition, headers=headers,
+                                     on_delivery=lambda e, _: errors.append(e) if e else None, **stamp)
+                    break
+                except BufferError:
+                    producer.poll(0.1)
+        assert producer.flush(30) == 0
+        assert not errors, errors[:3]
+
+    def consume(self, name: str, partitions: int) -> list[tuple]:
+        """(partition, offset, key, value, timestamp_ms, headers) of everything in the topic, by confluent-kafka."""
+        from confluent_kafka import Consumer, TopicPartition
+
+        consumer = Consumer({"bootstrap.servers": self.address, "group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True})
+        consumer.assign([TopicPartition(name, p, 0) for p in range(partitions)])
+        out, ends, deadline = [], 0, time.monotonic() + 30
+        while ends < partitions:
+            assert time.monotonic() < deadline, f"only {len(out)} records came"
+            for message in consumer.consume(1000, 0.5):
+                if message.error():
+                    ends += 1
+                else:
+                    out.append((message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1], message.headers()))
+        consumer.close()
+        return sorted(out, key=lambda r: r[:2])
+
+
+@pytest.fixture
+def topics(broker):
+    return Topics(broker.address)
+
+
+@pytest.fixture
+def read(spark, broker):
+    """A batch DataFrame of a topic, with more options by name (a double underscore stands for a dot)."""
+
+    def build(topic=None, *, address=broker.address, **options):
+        reader = spark.read.format("kdirect").option("kafka.bootstrap.servers", address)
+        if topic is not None:
+            reader = reader.option("subscribe", topic)
+        return reader.options(**{k.replace("__", "."): v for k, v in options.items()}).load()
+
+    return build
+
+
+@pytest.fixture
+def read_stream(spark, broker):
+    def build(topic=None, *, address=broker.address, **options):
+        reader = spark.readStream.format("kdirect").option("kafka.bootstrap.servers", address)
+        if topic is not None:
+            reader = reader.option("subscribe", topic)
+        return reader.options(**{k.replace("__", "."): v for k, v in options.items()}).load()
+
+    return build
+
+
+def text(e: BaseException) -> str:
+    """What a user sees of an error in Spark."""
+    return str(e)
+
+
+@pytest.fixture
+def refused():
+    """A context manager: the block must fail with an error of Spark that contains all the words."""
+    import contextlib
+
+    @contextlib.contextmanager
+    def check(*words: str):
+        with pytest.raises(Exception) as caught:
+            yield
+        for word in words:
+            assert word in text(caught.value), f"{word!r} is not in:\n{text(caught.value)[-3000:]}"
+
+    return check
