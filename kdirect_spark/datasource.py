@@ -15,11 +15,17 @@ from kdirect_spark.settings import FORMAT, SourceSettings, sink_settings, source
 from kdirect_spark.sink import KdirectStreamWriter, KdirectWriter
 from kdirect_spark.source import KdirectBatchReader, stream_reader
 
-KAFKA_ROW = StructType([
-    StructField("key", BinaryType()), StructField("value", BinaryType()), StructField("topic", StringType()),
-    StructField("partition", IntegerType()), StructField("offset", LongType()), StructField("timestamp", TimestampType()),
-    StructField("timestampType", IntegerType()),
-])
+KAFKA_ROW = StructType(
+    [
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestampType", IntegerType()),
+    ]
+)
 HEADERS = StructField("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])))
 
 
@@ -55,6 +61,8 @@ class KdirectDataSource(DataSource):
         settings = source_settings(options, streaming=streaming)
         expected = row_schema(settings.include_headers)
         if schema.simpleString() != expected.simpleString():
-            raise ConfigError(f"kdirect's rows have a fixed schema, {expected.simpleString()}, not {schema.simpleString()}",
-                              hint="remove .schema(...) and select or parse the columns afterwards")
+            raise ConfigError(
+                f"kdirect's rows have a fixed schema, {expected.simpleString()}, not {schema.simpleString()}",
+                hint="remove .schema(...) and select or parse the columns afterwards",
+            )
         return settings

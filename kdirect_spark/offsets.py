@@ -162,8 +162,10 @@ def _all_partitions(topics: Iterable[tuple[str, int]]) -> tuple[TopicPartition, 
 
 def _unknown(option: str, names: list[str]) -> UnknownTopicError:
     what = "partition" if option == "assign" else "topic"
-    return UnknownTopicError(f"option {option}: the broker has no {what} {', '.join(names)}",
-                             hint="create it first, correct the name, or use subscribePattern for topics that come later")
+    return UnknownTopicError(
+        f"option {option}: the broker has no {what} {', '.join(names)}",
+        hint="create it first, correct the name, or use subscribePattern for topics that come later",
+    )
 
 
 # -------------------------------------------------------------------------------- where a query starts, ends
@@ -203,8 +205,13 @@ class AtTimes:
 Limit = Earliest | Latest | AtOffsets | AtTimes
 
 
-def resolve_limit(limit: Limit, option: str, partitions: Iterable[TopicPartition], watermarks: Watermarks,
-                  by_time: Mapping[TopicPartition, int | None] | None = None) -> Offsets:
+def resolve_limit(
+    limit: Limit,
+    option: str,
+    partitions: Iterable[TopicPartition],
+    watermarks: Watermarks,
+    by_time: Mapping[TopicPartition, int | None] | None = None,
+) -> Offsets:
     """One offset for each of `partitions`.
 
     `by_time` holds the first offset at or after each time, None where there is none; needed for AtTimes only.
@@ -228,8 +235,10 @@ def resolve_limit(limit: Limit, option: str, partitions: Iterable[TopicPartition
         offset = found.get(tp)
         if offset is None:
             if limit.strict:
-                raise ConfigError(f"option {option}: {tp} has no record at {times[tp]} ms or later",
-                                  hint='choose an earlier time, or set startingOffsetsByTimestampStrategy to "latest"')
+                raise ConfigError(
+                    f"option {option}: {tp} has no record at {times[tp]} ms or later",
+                    hint='choose an earlier time, or set startingOffsetsByTimestampStrategy to "latest"',
+                )
             offset = watermarks[tp][1]
         out[tp] = offset
     return out
@@ -297,8 +306,10 @@ def plan_stream(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition
             if begin != 0:
                 losses.append(f"new partition {tp} starts at offset {begin} instead of 0")
         elif stop < start[tp]:
-            losses.append(f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "
-                          "starting offset lies beyond its end")
+            losses.append(
+                f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "
+                "starting offset lies beyond its end"
+            )
             begin = min(earliest, stop)
         else:
             begin = start[tp]
@@ -331,8 +342,9 @@ def new_records(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition
     return {tp: size for tp, size in sizes.items() if size > 0}
 
 
-def rate_limit(limit: int, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int],
-               earliest: Mapping[TopicPartition, int]) -> Offsets:
+def rate_limit(
+    limit: int, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int]
+) -> Offsets:
     """Ends of a micro-batch of about `limit` records, shared out pro rata of what waits, at least one each (as Spark's Kafka connector)."""
     sizes = new_records(start, end, earliest)
     total = sum(sizes.values())

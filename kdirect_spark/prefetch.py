@@ -91,8 +91,9 @@ class Prefetch:
             self._thread.join(JOIN_TIMEOUT_S)
 
 
-def prefetched(source: Generator[pa.RecordBatch, None, None], limit_bytes: int,
-               is_last: Callable[[pa.RecordBatch], bool]) -> Iterator[pa.RecordBatch]:
+def prefetched(
+    source: Generator[pa.RecordBatch, None, None], limit_bytes: int, is_last: Callable[[pa.RecordBatch], bool]
+) -> Iterator[pa.RecordBatch]:
     """`source`, decoded ahead.  The first batch is made by the caller; a thread starts only where more will follow, so that the
     small reads of short micro-batches cost no thread."""
     ahead: Prefetch | None = None

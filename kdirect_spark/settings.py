@@ -33,8 +33,10 @@ from kdirect_spark.offsets import (
 FORMAT = "kdirect"
 
 # Kafka client properties that Spark's Kafka connector refuses, with its reasons.
-_START = ("set startingOffsets to earliest or latest: a streaming query keeps its own offsets, so that nothing is missed when topics "
-          "or partitions are added; startingOffsets counts for a new query only, a resumed one goes on where it stopped")
+_START = (
+    "set startingOffsets to earliest or latest: a streaming query keeps its own offsets, so that nothing is missed when topics "
+    "or partitions are added; startingOffsets counts for a new query only, a resumed one goes on where it stopped"
+)
 REFUSED_SOURCE = {
     "auto.offset.reset": _START,
     "key.deserializer": "keys are always bytes; decode them with DataFrame operations",
@@ -59,13 +61,13 @@ _RENAMED = {
 }
 
 # They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with them; the log says so.
-WITHOUT_EFFECT = frozenset((
-    "allow.auto.create.topics", "check.crcs", "client.dns.lookup", "client.rack", "connections.max.idle.ms", "default.api.timeout.ms",
-    "exclude.internal.topics", "fetch.max.bytes", "fetch.max.wait.ms", "fetch.min.bytes", "heartbeat.interval.ms", "linger.ms",
-    "max.block.ms", "max.poll.interval.ms", "max.poll.records", "max.request.size", "partition.assignment.strategy",
-    "receive.buffer.bytes", "retries", "retry.backoff.ms", "send.buffer.bytes",
-    "session.timeout.ms", "socket.connection.setup.timeout.ms",
-))
+_TUNING = """
+    allow.auto.create.topics check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
+    exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms linger.ms max.block.ms
+    max.poll.interval.ms max.poll.records max.request.size partition.assignment.strategy receive.buffer.bytes retries
+    retry.backoff.ms send.buffer.bytes session.timeout.ms socket.connection.setup.timeout.ms
+"""
+WITHOUT_EFFECT = frozenset(_TUNING.split())
 
 _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
@@ -120,13 +122,16 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         if name in given:
             raise ConfigError(f"option {name} belongs to a sink", hint="a source names its topics by subscribe, subscribePattern or assign")
     if "groupIdPrefix" in given:
-        raise ConfigError("option groupIdPrefix is not available: kdirect's source joins no consumer group",
-                          hint="remove it, or set kafka.group.id to commit what each micro-batch has read")
+        raise ConfigError(
+            "option groupIdPrefix is not available: kdirect's source joins no consumer group",
+            hint="remove it, or set kafka.group.id to commit what each micro-batch has read",
+        )
     if streaming is True:
         for name in _ENDING:
             if name in given:
-                raise ConfigError(f"option {name} is for batch queries",
-                                  hint="a streaming query has no end; remove it, or read with spark.read")
+                raise ConfigError(
+                    f"option {name} is for batch queries", hint="a streaming query has no end; remove it, or read with spark.read"
+                )
     if streaming is False:
         for name in _STREAM_ONLY:
             if name in given:
@@ -135,21 +140,41 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
     subscription = _subscription(values, given)
     starting, starting_option = _starting(values, streaming)
     ending, ending_option = _ending(values)
-    if values["minOffsetsPerTrigger"] is not None and values["maxOffsetsPerTrigger"] is not None \
-            and values["minOffsetsPerTrigger"] > values["maxOffsetsPerTrigger"]:
-        raise ConfigError(f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than maxOffsetsPerTrigger "
-                          f"({values['maxOffsetsPerTrigger']})", hint="choose one of at most maxOffsetsPerTrigger")
+    if (
+        values["minOffsetsPerTrigger"] is not None
+        and values["maxOffsetsPerTrigger"] is not None
+        and values["minOffsetsPerTrigger"] > values["maxOffsetsPerTrigger"]
+    ):
+        raise ConfigError(
+            f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than maxOffsetsPerTrigger "
+            f"({values['maxOffsetsPerTrigger']})",
+            hint="choose one of at most maxOffsetsPerTrigger",
+        )
     task_client = dict(client)
     task_client.setdefault("request.timeout.ms", values["kafkaConsumer.pollTimeoutMs"])
     return SourceSettings(
-        client=client, task_client=task_client, subscription=subscription,
-        starting=starting, starting_option=starting_option, ending=ending, ending_option=ending_option,
-        fail_on_data_loss=values["failOnDataLoss"], include_headers=values["includeHeaders"],
-        retries=values["fetchOffset.numRetries"], retry_interval_ms=values["fetchOffset.retryIntervalMs"],
-        max_offsets=values["maxOffsetsPerTrigger"], min_offsets=values["minOffsetsPerTrigger"], max_delay_ms=values["maxTriggerDelay"],
-        min_partitions=values["minPartitions"], max_records=values["maxRecordsPerPartition"], group_id=values["kafka.group.id"],
-        prefetch_bytes=values["prefetchBytes"], batch_bytes=values["arrowBatchBytes"],
-        discovery_interval_ms=values["partitionDiscoveryIntervalMs"], statistics_dir=values["taskStatisticsDir"], warnings=warnings,
+        client=client,
+        task_client=task_client,
+        subscription=subscription,
+        starting=starting,
+        starting_option=starting_option,
+        ending=ending,
+        ending_option=ending_option,
+        fail_on_data_loss=values["failOnDataLoss"],
+        include_headers=values["includeHeaders"],
+        retries=values["fetchOffset.numRetries"],
+        retry_interval_ms=values["fetchOffset.retryIntervalMs"],
+        max_offsets=values["maxOffsetsPerTrigger"],
+        min_offsets=values["minOffsetsPerTrigger"],
+        max_delay_ms=values["maxTriggerDelay"],
+        min_partitions=values["minPartitions"],
+        max_records=values["maxRecordsPerPartition"],
+        group_id=values["kafka.group.id"],
+        prefetch_bytes=values["prefetchBytes"],
+        batch_bytes=values["arrowBatchBytes"],
+        discovery_interval_ms=values["partitionDiscoveryIntervalMs"],
+        statistics_dir=values["taskStatisticsDir"],
+        warnings=warnings,
     )
 
 
@@ -159,8 +184,9 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
     for name in own:
         row = SPARK.find(name)
         if row.name not in _SINK:
-            raise ConfigError(f"option {row.name} belongs to a source",
-                              hint="a sink takes kafka.bootstrap.servers, topic and client settings")
+            raise ConfigError(
+                f"option {row.name} belongs to a source", hint="a sink takes kafka.bootstrap.servers, topic and client settings"
+            )
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     topic = values["topic"]
     if topic is not None:
@@ -185,8 +211,10 @@ def _sort(options: Mapping[str, str], refused: Mapping[str, str], room: str) -> 
         if lower in _own_names():
             row = SPARK.find(lower)
             if row.name == "path":
-                raise ConfigError("option path (or an argument of load, save or start) is not available",
-                                  hint="name topics by option: subscribe for a source, topic for a sink")
+                raise ConfigError(
+                    "option path (or an argument of load, save or start) is not available",
+                    hint="name topics by option: subscribe for a source, topic for a sink",
+                )
             if row.name == "kafka.bootstrap.servers":
                 client["bootstrap.servers"] = _servers(value)
             else:
@@ -236,8 +264,10 @@ def _unknown(name: str) -> ConfigError:
     if name.lower().startswith("kafka."):
         known |= {f"kafka.{n}": f"kafka.{n}" for n in _client_names()}
         if name.lower().startswith(("kafka.ssl.", "kafka.sasl.", "kafka.security.")):
-            return ConfigError(f"option {name} is not available: kdirect's client does not encrypt or authenticate yet",
-                               hint="remove it, or read this broker with Spark's Kafka connector")
+            return ConfigError(
+                f"option {name} is not available: kdirect's client does not encrypt or authenticate yet",
+                hint="remove it, or read this broker with Spark's Kafka connector",
+            )
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
     return ConfigError(f"unknown option {name!r}", hint=f"did you mean {known[near[0]]}?" if near else "docs/options.md lists them all")
 
@@ -268,8 +298,10 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
-        raise ConfigError(f"option subscribePattern: {pattern!r} is not a regular expression ({e})",
-                          hint="give one for whole topic names, such as events-.*") from None
+        raise ConfigError(
+            f"option subscribePattern: {pattern!r} is not a regular expression ({e})",
+            hint="give one for whole topic names, such as events-.*",
+        ) from None
     return SubscribePattern(pattern)
 
 
@@ -286,8 +318,9 @@ def _starting(values: dict[str, Any], streaming: bool | None) -> tuple[Limit, st
     if streaming is False:
         latest = isinstance(limit, Latest) or (isinstance(limit, AtOffsets) and any(n == -1 for _, n in limit.items))
         if latest:
-            raise ConfigError("option startingOffsets: a batch query cannot start at the latest offset",
-                              hint="use earliest, -2 or an offset")
+            raise ConfigError(
+                "option startingOffsets: a batch query cannot start at the latest offset", hint="use earliest, -2 or an offset"
+            )
     return limit, "startingOffsets"
 
 

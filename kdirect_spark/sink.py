@@ -38,20 +38,23 @@ def check_schema(schema: StructType, settings: SinkSettings) -> None:
     """ConfigError unless `schema` has the columns of Spark's Kafka sink with types that can be written; others are left out."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
-        raise ConfigError(f"the data to write has no column value (it has {', '.join(types) or 'none'})",
-                          hint="name one, for example with to_json(struct(...)) AS value")
+        raise ConfigError(
+            f"the data to write has no column value (it has {', '.join(types) or 'none'})",
+            hint="name one, for example with to_json(struct(...)) AS value",
+        )
     for name in ("value", "key"):
         if name in types and not isinstance(types[name], StringType | BinaryType):
             raise _wrong_type(name, types[name], "string or binary", f"cast it: CAST({name} AS STRING)")
     if settings.topic is None and "topic" not in types:
-        raise ConfigError("the sink does not know which topic to write to", hint='set the option topic, or give the data a column topic')
+        raise ConfigError("the sink does not know which topic to write to", hint="set the option topic, or give the data a column topic")
     if settings.topic is None and not isinstance(types["topic"], StringType):
         raise _wrong_type("topic", types["topic"], "string", "cast it: CAST(topic AS STRING)")
     if "partition" in types and not isinstance(types["partition"], IntegerType):
         raise _wrong_type("partition", types["partition"], "int", "cast it: CAST(partition AS INT)")
     if "headers" in types and not _is_headers(types["headers"]):
-        raise _wrong_type("headers", types["headers"], "array<struct<key:string,value:binary>>",
-                          "build it with array(struct(... AS key, ... AS value))")
+        raise _wrong_type(
+            "headers", types["headers"], "array<struct<key:string,value:binary>>", "build it with array(struct(... AS key, ... AS value))"
+        )
 
 
 def _is_headers(t: DataType) -> bool:
@@ -70,8 +73,7 @@ class _Writer:
 
     def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
         if overwrite:
-            raise ConfigError("a topic cannot be overwritten",
-                              hint='write with mode("append"), a stream with outputMode("append")')
+            raise ConfigError("a topic cannot be overwritten", hint='write with mode("append"), a stream with outputMode("append")')
         check_schema(schema, settings)
         for warning in settings.warnings:
             log.warning("%s", warning)

@@ -93,8 +93,9 @@ class BrokerView:
             wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
             return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
 
-    def resolve(self, limit: Limit, option: str, partitions: Iterable[TopicPartition],
-                watermarks: Mapping[TopicPartition, tuple[int, int]]) -> Offsets:
+    def resolve(
+        self, limit: Limit, option: str, partitions: Iterable[TopicPartition], watermarks: Mapping[TopicPartition, tuple[int, int]]
+    ) -> Offsets:
         """Offsets of a start or an end, see `offsets.resolve_limit`."""
         partitions = list(partitions)
         by_time = None
@@ -274,9 +275,13 @@ if ADMISSION_CONTROL:
             """minOffsetsPerTrigger: wait for more, maxTriggerDelay at most; never the first time nor where the end is set."""
             wanted = self._settings.min_offsets
             now = time.monotonic()
-            if wanted is None or self._target is not None or self._last_trigger is None \
-                    or (now - self._last_trigger) * 1000 >= self._settings.max_delay_ms \
-                    or sum(offsets.new_records(start, end, earliest).values()) >= wanted:
+            if (
+                wanted is None
+                or self._target is not None
+                or self._last_trigger is None
+                or (now - self._last_trigger) * 1000 >= self._settings.max_delay_ms
+                or sum(offsets.new_records(start, end, earliest).values()) >= wanted
+            ):
                 self._last_trigger = now
                 return False
             return True
@@ -347,8 +352,14 @@ def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any
     """One JSON line of what a task's reader did, into the directory of the option taskStatisticsDir."""
     if settings.statistics_dir is None:
         return
-    line = {"topic": work.topic_partition.topic, "partition": work.topic_partition.partition, "start": work.start, "stop": work.stop,
-            "transport": session.transport, **reader.statistics()}
+    line = {
+        "topic": work.topic_partition.topic,
+        "partition": work.topic_partition.partition,
+        "start": work.start,
+        "stop": work.stop,
+        "transport": session.transport,
+        **reader.statistics(),
+    }
     with open(Path(settings.statistics_dir) / f"task-statistics-{os.getpid()}.jsonl", "a", encoding="utf-8") as f:
         f.write(json.dumps(line) + "\n")
 

@@ -63,8 +63,13 @@ def spark():
 
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_builder("kdirect tests", "local[2]")
-    for name, value in {"spark.ui.enabled": "false", "spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g",
-                        "spark.sql.session.timeZone": "UTC", "spark.log.level": "ERROR"}.items():
+    for name, value in {
+        "spark.ui.enabled": "false",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.driver.memory": "2g",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.log.level": "ERROR",
+    }.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
     yield session
@@ -134,8 +139,15 @@ class Topics:
             stamp = {} if timestamp_ms is None else {"timestamp": timestamp_ms(i) if callable(timestamp_ms) else timestamp_ms}
             while True:
                 try:
-                    producer.produce(name, value, key(i) if callable(key) else key, partition, headers=headers,
-                                     on_delivery=lambda e, _: errors.append(e) if e else None, **stamp)
+                    producer.produce(
+                        name,
+                        value,
+                        key(i) if callable(key) else key,
+                        partition,
+                        headers=headers,
+                        on_delivery=lambda e, _: errors.append(e) if e else None,
+                        **stamp,
+                    )
                     break
                 except BufferError:
                     producer.poll(0.1)
@@ -146,7 +158,9 @@ class Topics:
         """(partition, offset, key, value, timestamp_ms, headers) of everything in the topic, by confluent-kafka."""
         from confluent_kafka import Consumer, TopicPartition
 
-        consumer = Consumer({"bootstrap.servers": self.address, "group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True})
+        consumer = Consumer(
+            {"bootstrap.servers": self.address, "group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True}
+        )
         consumer.assign([TopicPartition(name, p, 0) for p in range(partitions)])
         out, ends, deadline = [], 0, time.monotonic() + 30
         while ends < partitions:
@@ -155,9 +169,17 @@ class Topics:
                 if message.error():
                     ends += 1
                 else:
-                    out.append((message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1], message.headers()))
+                    out.append(
+                        (message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1], message.headers())
+                    )
         consumer.close()
         return sorted(out, key=lambda r: r[:2])
+
+
+@pytest.fixture(scope="session")
+def topics_of():
+    """Topics(address), for brokers of a test's own."""
+    return Topics
 
 
 @pytest.fixture

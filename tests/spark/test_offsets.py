@@ -53,8 +53,11 @@ def test_json_is_that_of_sparks_kafka_connector():
     assert json.dumps(to_json({B0: 3, TopicPartition("a", 10): 1, TopicPartition("a", 2): 2})) == '{"a": {"2": 2, "10": 1}, "b": {"0": 3}}'
 
 
-any_json = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-                        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3), max_leaves=8)
+any_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
 
 
 @given(st.text(max_size=40) | any_json.map(json.dumps))
@@ -111,15 +114,18 @@ def test_a_stream_plan_reads_new_partitions_from_the_earliest():
     assert plan_stream({A0: 20}, {A0: 20}, WATERMARKS) == Plan(())
 
 
-@pytest.mark.parametrize(("start", "end", "ranges", "words"), [
-    ({A0: 5}, {A0: 30}, [OffsetRange(A0, 10, 30)], "a-0 has offsets 5 to 10 no more: its first record is 10"),
-    ({A0: 2}, {A0: 7}, [], "a-0 has offsets 2 to 7 no more: its first record is 10"),
-    ({A0: 20, B0: 3}, {A0: 30}, [OffsetRange(A0, 20, 30)], "b-0 is gone; it was read up to offset 3"),
-    ({A0: 20, B0: 3}, {A0: 30, B0: 9}, [OffsetRange(A0, 20, 30)], "b-0 is gone; offsets 3 to 9 were still to be read"),
-    ({A1: 50}, {A1: 5}, [OffsetRange(A1, 0, 5)], "a-1 went back from offset 50 to 5: it was deleted and created again"),
-    ({A1: 1}, {A1: 50}, [OffsetRange(A1, 1, 5)], "a-1 ends at offset 5, before offset 50"),
-    ({A1: 0}, {A1: 5, A0: 30}, [OffsetRange(A0, 10, 30), OffsetRange(A1, 0, 5)], "new partition a-0 starts at offset 10 instead of 0"),
-])
+@pytest.mark.parametrize(
+    ("start", "end", "ranges", "words"),
+    [
+        ({A0: 5}, {A0: 30}, [OffsetRange(A0, 10, 30)], "a-0 has offsets 5 to 10 no more: its first record is 10"),
+        ({A0: 2}, {A0: 7}, [], "a-0 has offsets 2 to 7 no more: its first record is 10"),
+        ({A0: 20, B0: 3}, {A0: 30}, [OffsetRange(A0, 20, 30)], "b-0 is gone; it was read up to offset 3"),
+        ({A0: 20, B0: 3}, {A0: 30, B0: 9}, [OffsetRange(A0, 20, 30)], "b-0 is gone; offsets 3 to 9 were still to be read"),
+        ({A1: 50}, {A1: 5}, [OffsetRange(A1, 0, 5)], "a-1 went back from offset 50 to 5: it was deleted and created again"),
+        ({A1: 1}, {A1: 50}, [OffsetRange(A1, 1, 5)], "a-1 ends at offset 5, before offset 50"),
+        ({A1: 0}, {A1: 5, A0: 30}, [OffsetRange(A0, 10, 30), OffsetRange(A1, 0, 5)], "new partition a-0 starts at offset 10 instead of 0"),
+    ],
+)
 def test_losses_are_found_named_and_left_out(start, end, ranges, words):
     plan = plan_stream(start, end, WATERMARKS)
     assert list(plan.ranges) == ranges
@@ -185,7 +191,8 @@ def test_the_rate_limit_is_pro_rata_and_counts_new_partitions_from_their_earlies
 
 
 ranges = st.dictionaries(partitions, st.tuples(numbers, st.integers(0, 10**5)), max_size=10).map(
-    lambda d: [OffsetRange(tp, a, a + n) for tp, (a, n) in d.items()])
+    lambda d: [OffsetRange(tp, a, a + n) for tp, (a, n) in d.items()]
+)
 
 
 @given(ranges, st.none() | st.integers(1, 50), st.none() | st.integers(5000, 10**5))

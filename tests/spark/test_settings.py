@@ -30,11 +30,32 @@ def test_defaults_are_those_of_sparks_kafka_connector():
 
 
 def test_every_option_of_the_kafka_connector_is_a_row():
-    for name in ("assign", "subscribe", "subscribePattern", "kafka.bootstrap.servers", "startingTimestamp", "startingOffsetsByTimestamp",
-                 "startingOffsets", "startingOffsetsByTimestampStrategy", "endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets",
-                 "failOnDataLoss", "kafkaConsumer.pollTimeoutMs", "fetchOffset.numRetries", "fetchOffset.retryIntervalMs",
-                 "maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "minPartitions", "maxRecordsPerPartition",
-                 "groupIdPrefix", "kafka.group.id", "includeHeaders", "topic"):
+    for name in (
+        "assign",
+        "subscribe",
+        "subscribePattern",
+        "kafka.bootstrap.servers",
+        "startingTimestamp",
+        "startingOffsetsByTimestamp",
+        "startingOffsets",
+        "startingOffsetsByTimestampStrategy",
+        "endingTimestamp",
+        "endingOffsetsByTimestamp",
+        "endingOffsets",
+        "failOnDataLoss",
+        "kafkaConsumer.pollTimeoutMs",
+        "fetchOffset.numRetries",
+        "fetchOffset.retryIntervalMs",
+        "maxOffsetsPerTrigger",
+        "minOffsetsPerTrigger",
+        "maxTriggerDelay",
+        "minPartitions",
+        "maxRecordsPerPartition",
+        "groupIdPrefix",
+        "kafka.group.id",
+        "includeHeaders",
+        "topic",
+    ):
         assert SPARK.find(name.lower()).name == name
 
 
@@ -48,8 +69,12 @@ def test_names_in_any_case_and_bootstrap_servers_with_and_without_prefix(name):
 
 def test_client_settings_pass_with_and_without_prefix():
     settings = source(transport="TCP", kafka__client__id="me", fetch__max__read__bytes="64k", kafka__max__partition__fetch__bytes="1m")
-    assert settings.client == {"bootstrap.servers": ["localhost:9092"], "transport": "tcp", "client.id": "me",
-                               "fetch.max.read.bytes": 65536}
+    assert settings.client == {
+        "bootstrap.servers": ["localhost:9092"],
+        "transport": "tcp",
+        "client.id": "me",
+        "fetch.max.read.bytes": 65536,
+    }
     assert source(request__timeout__ms="5").task_client["request.timeout.ms"] == 5
     assert source(**{"kafkaConsumer.pollTimeoutMs": "7"}).task_client["request.timeout.ms"] == 7
     sink = sink_settings({"kafka.bootstrap.servers": "h:1", "kafka.acks": "1", "kafka.batch.size": "2k", "kafka.compression.type": "lz4"})
@@ -85,64 +110,69 @@ def test_ending_precedence():
 
 def test_a_stream_may_start_at_the_latest_offset():
     assert source(startingOffsets='{"t":{"0":-1,"1":-2,"2":5}}').starting == AtOffsets(
-        ((TopicPartition("t", 0), -1), (TopicPartition("t", 1), -2), (TopicPartition("t", 2), 5)))
+        ((TopicPartition("t", 0), -1), (TopicPartition("t", 1), -2), (TopicPartition("t", 2), 5))
+    )
 
 
 def test_subscriptions():
     assert source(drop=("subscribe",), assign='{"b":[1,0],"a":[3]}').subscription == Assign(
-        (TopicPartition("a", 3), TopicPartition("b", 0), TopicPartition("b", 1)))
+        (TopicPartition("a", 3), TopicPartition("b", 0), TopicPartition("b", 1))
+    )
     assert source(drop=("subscribe",), subscribePattern=" ev.* ").subscription == SubscribePattern("ev.*")
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"subscribe": "a"}, ("kafka.bootstrap.servers", "missing", "host:port")),
-    (BASE | {"kafka.bootstrap.servers": "nohost"}, ("kafka.bootstrap.servers", "'nohost'", "127.0.0.1:9092")),
-    (BASE | {"kafka.bootstrap.servers": "h:99999"}, ("h:99999", "host:port")),
-    (BASE | {"kafka.bootstrap.servers": " , "}, ("kafka.bootstrap.servers", "empty")),
-    ({"kafka.bootstrap.servers": "h:1"}, ("what to read", "exactly one of assign, subscribe and subscribePattern")),
-    (BASE | {"assign": '{"t":[0]}'}, ("assign, subscribe", "exclude each other")),
-    (BASE | {"startingOfsets": "earliest"}, ("unknown option 'startingOfsets'", "did you mean startingOffsets?")),
-    (BASE | {"kafka.transprot": "tcp"}, ("unknown option 'kafka.transprot'", "did you mean kafka.transport?")),
-    (BASE | {"zzzzzz": "1"}, ("unknown option 'zzzzzz'", "docs/options.md")),
-    (BASE | {"kafka.ssl.truststore.location": "x"}, ("kafka.ssl.truststore.location", "encrypt")),
-    (BASE | {"kafka.auto.offset.reset": "latest"}, ("kafka.auto.offset.reset", "set startingOffsets")),
-    (BASE | {"auto.offset.reset": "latest"}, ("auto.offset.reset", "set startingOffsets")),
-    (BASE | {"kafka.key.deserializer": "x"}, ("kafka.key.deserializer", "keys are always bytes")),
-    (BASE | {"kafka.value.deserializer": "x"}, ("kafka.value.deserializer", "values are always bytes")),
-    (BASE | {"kafka.enable.auto.commit": "true"}, ("kafka.enable.auto.commit", "commits no offsets")),
-    (BASE | {"kafka.interceptor.classes": "x"}, ("kafka.interceptor.classes", "interceptor may break the query")),
-    (BASE | {"groupIdPrefix": "x"}, ("groupIdPrefix", "joins no consumer group")),
-    (BASE | {"topic": "x"}, ("topic belongs to a sink", "subscribe")),
-    (BASE | {"path": "x"}, ("path", "subscribe")),
-    (BASE | {"transport": "carrier-pigeon"}, ("transport", "carrier-pigeon", "auto, verbs, shm, tcp")),
-    (BASE | {"failOnDataLoss": "perhaps"}, ("failOnDataLoss", "'perhaps'", "true or false")),
-    (BASE | {"maxOffsetsPerTrigger": "0"}, ("maxOffsetsPerTrigger", "out of range")),
-    (BASE | {"minPartitions": "-1"}, ("minPartitions", "out of range")),
-    (BASE | {"maxTriggerDelay": "soon"}, ("'soon' is not a time span", "15m")),
-    (BASE | {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)")),
-    (BASE | {"subscribe": "a/b"}, ("subscribe", "'a/b'", "a-z")),
-    (BASE | {"subscribe": ","}, ("subscribe names no topic",)),
-    ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, ("subscribePattern", "not a regular expression")),
-    ({"kafka.bootstrap.servers": "h:1", "subscribePattern": " "}, ("subscribePattern is empty",)),
-    ({"kafka.bootstrap.servers": "h:1", "assign": "t"}, ("assign", "not JSON", '{"topic":[0,1]}')),
-    ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":0}'}, ("assign", "instead of a list")),
-    ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":["x"]}'}, ("assign", "'x' is not a partition of topic t")),
-    ({"kafka.bootstrap.servers": "h:1", "assign": "{}"}, ("assign names no partition",)),
-    (BASE | {"startingOffsets": "first"}, ("startingOffsets", "'first'", "earliest, latest or JSON")),
-    (BASE | {"startingOffsets": '{"t":{"0":1}'}, ("startingOffsets", "not JSON")),
-    (BASE | {"startingOffsets": '{"t":{"0":1,"0":2}}'}, ("startingOffsets", "twice")),
-    (BASE | {"startingOffsets": '{"t":{"0":-3}}'}, ("startingOffsets", "t-0 has -3", "at least -2")),
-    (BASE | {"startingOffsets": '{"t":{"0":1.5}}'}, ("startingOffsets", "t-0 has 1.5")),
-    (BASE | {"startingOffsets": '{"t":{"0":true}}'}, ("startingOffsets", "t-0 has True")),
-    (BASE | {"startingOffsets": '{"t":{"0":9223372036854775808}}'}, ("t-0 has 9223372036854775808",)),
-    (BASE | {"startingOffsets": '{"t":{"-1":1}}'}, ("startingOffsets", "'-1' is not a partition")),
-    (BASE | {"startingOffsets": '{"t":[1]}'}, ("startingOffsets", "instead of partitions")),
-    (BASE | {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, ("startingOffsetsByTimestamp", "at least 0")),
-    (BASE | {"startingOffsetsByTimestampStrategy": "guess"}, ("startingOffsetsByTimestampStrategy", "error, latest")),
-    (BASE | {"startingTimestamp": "yesterday"}, ("startingTimestamp", "'yesterday' is not an integer")),
-    (BASE | {"endingOffsets": "latest"}, ("endingOffsets is for batch queries", "spark.read")),
-    (BASE | {"endingTimestamp": "1"}, ("endingTimestamp is for batch queries",)),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"subscribe": "a"}, ("kafka.bootstrap.servers", "missing", "host:port")),
+        (BASE | {"kafka.bootstrap.servers": "nohost"}, ("kafka.bootstrap.servers", "'nohost'", "127.0.0.1:9092")),
+        (BASE | {"kafka.bootstrap.servers": "h:99999"}, ("h:99999", "host:port")),
+        (BASE | {"kafka.bootstrap.servers": " , "}, ("kafka.bootstrap.servers", "empty")),
+        ({"kafka.bootstrap.servers": "h:1"}, ("what to read", "exactly one of assign, subscribe and subscribePattern")),
+        (BASE | {"assign": '{"t":[0]}'}, ("assign, subscribe", "exclude each other")),
+        (BASE | {"startingOfsets": "earliest"}, ("unknown option 'startingOfsets'", "did you mean startingOffsets?")),
+        (BASE | {"kafka.transprot": "tcp"}, ("unknown option 'kafka.transprot'", "did you mean kafka.transport?")),
+        (BASE | {"zzzzzz": "1"}, ("unknown option 'zzzzzz'", "docs/options.md")),
+        (BASE | {"kafka.ssl.truststore.location": "x"}, ("kafka.ssl.truststore.location", "encrypt")),
+        (BASE | {"kafka.auto.offset.reset": "latest"}, ("kafka.auto.offset.reset", "set startingOffsets")),
+        (BASE | {"auto.offset.reset": "latest"}, ("auto.offset.reset", "set startingOffsets")),
+        (BASE | {"kafka.key.deserializer": "x"}, ("kafka.key.deserializer", "keys are always bytes")),
+        (BASE | {"kafka.value.deserializer": "x"}, ("kafka.value.deserializer", "values are always bytes")),
+        (BASE | {"kafka.enable.auto.commit": "true"}, ("kafka.enable.auto.commit", "commits no offsets")),
+        (BASE | {"kafka.interceptor.classes": "x"}, ("kafka.interceptor.classes", "interceptor may break the query")),
+        (BASE | {"groupIdPrefix": "x"}, ("groupIdPrefix", "joins no consumer group")),
+        (BASE | {"topic": "x"}, ("topic belongs to a sink", "subscribe")),
+        (BASE | {"path": "x"}, ("path", "subscribe")),
+        (BASE | {"transport": "carrier-pigeon"}, ("transport", "carrier-pigeon", "auto, verbs, shm, tcp")),
+        (BASE | {"failOnDataLoss": "perhaps"}, ("failOnDataLoss", "'perhaps'", "true or false")),
+        (BASE | {"maxOffsetsPerTrigger": "0"}, ("maxOffsetsPerTrigger", "out of range")),
+        (BASE | {"minPartitions": "-1"}, ("minPartitions", "out of range")),
+        (BASE | {"maxTriggerDelay": "soon"}, ("'soon' is not a time span", "15m")),
+        (BASE | {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)")),
+        (BASE | {"subscribe": "a/b"}, ("subscribe", "'a/b'", "a-z")),
+        (BASE | {"subscribe": ","}, ("subscribe names no topic",)),
+        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, ("subscribePattern", "not a regular expression")),
+        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": " "}, ("subscribePattern is empty",)),
+        ({"kafka.bootstrap.servers": "h:1", "assign": "t"}, ("assign", "not JSON", '{"topic":[0,1]}')),
+        ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":0}'}, ("assign", "instead of a list")),
+        ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":["x"]}'}, ("assign", "'x' is not a partition of topic t")),
+        ({"kafka.bootstrap.servers": "h:1", "assign": "{}"}, ("assign names no partition",)),
+        (BASE | {"startingOffsets": "first"}, ("startingOffsets", "'first'", "earliest, latest or JSON")),
+        (BASE | {"startingOffsets": '{"t":{"0":1}'}, ("startingOffsets", "not JSON")),
+        (BASE | {"startingOffsets": '{"t":{"0":1,"0":2}}'}, ("startingOffsets", "twice")),
+        (BASE | {"startingOffsets": '{"t":{"0":-3}}'}, ("startingOffsets", "t-0 has -3", "at least -2")),
+        (BASE | {"startingOffsets": '{"t":{"0":1.5}}'}, ("startingOffsets", "t-0 has 1.5")),
+        (BASE | {"startingOffsets": '{"t":{"0":true}}'}, ("startingOffsets", "t-0 has True")),
+        (BASE | {"startingOffsets": '{"t":{"0":9223372036854775808}}'}, ("t-0 has 9223372036854775808",)),
+        (BASE | {"startingOffsets": '{"t":{"-1":1}}'}, ("startingOffsets", "'-1' is not a partition")),
+        (BASE | {"startingOffsets": '{"t":[1]}'}, ("startingOffsets", "instead of partitions")),
+        (BASE | {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, ("startingOffsetsByTimestamp", "at least 0")),
+        (BASE | {"startingOffsetsByTimestampStrategy": "guess"}, ("startingOffsetsByTimestampStrategy", "error, latest")),
+        (BASE | {"startingTimestamp": "yesterday"}, ("startingTimestamp", "'yesterday' is not an integer")),
+        (BASE | {"endingOffsets": "latest"}, ("endingOffsets is for batch queries", "spark.read")),
+        (BASE | {"endingTimestamp": "1"}, ("endingTimestamp is for batch queries",)),
+    ],
+)
 def test_one_clear_error_names_option_and_remedy(options, words):
     with pytest.raises(ConfigError) as e:
         source_settings(options, streaming=True)
@@ -150,14 +180,17 @@ def test_one_clear_error_names_option_and_remedy(options, words):
         assert word in str(e.value)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"startingOffsets": "latest"}, ("startingOffsets", "cannot start at the latest", "earliest")),
-    ({"startingOffsets": '{"t":{"0":-1}}'}, ("startingOffsets", "cannot start at the latest")),
-    ({"endingOffsets": "earliest"}, ("endingOffsets", "cannot end at the earliest")),
-    ({"endingOffsets": '{"t":{"0":-2}}'}, ("endingOffsets", "cannot end at the earliest")),
-    ({"maxOffsetsPerTrigger": "5"}, ("maxOffsetsPerTrigger is for streaming queries", "spark.readStream")),
-    ({"kafka.group.id": "g"}, ("kafka.group.id is for streaming queries",)),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"startingOffsets": "latest"}, ("startingOffsets", "cannot start at the latest", "earliest")),
+        ({"startingOffsets": '{"t":{"0":-1}}'}, ("startingOffsets", "cannot start at the latest")),
+        ({"endingOffsets": "earliest"}, ("endingOffsets", "cannot end at the earliest")),
+        ({"endingOffsets": '{"t":{"0":-2}}'}, ("endingOffsets", "cannot end at the earliest")),
+        ({"maxOffsetsPerTrigger": "5"}, ("maxOffsetsPerTrigger is for streaming queries", "spark.readStream")),
+        ({"kafka.group.id": "g"}, ("kafka.group.id is for streaming queries",)),
+    ],
+)
 def test_errors_of_batch_queries(options, words):
     with pytest.raises(ConfigError) as e:
         source_settings(BASE | options, streaming=False)
@@ -165,15 +198,18 @@ def test_errors_of_batch_queries(options, words):
         assert word in str(e.value)
 
 
-@pytest.mark.parametrize(("options", "words"), [
-    ({"topic": "a b"}, ("option topic", "'a b'")),
-    ({"subscribe": "t"}, ("subscribe belongs to a source", "topic")),
-    ({"kafka.transactional.id": "x"}, ("kafka.transactional.id", "at-least-once")),
-    ({"kafka.enable.idempotence": "true"}, ("kafka.enable.idempotence", "at-least-once")),
-    ({"kafka.value.serializer": "x"}, ("kafka.value.serializer", "strings or bytes")),
-    ({"kafka.acks": "2"}, ("acks", "'2'", "0, 1, all")),
-    ({"topci": "x"}, ("unknown option 'topci'", "did you mean topic?")),
-])
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"topic": "a b"}, ("option topic", "'a b'")),
+        ({"subscribe": "t"}, ("subscribe belongs to a source", "topic")),
+        ({"kafka.transactional.id": "x"}, ("kafka.transactional.id", "at-least-once")),
+        ({"kafka.enable.idempotence": "true"}, ("kafka.enable.idempotence", "at-least-once")),
+        ({"kafka.value.serializer": "x"}, ("kafka.value.serializer", "strings or bytes")),
+        ({"kafka.acks": "2"}, ("acks", "'2'", "0, 1, all")),
+        ({"topci": "x"}, ("unknown option 'topci'", "did you mean topic?")),
+    ],
+)
 def test_errors_of_sinks(options, words):
     with pytest.raises(ConfigError) as e:
         sink_settings({"kafka.bootstrap.servers": "h:1"} | options)
@@ -182,12 +218,14 @@ def test_errors_of_sinks(options, words):
 
 
 def test_a_sink_takes_what_spark_hands_it():
-    settings = sink_settings({"kafka.bootstrap.servers": "h:1", "topic": " t ", "checkpointlocation": "/x",
-                              "kafka.enable.idempotence": "false"})
+    settings = sink_settings(
+        {"kafka.bootstrap.servers": "h:1", "topic": " t ", "checkpointlocation": "/x", "kafka.enable.idempotence": "false"}
+    )
     assert settings.topic == "t"
 
 
-@pytest.mark.parametrize(("text", "ms"), [("15m", 900000), ("500ms", 500), ("30s", 30000), ("2h", 7200000), ("1d", 86400000), ("42", 42),
-                                          ("3min", 180000)])
+@pytest.mark.parametrize(
+    ("text", "ms"), [("15m", 900000), ("500ms", 500), ("30s", 30000), ("2h", 7200000), ("1d", 86400000), ("42", 42), ("3min", 180000)]
+)
 def test_time_spans(text, ms):
     assert source(maxTriggerDelay=text).max_delay_ms == ms

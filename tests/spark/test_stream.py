@@ -1,0 +1,344 @@
+"""Streams over a real broker: checkpoints, limits, topics that come and go."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytestmark = pytest.mark.spark
+
+
+class Sink:
+    """foreachBatch into a list, each micro-batch by its id: a batch that runs again takes its own place."""
+
+    def __init__(self):
+        self.batches = {}
+
+    def __call__(self, df, batch_id):
+        self.batches[batch_id] = [
+            (r.topic, r.partition, r.offset, bytes(r.value)) for r in df.select("topic", "partition", "offset", "value").collect()
+        ]
+
+    @property
+    def rows(self):
+        return [row for batch in self.batches.values() for row in batch]
+
+    @property
+    def values(self):
+        return sorted(row[3] for row in self.rows)
+
+
+@pytest.fixture
+def sink():
+    return Sink()
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    return str(tmp_path / "checkpoint")
+
+
+def run(df, sink, checkpoint, **trigger):
+    query = df.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).trigger(**trigger or {"availableNow": True}).start()
+    if not trigger:
+        try:
+            assert query.awaitTermination(90)
+        finally:
+            query.stop()
+    return query
+
+
+def wait_for(condition, query=None, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if query is not None and query.exception() is not None:
+            raise query.exception()
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.05)
+
+
+def values(start, stop):
+    return [b"%06d" % i for i in range(start, stop)]
+
+
+def test_restarts_read_each_record_exactly_once(read_stream, topics, sink, checkpoint):
+    name = topics.create(3)
+    expected = []
+    for round_ in range(3):
+        batch = values(1000 * round_, 1000 * round_ + 300)
+        expected += batch
+        for partition in range(3):
+            topics.fill(name, batch[partition::3], partition)
+        query = run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+        progress = query.lastProgress
+        assert progress["sources"][0]["description"] is not None
+        assert sink.values == sorted(expected)
+    assert len({row[:3] for row in sink.rows}) == len(sink.rows)
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    assert sink.values == sorted(expected), "nothing new, nothing read again"
+
+
+def test_offsets_in_the_checkpoint_are_those_of_sparks_kafka_connector(read_stream, topics, sink, tmp_path):
+    name = topics.create(2)
+    topics.fill(name, values(0, 7), 1)
+    run(read_stream(name, startingOffsets="earliest"), sink, str(tmp_path / "c"))
+    last = max((tmp_path / "c" / "offsets").glob("[0-9]*"), key=lambda p: int(p.name))
+    assert json.loads(last.read_text().splitlines()[-1]) == {name: {"0": 0, "1": 7}}
+
+
+def test_max_offsets_per_trigger_pro_rata(read_stream, topics, sink, checkpoint):
+    name = topics.create(3)
+    topics.fill(name, values(0, 300), 0)
+    topics.fill(name, values(300, 400), 1)
+    query = run(read_stream(name, startingOffsets="earliest", maxOffsetsPerTrigger="100"), sink, checkpoint)
+    batches = [batch for _, batch in sorted(sink.batches.items()) if batch]
+    assert sink.values == values(0, 400)
+    assert [len(b) for b in batches] == [100] * 4
+    assert sum(row[1] == 0 for row in batches[0]) == 75
+    assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100] * 4
+    latest = query.recentProgress[0]["sources"][0]["latestOffset"]
+    assert (json.loads(latest) if isinstance(latest, str) else latest) == {name: {"0": 300, "1": 100, "2": 0}}
+
+
+def test_available_now_leaves_what_comes_later(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 200))
+    late = []
+
+    def slow(df, batch_id):
+        sink(df, batch_id)
+        if not late:
+            late.extend(values(500, 600))
+            topics.fill(name, late)
+
+    run(read_stream(name, startingOffsets="earliest", maxOffsetsPerTrigger="50"), slow, checkpoint)
+    assert sink.values == values(0, 200)
+    run(read_stream(name, maxOffsetsPerTrigger="50"), sink, checkpoint)
+    assert sink.values == values(0, 200) + late
+
+
+def test_a_stream_starts_at_the_latest_offset_and_keeps_where(read_stream, topics, sink, checkpoint):
+    name = topics.create(2)
+    topics.fill(name, values(0, 50))
+    query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
+    wait_for(lambda: query.lastProgress is not None and query.lastProgress["batchId"] >= 0, query)
+    query.stop()
+    assert sink.rows == []
+    # While it is down records come; they are its own, for it had started.
+    topics.fill(name, values(100, 150), 1)
+    query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
+    topics.fill(name, values(200, 210), 0)
+    wait_for(lambda: len(sink.rows) >= 60, query)
+    query.stop()
+    assert sink.values == values(100, 150) + values(200, 210)
+
+
+def test_a_crash_before_the_first_commit_loses_nothing_at_latest(read_stream, topics, sink, checkpoint, tmp_path):
+    name = topics.create(1)
+    topics.fill(name, values(0, 5))
+    query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
+    wait_for(lambda: (tmp_path / "checkpoint/commits/0").exists(), query)
+    query.stop()
+    # As if the driver had died between writing down batch 0 and committing it.
+    for file in (tmp_path / "checkpoint/commits").iterdir():
+        file.unlink()
+    sink.batches.clear()
+    topics.fill(name, values(10, 20))
+    run(read_stream(name), sink, checkpoint)
+    assert sink.values == values(10, 20)
+
+
+def test_continuous_polling_sees_new_records(read_stream, topics, sink, checkpoint):
+    name = topics.create(2)
+    query = run(read_stream(name, startingOffsets="earliest"), sink, checkpoint, processingTime="0 seconds")
+    for i in range(5):
+        topics.fill(name, values(10 * i, 10 * i + 10), i % 2)
+        wait_for(lambda n=10 * i + 10: len(sink.rows) >= n, query)
+    query.stop()
+    assert sink.values == values(0, 50)
+
+
+def test_min_offsets_per_trigger_waits_for_more(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 3))
+    query = run(
+        read_stream(name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1h"),
+        sink,
+        checkpoint,
+        processingTime="50 milliseconds",
+    )
+    wait_for(lambda: len(sink.rows) == 3, query)  # the first micro-batch waits for nothing
+    topics.fill(name, values(3, 60))
+    time.sleep(1.5)
+    assert len(sink.rows) == 3
+    topics.fill(name, values(60, 150))
+    wait_for(lambda: len(sink.rows) == 150, query)
+    query.stop()
+    assert len(sink.batches[max(sink.batches)]) >= 100
+
+
+def test_max_trigger_delay_ends_the_wait(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 3))
+    query = run(
+        read_stream(name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1s"),
+        sink,
+        checkpoint,
+        processingTime="50 milliseconds",
+    )
+    wait_for(lambda: len(sink.rows) == 3, query)
+    topics.fill(name, values(3, 5))
+    wait_for(lambda: len(sink.rows) == 5, query)
+    query.stop()
+
+
+def test_a_pattern_finds_topics_that_are_created_later(read_stream, topics, sink, checkpoint):
+    first = topics.create(1, "late-a")
+    topics.fill(first, values(0, 5))
+    df = read_stream(subscribePattern="late-a-.*", startingOffsets="earliest", partitionDiscoveryIntervalMs="100")
+    query = run(df, sink, checkpoint, processingTime="50 milliseconds")
+    wait_for(lambda: len(sink.rows) == 5, query)
+    second = topics.create(2, "late-a")
+    topics.fill(second, values(5, 10), 1)
+    wait_for(lambda: len(sink.rows) == 10, query)
+    query.stop()
+    assert {row[0] for row in sink.rows} == {first, second}
+    assert sink.values == values(0, 10)
+
+
+def test_partitions_added_to_a_topic_are_read_from_their_start(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 5))
+    query = run(
+        read_stream(name, startingOffsets="earliest", partitionDiscoveryIntervalMs="100"),
+        sink,
+        checkpoint,
+        processingTime="50 milliseconds",
+    )
+    wait_for(lambda: len(sink.rows) == 5, query)
+    topics.add_partitions(name, 3)
+    topics.fill(name, values(5, 10), 2)
+    wait_for(lambda: len(sink.rows) == 10, query)
+    query.stop()
+    assert sink.values == values(0, 10)
+
+
+def test_deleted_records_fail_the_query_or_are_left_out(read_stream, topics, sink, checkpoint, refused):
+    name = topics.create(1)
+    topics.fill(name, values(0, 10))
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    topics.fill(name, values(10, 30))
+    topics.delete_records(name, 0, 25)
+    with refused("DataLossError", f"{name}-0 has offsets 10 to 25 no more", 'set option failOnDataLoss to "false"'):
+        run(read_stream(name), sink, checkpoint)
+    run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
+    assert sink.values == values(0, 10) + values(25, 30)
+
+
+def test_retention_fails_the_query_or_is_left_out(read_stream, topics, sink, checkpoint, refused):
+    name = topics.create(1, segment_bytes=1 << 16, retention_bytes=1 << 17)
+    topics.fill(name, values(0, 10))
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    topics.fill(name, [bytes(1000)] * 2000)
+    wait_for(lambda: len(topics.consume(name, 1)) < 1000)
+    with refused("DataLossError", f"{name}-0 has offsets 10 to", "failOnDataLoss"):
+        run(read_stream(name), sink, checkpoint)
+    run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
+    left = [row[2] for row in sink.rows if row[2] >= 10]
+    assert left == list(range(left[0], 2010)) and left[0] > 10
+
+
+def test_a_deleted_topic(read_stream, topics, sink, checkpoint, refused):
+    gone, kept = topics.create(1, "gone"), topics.create(1, "gone")
+    topics.fill(gone, values(0, 10))
+    topics.fill(kept, values(10, 20))
+    df = {"subscribePattern": "gone-.*", "startingOffsets": "earliest", "partitionDiscoveryIntervalMs": "100"}
+    run(read_stream(**df), sink, checkpoint)
+    topics.delete(gone)
+    topics.fill(kept, values(20, 25))
+    with refused("DataLossError", f"{gone}-0 is gone; it was read up to offset 10", "failOnDataLoss"):
+        run(read_stream(**df), sink, checkpoint)
+    run(read_stream(**df, failOnDataLoss="false"), sink, checkpoint)
+    assert sink.values == values(0, 25)
+
+
+def test_a_topic_deleted_and_created_again(read_stream, topics, sink, checkpoint, refused):
+    name = topics.create(1)
+    topics.fill(name, values(0, 10))
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    topics.delete(name)
+    topics.create_named(name)
+    topics.fill(name, values(100, 104))
+    with refused("DataLossError", f"{name}-0 went back from offset 10 to 4", "deleted and created again"):
+        run(read_stream(name), sink, checkpoint)
+    run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
+    assert sink.values == values(0, 10) + values(100, 104), "what is there now is read from its start"
+
+
+def test_a_topic_created_again_under_a_running_query(read_stream, topics, sink, checkpoint):
+    name = topics.create(1)
+    topics.fill(name, values(0, 10))
+    query = run(
+        read_stream(name, startingOffsets="earliest", failOnDataLoss="false", partitionDiscoveryIntervalMs="100"),
+        sink,
+        checkpoint,
+        processingTime="50 milliseconds",
+    )
+    wait_for(lambda: len(sink.rows) == 10, query)
+    topics.delete(name)
+    topics.create_named(name)
+    topics.fill(name, values(100, 105))
+    wait_for(lambda: len(sink.rows) == 15, query)
+    query.stop()
+    assert sink.values == values(0, 10) + values(100, 105)
+
+
+def test_group_offsets_are_committed_for_lag_tools(read_stream, topics, sink, checkpoint):
+    from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
+
+    name = topics.create(2)
+    topics.fill(name, values(0, 12), 1)
+    run(read_stream(name, startingOffsets="earliest", kafka__group__id="lag-1", maxOffsetsPerTrigger="4"), sink, checkpoint)
+    request = ConsumerGroupTopicPartitions("lag-1", [TopicPartition(name, 1)])
+    found = topics.admin.list_consumer_group_offsets([request])["lag-1"].result(20)
+    # Spark tells a source of a finished micro-batch when the next one is made.
+    assert 8 <= found.topic_partitions[0].offset <= 12
+
+
+def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refused):
+    """pyspark 4.0 and 4.1 call latestOffset() without arguments; the engine of later versions still takes such a reader."""
+    from kdirect_spark.datasource import KdirectDataSource
+    from kdirect_spark.source import KdirectLegacyStreamReader
+
+    class Legacy(KdirectDataSource):
+        @classmethod
+        def name(cls):
+            return "kdirect_legacy"
+
+        def streamReader(self, schema):
+            return KdirectLegacyStreamReader(self._source(schema, streaming=True))
+
+    spark.dataSource.register(Legacy)
+
+    def stream(**options):
+        return (
+            spark.readStream.format("kdirect_legacy")
+            .option("kafka.bootstrap.servers", broker.address)
+            .option("subscribe", name)
+            .options(**options)
+            .load()
+        )
+
+    name = topics.create(2)
+    topics.fill(name, values(0, 5))
+    run(stream(), sink, checkpoint)
+    assert sink.rows == [], "latest"
+    topics.fill(name, values(5, 9), 1)
+    run(stream(), sink, checkpoint)
+    assert sink.values == values(5, 9)
+    run(stream(startingOffsets="earliest"), sink, checkpoint + "-2")
+    assert len(sink.rows) == 9
+    with refused("maxOffsetsPerTrigger needs pyspark 4.2"):
+        run(stream(maxOffsetsPerTrigger="1"), sink, checkpoint + "-3")
