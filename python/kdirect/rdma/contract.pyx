@@ -7,7 +7,7 @@ imports a provider.  Providers (`shm`, `sim`, later `verbs`) subclass them.  The
 - the Python methods (``post_read`` ...), which raise `kdirect.errors` exceptions;
 - the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an errno:
   ``ENOMEM`` the send or receive queue is full, ``EINVAL`` a malformed work request, ``ENOTCONN`` the
-  queue pair is not connected or in error.  A provider written in Python overrides the Python methods
+  queue pair is not connected or in error, ``ECHILD`` the device was opened by the parent of this process.  A provider written in Python overrides the Python methods
   only: the C defaults here take the GIL and call them.  A compiled provider overrides both.
 
 Rules every provider keeps (the contract suite checks them):
@@ -33,7 +33,7 @@ Fork: a device remembers the process that opened it and refuses to work in anoth
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.errno cimport EINVAL, ENOMEM, ENOTCONN, EIO
+from libc.errno cimport ECHILD, EINVAL, ENOMEM, ENOTCONN, EIO
 from posix.mman cimport mmap, munmap, MAP_SHARED, MAP_FAILED, PROT_READ, PROT_WRITE
 from cpython.buffer cimport PyBuffer_FillInfo
 
@@ -174,6 +174,14 @@ cdef class MemoryRegion:
     """A registered stretch of a Memory.  Life: `ProtectionDomain.register` to `deregister` (or the
     domain's close).  Remote peers name it by (`rkey`, address within [address, address + length))."""
 
+    def __init__(self, Memory memory=None, uint64_t address=0, uint64_t length=0, uint32_t lkey=0, uint32_t rkey=0, int access=0):
+        self.memory = memory
+        self.address = address
+        self.length = length
+        self.lkey = lkey
+        self.rkey = rkey
+        self.access = access
+
     def deregister(self, timeout_ms=100):
         """End remote and local access.  True once no operation under the key is in flight (see the
         module's rules); False when a peer did not leave within `timeout_ms`."""
@@ -185,6 +193,9 @@ cdef class MemoryRegion:
 
 cdef class CompletionQueue:
     """Completions of the queue pairs created on it, in order per queue pair."""
+
+    def __init__(self, int depth=0):
+        self.depth = depth
 
     cdef int c_poll(self, work_completion* out, int n) noexcept nogil:
         cdef int k = 0
@@ -211,6 +222,8 @@ cdef class CompletionQueue:
             n = 64
         with nogil:
             k = self.c_poll(wcs, n)
+        if k == -ECHILD:
+            raise forked_error("completion queue")
         if k < 0:
             raise RdmaError(f"completion queue overrun ({os.strerror(-k)})",
                             hint="make the queue at least as deep as the sum of its queue pairs' depths")
@@ -240,9 +253,17 @@ cdef class CompletionQueue:
         raise NotImplementedError
 
 
+def forked_error(what):
+    """The error for work on an object of a device that the parent process opened."""
+    return RdmaError(f"{what} was opened by the process that forked this one (here: process {os.getpid()})",
+                     hint="open a device in this process: kdirect.rdma.open_device")
+
+
 cdef _check(int rc, what, qp):
     if rc == 0:
         return
+    if rc == ECHILD:
+        raise forked_error(f"{what}: queue pair {qp.qp_num}")
     if rc == ENOMEM:
         raise QueueFullError(f"{what}: the queue of queue pair {qp.qp_num} is full",
                              hint="poll completions before posting more, or create it deeper")
@@ -261,6 +282,11 @@ cdef class QueuePair:
     address last, so both addresses are known; passive: it may return before the peer arrived);
     `close()` or an error ends it.
     """
+
+    def __init__(self, uint32_t qp_num=0, CompletionQueue send_cq=None, CompletionQueue recv_cq=None):
+        self.qp_num = qp_num
+        self.send_cq = send_cq
+        self.recv_cq = recv_cq
 
     cdef int c_state(self) noexcept nogil:
         with gil:
@@ -372,6 +398,24 @@ cdef int _errno(post, args):
     except Exception:
         return EIO
     return 0
+
+
+def check_registration(Memory memory, access, position, length):
+    """The length to register (`length`, or the rest of `memory`), or RdmaError: what ibv_reg_mr refuses."""
+    if memory.closed:
+        raise RdmaError("cannot register closed memory", hint="register it before Memory.close()")
+    if length is None:
+        length = memory.length - position
+    if position < 0 or length <= 0 or position + length > memory.length:
+        raise RdmaError(f"cannot register [{position}, {position + length}) of {memory.length} bytes of memory",
+                        hint="the region must be a non-empty part of the memory")
+    if access & ~15:
+        raise RdmaError(f"cannot register memory with unknown access flags {access:#x}", hint="combine values of Access")
+    if access & (REMOTE_WRITE | REMOTE_ATOMIC) and not access & LOCAL_WRITE:
+        raise RdmaError("cannot register memory for remote writes without LOCAL_WRITE", hint="add Access.LOCAL_WRITE, as ibverbs demands")
+    if access & LOCAL_WRITE and not memory.writable:
+        raise RdmaError("cannot register read-only memory for writing", hint="map it writable, or leave out LOCAL_WRITE")
+    return length
 
 
 class ProtectionDomain:
