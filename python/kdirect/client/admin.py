@@ -1,0 +1,420 @@
+"""Topics, their properties, offsets and groups: requests that change or describe the cluster.
+
+Owns: the admin messages and the grouping of many partitions into one request a broker.  No records pass here.
+
+Invariants: passing errors (a leader or coordinator that moved, a broker that restarts) are waited out for
+`request.timeout.ms`; any other is raised at once and names the topic, partition or group it belongs to.  A change that
+was sent twice because its first answer got lost succeeds when the first one did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from kdirect.client.cluster import Cluster, TopicMetadata
+from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError, ProtocolError, UnknownTopicError
+from kdirect.format import protocol
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
+
+T = TypeVar("T")
+
+TopicInfo = TopicMetadata
+
+_TOPIC_RESOURCE = 2
+_BROKER_RESOURCE = 4
+_SET, _DELETE = 0, 1
+_SOURCES = {0: "unknown", 1: "topic", 2: "broker (dynamic)", 3: "brokers (dynamic)", 4: "broker", 5: "default", 6: "broker logger"}
+
+__all__ = ["EARLIEST_OFFSET", "LATEST_OFFSET", "Admin", "ConfigEntry", "GroupInfo", "TopicInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigEntry:
+    """A property as the broker has it.  `source`: who set it; `value` None for secret ones."""
+
+    value: str | None
+    source: str
+    read_only: bool
+
+    @property
+    def is_default(self) -> bool:
+        return self.source != "topic" and not self.source.startswith("broker (dynamic")
+
+
+@dataclass(frozen=True, slots=True)
+class GroupInfo:
+    """A consumer group; `state` is empty where the broker does not tell it."""
+
+    group: str
+    protocol_type: str
+    state: str
+
+
+class Admin:
+    """Thread-safe; usable in forked children, as its cluster is."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+
+    # -- topics ------------------------------------------------------------------------------------------------
+
+    def create_topic(self, name: str, partitions: int = 1, replication_factor: int = 1, configs: Mapping[str, Any] | None = None,
+                     if_not_exists: bool = False) -> bool:
+        """Create a topic and wait until it has leaders; -1 partitions or replication: the broker's defaults.  True when it is new, False
+        when it exists and `if_not_exists`.  BrokerError TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG and others."""
+        check_topic_name(name)
+        _check_int("partitions", partitions, 1, 0x7FFFFFFF)
+        _check_int("replication_factor", replication_factor, 1, 0x7FFF)
+        r = protocol.CreateTopicsRequest
+        topic = r.CreatableTopic(
+            name=name, num_partitions=partitions, replication_factor=replication_factor, assignments=[],
+            configs=[r.CreatableTopic.CreatableTopicConfig(name=k, value=_text(v)) for k, v in (configs or {}).items()])
+        attempts = 0
+
+        def create(connection: Connection) -> bool:
+            nonlocal attempts
+            attempts += 1
+            response = connection.request(r(topics=[topic], timeout_ms=self._cluster.timeout_ms, validate_only=False))
+            result = _only(response.topics, "name", name, response)
+            if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
+                if attempts > 1:
+                    return True
+                if if_not_exists:
+                    return False
+            if result.error_code:
+                raise broker_error(result.error_code, f"creating topic {name!r}", result.error_message)
+            return True
+
+        created = self._on_controller(create)
+        self._wait_for(lambda: self._has_leaders(name), f"topic {name!r} was created, but has no leaders")
+        return created
+
+    def delete_topic(self, name: str, if_exists: bool = False) -> bool:
+        """Delete a topic and its records.  UnknownTopicError when it does not exist, or False with `if_exists`."""
+        check_topic_name(name)
+        r = protocol.DeleteTopicsRequest
+        attempts = 0
+
+        def delete(connection: Connection) -> bool:
+            nonlocal attempts
+            attempts += 1
+            response = connection.request(r(topics=[r.DeleteTopicState(name=name, topic_id=None)], topic_names=[name],
+                                            timeout_ms=self._cluster.timeout_ms))
+            result = _only(response.responses, "name", name, response)
+            if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and (attempts > 1 or if_exists):
+                return attempts > 1
+            if result.error_code:
+                raise broker_error(result.error_code, f"deleting topic {name!r}", result.error_message)
+            return True
+
+        deleted = self._on_controller(delete)
+        self._wait_for(lambda: name not in self._cluster.refresh([name]), f"topic {name!r} was deleted, but is still there")
+        return deleted
+
+    def create_partitions(self, name: str, partitions: int) -> None:
+        """Raise the number of partitions of a topic to `partitions`.  Keys map to other partitions from then on."""
+        check_topic_name(name)
+        _check_int("partitions", partitions, 1, 0x7FFFFFFF)
+        r = protocol.CreatePartitionsRequest
+        attempts = 0
+
+        def create(connection: Connection) -> None:
+            nonlocal attempts
+            attempts += 1
+            response = connection.request(r(topics=[r.CreatePartitionsTopic(name=name, count=partitions, assignments=None)],
+                                            timeout_ms=self._cluster.timeout_ms, validate_only=False))
+            result = _only(response.results, "name", name, response)
+            if result.error_code == ErrorCode.INVALID_PARTITIONS and attempts > 1 and self._count(name) == partitions:
+                return
+            if result.error_code:
+                raise broker_error(result.error_code, f"adding partitions to topic {name!r}", result.error_message)
+
+        self._on_controller(create)
+        self._wait_for(lambda: self._count(name) >= partitions and self._has_leaders(name),
+                       f"the new partitions of {name!r} have no leaders")
+
+    def list_topics(self, internal: bool = False) -> dict[str, TopicInfo]:
+        """All topics by name; the brokers' own ones only with `internal`."""
+        found = self._cluster.refresh(None)
+        return {name: t for name, t in sorted(found.items()) if internal or not t.internal}
+
+    def describe_topic(self, name: str) -> TopicInfo:
+        """UnknownTopicError when it does not exist."""
+        return self._cluster.topic(name, refresh=True)
+
+    # -- properties --------------------------------------------------------------------------------------------
+
+    def describe_configs(self, topic: str | None = None, *, broker: int | None = None) -> dict[str, ConfigEntry]:
+        """All properties of a topic, or of the broker with that node id."""
+        kind, name, subject = _resource(topic, broker)
+        r = protocol.DescribeConfigsRequest
+
+        def describe(connection: Connection) -> Any:
+            resource = r.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
+            response = connection.request(r(resources=[resource], include_synonyms=False, include_documentation=False))
+            result = _only(response.results, "resource_name", name, response)
+            if result.error_code:
+                raise broker_error(result.error_code, subject, result.error_message)
+            return result
+
+        result = self._cluster.call(lambda: self._connection_of(broker), describe)
+        return {c.name: ConfigEntry(None if c.is_sensitive else c.value, _SOURCES.get(c.config_source, "unknown"), bool(c.read_only))
+                for c in sorted(result.configs, key=lambda c: c.name)}
+
+    def alter_configs(self, topic: str | None, configs: Mapping[str, Any], *, broker: int | None = None) -> None:
+        """Set properties of a topic (or broker); None takes one back to its default.  The others stay as they are."""
+        kind, name, subject = _resource(topic, broker)
+        if not configs:
+            return
+
+        def alter(connection: Connection) -> None:
+            if connection.supports(protocol.IncrementalAlterConfigsRequest.API_KEY):
+                i = protocol.IncrementalAlterConfigsRequest
+                changes = [i.AlterConfigsResource.AlterableConfig(name=k, config_operation=_DELETE if v is None else _SET,
+                                                                  value=None if v is None else _text(v)) for k, v in configs.items()]
+                message = i(validate_only=False, resources=[
+                    i.AlterConfigsResource(resource_type=kind, resource_name=name, configs=changes)])
+            else:  # before Kafka 2.3 a request replaces all properties at once
+                a = protocol.AlterConfigsRequest
+                now = {k: e.value for k, e in self.describe_configs(topic, broker=broker).items() if not e.is_default}
+                now.update(configs)
+                all_of_them = [a.AlterConfigsResource.AlterableConfig(name=k, value=_text(v)) for k, v in now.items() if v is not None]
+                message = a(validate_only=False, resources=[
+                    a.AlterConfigsResource(resource_type=kind, resource_name=name, configs=all_of_them)])
+            response = connection.request(message)
+            result = _only(response.responses, "resource_name", name, response)
+            if result.error_code:
+                raise broker_error(result.error_code, f"altering {subject}", result.error_message)
+
+        if broker is not None:
+            self._cluster.call(lambda: self._connection_of(broker), alter)
+        else:
+            self._on_controller(alter)
+
+    # -- offsets of partitions ---------------------------------------------------------------------------------
+
+    def list_offsets(self, wanted: Mapping[TopicPartition, int], *,
+                     isolation_level: str | None = None) -> dict[TopicPartition, tuple[int, int]]:
+        """``(offset, timestamp ms)`` for each partition, with one request a broker.
+
+        `wanted` maps partitions to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms: the first record that is not older.
+        (-1, -1) when there is no such record; the timestamp is -1 for earliest and latest.  With read_committed the latest offset
+        is the last stable one.
+        """
+        level = int((isolation_level or self._cluster.settings["isolation.level"]) == "read_committed")
+        r = protocol.ListOffsetsRequest
+
+        def build(tps: list[TopicPartition]) -> Any:
+            return r(replica_id=-1, isolation_level=level, timeout_ms=self._cluster.timeout_ms, topics=[
+                r.ListOffsetsTopic(name=topic, partitions=[
+                    r.ListOffsetsTopic.ListOffsetsPartition(partition_index=tp.partition, current_leader_epoch=-1, timestamp=wanted[tp])
+                    for tp in group]) for topic, group in _by_topic(tps).items()])
+
+        return self._at_leaders(wanted, build, lambda p: (p.offset, p.timestamp), "offsets of")
+
+    def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """Delete the records below an offset (-1: all) of each partition; the new log start offsets."""
+        r = protocol.DeleteRecordsRequest
+
+        def build(tps: list[TopicPartition]) -> Any:
+            return r(timeout_ms=self._cluster.timeout_ms, topics=[r.DeleteRecordsTopic(name=topic, partitions=[
+                r.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=tp.partition, offset=before[tp]) for tp in group])
+                for topic, group in _by_topic(tps).items()])
+
+        return self._at_leaders(before, build, lambda p: p.low_watermark, "deleting records of")
+
+    # -- groups ------------------------------------------------------------------------------------------------
+
+    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
+        """Store offsets as a group's: the next record it will read.  BrokerError when the group has live members."""
+        if not offsets:
+            return
+        r = protocol.OffsetCommitRequest
+
+        def commit(connection: Connection) -> None:
+            response = connection.request(r(
+                group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, retention_time_ms=-1,
+                topics=[r.OffsetCommitRequestTopic(name=topic, partitions=[
+                    r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                        partition_index=tp.partition, committed_offset=offsets[tp], committed_leader_epoch=-1, committed_metadata=metadata)
+                    for tp in tps]) for topic, tps in _by_topic(offsets).items()]))
+            for t in response.topics:
+                for p in t.partitions:
+                    self._check_group(p.error_code, group, f"committing offset of {t.name}-{p.partition_index} for group {group!r}")
+
+        self._on_coordinator(group, commit)
+
+    def committed_offsets(self, group: str, tps: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
+        """The offsets a group has committed, None where it has none; all that it has with `tps` None."""
+        r = protocol.OffsetFetchRequest
+        wanted = None if tps is None else list(tps)
+        if wanted == []:
+            return {}
+
+        def fetch(connection: Connection) -> dict[TopicPartition, int | None]:
+            topics = None if wanted is None else [
+                r.OffsetFetchRequestTopic(name=topic, partition_indexes=[tp.partition for tp in group_tps])
+                for topic, group_tps in _by_topic(wanted).items()]
+            response = connection.request(r(group_id=group, topics=topics, require_stable=False))
+            self._check_group(response.error_code, group, f"offsets of group {group!r}")
+            out: dict[TopicPartition, int | None] = dict.fromkeys(wanted or ())
+            for t in response.topics:
+                for p in t.partitions:
+                    self._check_group(p.error_code, group, f"offset of {t.name}-{p.partition_index} of group {group!r}")
+                    if wanted is not None or p.committed_offset >= 0:
+                        out[TopicPartition(t.name, p.partition_index)] = p.committed_offset if p.committed_offset >= 0 else None
+            return out
+
+        return self._on_coordinator(group, fetch)
+
+    def list_groups(self) -> list[GroupInfo]:
+        """The groups of all brokers."""
+        def ask(connection: Connection) -> Any:
+            response = connection.request(protocol.ListGroupsRequest(states_filter=[], types_filter=[]))
+            if response.error_code:
+                raise broker_error(response.error_code, f"groups of {connection.peer}")
+            return response.groups
+
+        found = {}
+        for node in self._cluster.nodes:
+            for g in self._cluster.call(lambda node=node: self._cluster.connection_to(node), ask):  # type: ignore[misc]
+                found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
+        return [found[name] for name in sorted(found)]
+
+    # -- within ------------------------------------------------------------------------------------------------
+
+    def _on_controller(self, use: Callable[[Connection], T]) -> T:
+        def attempt(connection: Connection) -> T:
+            try:
+                return use(connection)
+            except BrokerError as e:
+                if e.code == ErrorCode.NOT_CONTROLLER:
+                    self._cluster.refresh([])
+                raise
+
+        return self._cluster.call(self._cluster.controller_connection, attempt)
+
+    def _on_coordinator(self, group: str, use: Callable[[Connection], T]) -> T:
+        if not group:
+            raise ConfigError("a group id is empty", hint="give the group a name")
+
+        def attempt(connection: Connection) -> T:
+            try:
+                return use(connection)
+            except BrokerUnavailableError:
+                self._cluster.forget_coordinator(group)
+                raise
+
+        return self._cluster.call(lambda: self._cluster.coordinator_connection(group), attempt)
+
+    def _check_group(self, code: int, group: str, subject: str) -> None:
+        if code == ErrorCode.NONE:
+            return
+        if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
+            self._cluster.forget_coordinator(group)
+        live = code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
+        raise broker_error(code, subject, hint="the group has live members: stop them, or use another group" if live else "")
+
+    def _connection_of(self, broker: int | None) -> Connection:
+        if broker is None:
+            return self._cluster.control_connection()
+        for node in self._cluster.nodes:
+            if node.node_id == broker:
+                return self._cluster.connection_to(node)
+        raise ConfigError(f"the cluster has no broker {broker}", hint=f"its brokers are {[n.node_id for n in self._cluster.nodes]}")
+
+    def _at_leaders(self, tps: Iterable[TopicPartition], build: Callable[[list[TopicPartition]], Any],
+                    read: Callable[[Any], T], doing: str) -> dict[TopicPartition, T]:
+        """Ask the leaders of `tps`, all at once; ask again about those that failed for a passing reason.  `read` takes the value out of
+        a partition of the response."""
+        left = dict.fromkeys(tps)
+        out: dict[TopicPartition, T] = {}
+        backoff = self._cluster.backoff(self._cluster.timeout_ms)
+        while left:
+            last: KdirectError | None = None
+            sent: list[Pending] = []
+            try:
+                for node, group in self._cluster.by_leader(left).items():
+                    sent.append(self._cluster.connection_to(node).submit(build(group)))
+            except KdirectError as e:
+                if not e.retriable:
+                    raise
+                last = e
+            for pending in sent:
+                try:
+                    response = pending.result()
+                except KdirectError as e:
+                    if not e.retriable:
+                        raise
+                    last = e
+                    continue
+                for topic, p in ((t.name, p) for t in response.topics for p in t.partitions):
+                    tp = TopicPartition(topic, p.partition_index)
+                    if tp not in left:
+                        continue
+                    if p.error_code == ErrorCode.NONE:
+                        del left[tp]
+                        out[tp] = read(p)
+                    else:
+                        last = broker_error(p.error_code, f"{doing} {tp}")
+                        if not protocol.error_kind(p.error_code).retriable:
+                            raise last
+            if left:
+                if not backoff.wait():
+                    raise last or ProtocolError(f"{doing} {next(iter(left))}: the broker's answer does not hold that partition",
+                                                hint="see the broker's log")
+                for topic in _by_topic(left):
+                    self._cluster.forget(topic)
+        return out
+
+    def _count(self, name: str) -> int:
+        return len(self._cluster.topic(name, refresh=True).partitions)
+
+    def _has_leaders(self, name: str) -> bool:
+        try:
+            found = self._cluster.topic(name, refresh=True)
+        except UnknownTopicError:
+            return False
+        return bool(found.partitions) and all(p.leader >= 0 for p in found.partitions)
+
+    def _wait_for(self, condition: Callable[[], bool], otherwise: str) -> None:
+        """A change spreads through the brokers of a cluster: what was just done must be seen by the next call."""
+        backoff = self._cluster.backoff(self._cluster.timeout_ms)
+        while not condition():
+            if not backoff.wait():
+                raise BrokerUnavailableError(f"{otherwise} after {self._cluster.timeout_ms} ms", hint="look at the brokers' logs")
+
+
+def _only(results: Iterable[Any], field: str, name: str, response: Any) -> Any:
+    for result in results:
+        if getattr(result, field) == name:
+            return result
+    raise ProtocolError(f"the broker's {type(response).__name__} does not mention {name!r}", hint="see the broker's log")
+
+
+def _by_topic(tps: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
+    out: dict[str, list[TopicPartition]] = {}
+    for tp in tps:
+        out.setdefault(tp.topic, []).append(tp)
+    return out
+
+
+def _resource(topic: str | None, broker: int | None) -> tuple[int, str, str]:
+    if (topic is None) == (broker is None):
+        raise ConfigError("properties of what?", hint="give a topic or broker=node id, not both")
+    if topic is not None:
+        return _TOPIC_RESOURCE, check_topic_name(topic), f"properties of topic {topic!r}"
+    return _BROKER_RESOURCE, str(broker), f"properties of broker {broker}"
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not (value == -1 or low <= value <= high):
+        raise ConfigError(f"{name} {value!r} is not allowed", hint=f"give an integer from {low} to {high}, or -1 for the broker's default")
