@@ -1,0 +1,10 @@
+"""C face of blocks.pyx."""
+from libc.stdint cimport uint8_t
+
+cdef class Block:
+    cdef uint8_t* data
+    cdef readonly size_t capacity
+    cdef object __weakref__
+
+cdef Block take_block(size_t n)
+# A block of at least n bytes; contents are whatever was there.  Raises MemoryError.

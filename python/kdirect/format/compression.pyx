@@ -1,0 +1,415 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Kafka's five codecs, bounded.
+
+Owns: the framing that Kafka's clients put around each codec, and the choice of library.  Foreign
+compression libraries are imported here and nowhere else; their exceptions do not leave this file.
+
+- Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where the
+  frame says it (snappy, zstd with content size) or where counting is cheap (lz4: the sum of the lengths
+  in its tokens), as an upper bound (zstd without content size: 128 KiB a block), or by the library's own
+  output limit (gzip).
+- Input is the caller's private copy: these libraries need not survive bytes that change under them.
+- lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked ones are
+  read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both that and
+  xerial's framing, and so does this.
+"""
+
+import zlib
+
+import cramjam
+import pyarrow as pa
+import zstandard
+
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from kdirect.errors import ConfigError, FormatError
+
+from kdirect.format.batch import CODEC_NAMES
+from kdirect.format.blocks cimport Block, take_block
+from kdirect.format.layout cimport CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
+
+cdef enum:
+    LZ4_MAGIC = 0x184D2204
+    LZ4_BLOCK_MAX = 64 << 10
+    LZ4_HEADER_BYTES = 7
+    LZ4_FLAGS_INDEPENDENT = 0x60    # version 1, independent blocks, no checksums, no content size
+    ZSTD_BLOCK_MAX = 128 << 10
+    SNAPPY_MAX_RATIO = 32           # a copy element of 3 bytes makes 64
+    XERIAL_HEADER_BYTES = 16
+
+cdef uint64_t ZSTD_MAGIC = 0xFD2FB528u
+cdef uint64_t BROKEN = <uint64_t>-1
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_LIMIT_HINT = "raise max_decompressed_bytes if the producer is to be trusted"
+
+
+def codec_of(name):
+    """The number of a codec name; ConfigError for another."""
+    try:
+        return CODEC_NAMES.index(name)
+    except ValueError:
+        raise ConfigError(f"compression {name!r} is unknown", hint="use one of " + ", ".join(CODEC_NAMES)) from None
+
+
+# -- sizes, counted before anything is decompressed -----------------------------------------------------
+
+cdef inline uint32_t _le32(const uint8_t* p) noexcept nogil:
+    return p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
+
+
+cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nogil:
+    """Bytes that the tokens of one lz4 block stand for, or BROKEN."""
+    cdef uint64_t total = 0, n
+    cdef uint8_t token, more
+    while p < end:
+        token = p[0]
+        p += 1
+        n = token >> 4
+        if n == 15:
+            while True:
+                if p >= end:
+                    return BROKEN
+                more = p[0]
+                p += 1
+                n += more
+                if more != 255:
+                    break
+        if n > <uint64_t>(end - p):
+            return BROKEN
+        p += n
+        total += n
+        if p == end:
+            return total
+        if end - p < 2:
+            return BROKEN
+        p += 2
+        n = token & 15
+        if n == 15:
+            while True:
+                if p >= end:
+                    return BROKEN
+                more = p[0]
+                p += 1
+                n += more
+                if more != 255:
+                    break
+        total += n + 4
+    return total
+
+
+cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
+    """Decompressed size of the lz4 frame at `data` and its own length, or BROKEN."""
+    cdef size_t position
+    cdef uint64_t total = 0, part
+    cdef uint32_t size
+    cdef uint8_t flags
+    if n < LZ4_HEADER_BYTES or _le32(data) != LZ4_MAGIC:
+        return BROKEN
+    flags = data[4]
+    if flags >> 6 != 1 or flags & 1:        # another version, or a dictionary
+        return BROKEN
+    position = LZ4_HEADER_BYTES + (8 if flags & 8 else 0)
+    while True:
+        if position > n or n - position < 4:
+            return BROKEN
+        size = _le32(data + position)
+        position += 4
+        if size == 0:
+            break
+        if (size & 0x7FFFFFFFu) > n - position:
+            return BROKEN
+        if size & 0x80000000u:
+            size &= 0x7FFFFFFFu
+            total += size
+        else:
+            part = _lz4_block_size(data + position, data + position + size)
+            if part == BROKEN:
+                return BROKEN
+            total += part
+        position += size + (4 if flags & 16 else 0)
+    if flags & 4:
+        position += 4
+    if position > n:
+        return BROKEN
+    frame_bytes[0] = position
+    return total
+
+
+cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
+    """Upper bound of the decompressed size of the zstd frame at `data` and its own length, or BROKEN."""
+    cdef size_t position = 5
+    cdef uint64_t total = 0, content = BROKEN
+    cdef uint32_t header, size
+    cdef uint8_t descriptor
+    cdef int single, content_bytes, i, kind
+    if n < 6:
+        return BROKEN
+    if _le32(data) != ZSTD_MAGIC:
+        return BROKEN
+    descriptor = data[4]
+    single = (descriptor >> 5) & 1
+    position += (0 if single else 1) + ((1 << (descriptor & 3)) >> 1)
+    content_bytes = 1 << (descriptor >> 6) if descriptor >> 6 else single
+    if n < position + content_bytes:
+        return BROKEN
+    if content_bytes:
+        content = 256 if content_bytes == 2 else 0
+        for i in range(content_bytes):
+            content += <uint64_t>data[position + i] << (8 * i)
+        position += content_bytes
+    while True:
+        if n - position < 3:
+            return BROKEN
+        header = data[position] | <uint32_t>data[position + 1] << 8 | <uint32_t>data[position + 2] << 16
+        position += 3
+        kind = (header >> 1) & 3
+        size = header >> 3
+        if kind == 3:
+            return BROKEN
+        total += ZSTD_BLOCK_MAX if kind == 2 else size
+        if kind == 1:
+            size = 1
+        if size > n - position:
+            return BROKEN
+        position += size
+        if header & 1:
+            break
+    if descriptor & 4:
+        if n - position < 4:
+            return BROKEN
+        position += 4
+    frame_bytes[0] = position
+    return total if content == BROKEN else content
+
+
+cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
+    """The size at the head of a raw snappy block, or BROKEN."""
+    cdef uint64_t size = 0
+    cdef size_t i
+    for i in range(5):
+        if i >= n:
+            return BROKEN
+        size |= <uint64_t>(data[i] & 0x7F) << (7 * i)
+        if data[i] < 0x80:
+            return size if size <= n * <uint64_t>SNAPPY_MAX_RATIO and size <= 0xFFFFFFFFu else BROKEN
+    return BROKEN
+
+
+# -- decompression --------------------------------------------------------------------------------------
+
+cdef object _broken(str name):
+    return FormatError(f"{name} data is broken")
+
+
+cdef object _too_large(str name, uint64_t limit):
+    return FormatError(f"{name} data decompresses to more than {limit} bytes", hint=_LIMIT_HINT)
+
+
+cdef class Decompressor:
+    """Decompresses one batch's records at a time.  One thread; contexts are made when first used."""
+
+    def __cinit__(self):
+        self._lz4 = None
+        self._zstd = None
+
+    cpdef object run(self, int codec, bytes data, uint64_t limit):
+        """A bytes-like object with what `data` stands for: at most `limit` bytes, else FormatError.
+
+        It is the caller's; nothing here keeps it or writes to it again."""
+        if codec == CODEC_ZSTD:
+            return self._run_zstd(data, limit)
+        if codec == CODEC_LZ4:
+            return self._run_lz4(data, limit)
+        if codec == CODEC_SNAPPY:
+            return _run_snappy(data, limit)
+        if codec == CODEC_GZIP:
+            return _run_gzip(data, limit)
+        raise FormatError(f"codec {codec} is unknown")
+
+    cdef object _run_lz4(self, bytes data, uint64_t limit):
+        cdef size_t used = 0
+        cdef const uint8_t* p = data
+        cdef uint64_t size = _lz4_frame_size(p, len(data), &used)
+        if size == BROKEN:
+            raise _broken("lz4")
+        if size > limit:
+            raise _too_large("lz4", limit)
+        if size == 0:
+            return b""
+        if self._lz4 is None:
+            self._lz4 = pa.Codec("lz4")
+        try:
+            return self._lz4.decompress(data if used == <size_t>len(data) else data[:used], size)
+        except (OSError, pa.ArrowException) as e:
+            raise _broken("lz4") from e
+
+    cdef object _run_zstd(self, bytes data, uint64_t limit):
+        cdef size_t used = 0, position = 0, n = len(data)
+        cdef uint64_t bound, total = 0
+        cdef const uint8_t* p = data
+        cdef list parts = []
+        if self._zstd is None:
+            self._zstd = zstandard.ZstdDecompressor()
+        while position < n:
+            if n - position >= 8 and _le32(p + position) >> 4 == 0x184D2A5:     # a skippable frame
+                if _le32(p + position + 4) > n - position - 8:
+                    raise _broken("zstd")
+                position += 8 + _le32(p + position + 4)
+                continue
+            bound = _zstd_frame_bound(p + position, n - position, &used)
+            if bound == BROKEN:
+                raise _broken("zstd")
+            try:
+                part = self._zstd.decompress(data if used == n else data[position:position + used],
+                                             max_output_size=max(1, min(bound, limit - total)))
+            except zstandard.ZstdError as e:
+                if bound > limit - total:
+                    raise _too_large("zstd", limit) from e
+                raise _broken("zstd") from e
+            except MemoryError:
+                raise _too_large("zstd", limit) from None
+            total += <uint64_t>len(part)
+            if total > limit:
+                raise _too_large("zstd", limit)
+            parts.append(part)
+            position += used
+        if not parts:
+            raise _broken("zstd")
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+cdef object _run_snappy(bytes data, uint64_t limit):
+    cdef const uint8_t* p = data
+    cdef size_t n = len(data), position = 0, chunk
+    cdef uint64_t size, total = 0
+    cdef list chunks = []               # (position, bytes, size)
+    cdef Block block
+    if n >= XERIAL_HEADER_BYTES and data.startswith(_XERIAL_MAGIC):
+        position = XERIAL_HEADER_BYTES
+        while position < n:
+            if n - position < 4:
+                raise _broken("snappy")
+            chunk = <uint32_t>p[position] << 24 | <uint32_t>p[position + 1] << 16 | <uint32_t>p[position + 2] << 8 | p[position + 3]
+            position += 4
+            if chunk > n - position:
+                raise _broken("snappy")
+            size = _snappy_size(p + position, chunk)
+            if size == BROKEN:
+                raise _broken("snappy")
+            if size > limit - total:
+                raise _too_large("snappy", limit)
+            chunks.append((position, chunk, size))
+            total += size
+            position += chunk
+    else:
+        total = _snappy_size(p, n)
+        if total == BROKEN:
+            raise _broken("snappy")
+        if total > limit:
+            raise _too_large("snappy", limit)
+        chunks.append((0, n, total))
+    if total == 0:
+        return b""
+    block = take_block(total)
+    out = memoryview(block)[:total]
+    source = memoryview(data)
+    position = 0
+    try:
+        for begin, length, expected in chunks:
+            whole = length == n
+            got = cramjam.snappy.decompress_raw_into(data if whole else source[begin:begin + length],
+                                                     out if whole else out[position:position + expected])
+            if got != expected:
+                raise _broken("snappy")
+            position += expected
+    except (cramjam.DecompressionError, OSError, ValueError) as e:
+        if isinstance(e, FormatError):
+            raise
+        raise _broken("snappy") from e
+    return out
+
+
+cdef object _run_gzip(bytes data, uint64_t limit):
+    cdef list parts = []
+    cdef uint64_t total = 0
+    rest = data
+    try:
+        while rest:                     # members may follow one another
+            member = zlib.decompressobj(31)
+            part = member.decompress(rest, limit - total + 1)
+            total += <uint64_t>len(part)
+            if total > limit:
+                raise _too_large("gzip", limit)
+            if not member.eof:
+                raise _broken("gzip")
+            parts.append(part)
+            rest = member.unused_data
+    except zlib.error as e:
+        raise _broken("gzip") from e
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+# -- compression ----------------------------------------------------------------------------------------
+
+cdef object _sized(buffer):
+    # A pyarrow.Buffer that was shrunk still exports its first length through the buffer protocol.
+    return memoryview(buffer)[:buffer.size]
+
+
+cdef class Compressor:
+    """Compresses one batch's records at a time with one codec.  One thread.
+
+    `level` is gzip's 1 to 9 or zstd's 1 to 22 (None: the library's default); lz4 and snappy have none."""
+
+    def __init__(self, str name not None, level=None):
+        self.codec = codec_of(name)
+        self.level = level
+        if level is not None:
+            low, high = {CODEC_GZIP: (1, 9), CODEC_ZSTD: (1, 22)}.get(self.codec, (0, 0))
+            if not high:
+                raise ConfigError(f"compression {name!r} has no level", hint="leave the level out")
+            if not low <= level <= high:
+                raise ConfigError(f"compression level {level!r} of {name} is out of range", hint=f"give {low} to {high}")
+        if self.codec == CODEC_ZSTD:
+            self._tool = zstandard.ZstdCompressor(level=3 if level is None else level)
+        elif self.codec == CODEC_LZ4:
+            self._tool = pa.Codec("lz4")
+        elif self.codec == CODEC_SNAPPY:
+            self._tool = pa.Codec("snappy")
+        else:
+            self._tool = None
+
+    cpdef object run(self, data):
+        """`data` (a contiguous buffer) compressed, as a bytes-like object."""
+        if self.codec == CODEC_ZSTD:
+            return self._tool.compress(data)
+        if self.codec == CODEC_SNAPPY:
+            return _sized(self._tool.compress(data))
+        if self.codec == CODEC_LZ4:
+            return self._run_lz4(data)
+        if self.codec == CODEC_GZIP:
+            tool = zlib.compressobj(6 if self.level is None else self.level, zlib.DEFLATED, 31)
+            return tool.compress(data) + tool.flush()
+        return data
+
+    cdef object _run_lz4(self, data):
+        # The library links blocks as soon as there are two.  A piece of up to 64 KiB is one block, so a longer frame is put together
+        # from the blocks of such pieces behind the header of the first (which announces blocks of up to 64 KiB, as Kafka's own does).
+        cdef list parts
+        view = memoryview(data).cast("B")
+        if len(view) <= LZ4_BLOCK_MAX:
+            return self._run_lz4_piece(data)
+        parts = []
+        for position in range(0, len(view), LZ4_BLOCK_MAX):
+            frame = self._run_lz4_piece(view[position:position + LZ4_BLOCK_MAX])
+            parts.append(frame[LZ4_HEADER_BYTES if parts else 0:len(frame) - 4])
+        parts.append(b"\0\0\0\0")
+        return b"".join(parts)
+
+    cdef object _run_lz4_piece(self, data):
+        frame = _sized(self._tool.compress(data))
+        if frame[4] != LZ4_FLAGS_INDEPENDENT:
+            raise FormatError(f"pyarrow {pa.__version__} wrote an lz4 frame with flags {frame[4]:#x}, which Kafka's Java client may not read",
+                              hint="use another codec, or another version of pyarrow")
+        return frame
