@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -284,12 +284,18 @@ class Plan:
         return self
 
 
-def plan_stream(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks) -> Plan:
+def plan_stream(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    watermarks: Watermarks,
+    created_again: Collection[str] = (),
+) -> Plan:
     """Ranges of one micro-batch.
 
     `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are new and are read from
     their earliest record; those of `start` that `end` lacks are gone.  An end before its start means that the partition was
-    deleted and created again (or cut back): what is there now is read from the earliest record.
+    deleted and created again (or cut back), and so are, whatever their offsets, the topics in `created_again`: what is there now
+    is read from the earliest record.
     """
     ranges, losses = [], []
     for tp in sorted(start.keys() - end.keys()):
@@ -305,6 +311,9 @@ def plan_stream(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition
             begin = min(earliest, stop)
             if begin != 0:
                 losses.append(f"new partition {tp} starts at offset {begin} instead of 0")
+        elif tp.topic in created_again:
+            losses.append(f"{tp} was deleted and created again; it was read up to offset {start[tp]}")
+            begin = min(earliest, stop)
         elif stop < start[tp]:
             losses.append(
                 f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "

@@ -55,6 +55,8 @@ class BrokerView:
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._topics: dict[str, int] | None = None
+        self._ids: dict[str, str | None] = {}
+        self._created_again: set[str] = set()
         self._refreshed = 0.0
 
     def session(self) -> Any:
@@ -76,9 +78,25 @@ class BrokerView:
         """The partitions of the subscription; topics are listed anew when `refresh` or when the last list is old."""
         now = time.monotonic()
         if refresh or self._topics is None or (now - self._refreshed) * 1000 >= self._settings.discovery_interval_ms:
-            self._topics = self.look(lambda s: s.list_topics())
-            self._refreshed = now
+            self._list_topics()
+        assert self._topics is not None
         return self._settings.subscription.resolve(self._topics, must_exist=must_exist)
+
+    def _list_topics(self) -> dict[str, int]:
+        found = self.look(lambda s: s.admin.list_topics())
+        self._refreshed = time.monotonic()
+        self._topics = {name: len(topic.partitions) for name, topic in found.items()}
+        for name, topic in found.items():
+            if self._ids.setdefault(name, topic.topic_id) != topic.topic_id:
+                self._created_again.add(name)
+                self._ids[name] = topic.topic_id
+        return self._topics
+
+    def take_created_again(self) -> frozenset[str]:
+        """Topics that were deleted and created again since the last call, as far as this process has seen."""
+        out = frozenset(self._created_again)
+        self._created_again.clear()
+        return out
 
     def watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
         """Log start offset and high watermark of those of `partitions` that exist."""
@@ -88,8 +106,7 @@ class BrokerView:
         try:
             return self.look(lambda s: s.watermarks(wanted))
         except UnknownTopicError:
-            existing = self.look(lambda s: s.list_topics())
-            self._topics, self._refreshed = existing, time.monotonic()
+            existing = self._list_topics()
             wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
             return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
 
@@ -139,6 +156,7 @@ class _StreamReader(DataSourceStreamReader):
         self._target: Offsets | None = None
         self._seen: Offsets | None = None
         self._begun = False
+        self._planned: tuple[dict, frozenset[str]] | None = None
 
     def initialOffset(self) -> dict:
         """Where a new query starts.  The engine asks until the first micro-batch has run, and gets the same answer each time."""
@@ -163,7 +181,9 @@ class _StreamReader(DataSourceStreamReader):
             # crash, "latest" has moved on, but the checkpoint holds where the query really started.
             return []
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
-        plan = offsets.plan_stream(begin, stop, watermarks).check(self._settings.fail_on_data_loss, log.warning)
+        if self._planned is None or self._planned[0] != start:
+            self._planned = (start, self._view.take_created_again())
+        plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1]).check(self._settings.fail_on_data_loss, log.warning)
         return self._view.input_partitions(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -176,7 +196,7 @@ class _StreamReader(DataSourceStreamReader):
             return
         try:
             done = offsets.from_json(end, "end offset")
-            self._view.session().admin.commit_group_offsets(self._settings.group_id, done)
+            self._view.session().admin.commit_offsets(self._settings.group_id, done)
         except KdirectError as e:
             log.warning("offsets of group %s could not be committed: %s", self._settings.group_id, e)
 

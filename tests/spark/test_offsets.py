@@ -138,6 +138,12 @@ def test_losses_are_found_named_and_left_out(start, end, ranges, words):
     assert len(said) == 1 and words in said[0]
 
 
+def test_a_topic_known_to_be_created_again_is_read_from_its_start():
+    plan = plan_stream({A0: 50, A1: 2}, {A0: 60, A1: 5}, WATERMARKS, {"a"})
+    assert plan.ranges == (OffsetRange(A0, 10, 60), OffsetRange(A1, 0, 5))
+    assert len(plan.losses) == 2 and "a-0 was deleted and created again; it was read up to offset 50" in plan.losses[0]
+
+
 def test_nothing_left_to_read_is_no_loss():
     assert plan_stream({A0: 5}, {A0: 5}, WATERMARKS) == Plan(()), "records before the log start that nobody waits for"
     assert plan_stream({B0: 5}, {B0: 5}, WATERMARKS) == Plan(()), "a partition that is gone, read to its end"
