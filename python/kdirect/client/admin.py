@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kdirect.client.cluster import Cluster, TopicMetadata
+from kdirect.client.cluster import Cluster, PartitionMetadata, TopicMetadata
 from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError, ProtocolError, UnknownTopicError
 from kdirect.format import protocol
@@ -22,14 +22,27 @@ from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_
 
 T = TypeVar("T")
 
-TopicInfo = TopicMetadata
-
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _SET, _DELETE = 0, 1
 _SOURCES = {0: "unknown", 1: "topic", 2: "broker (dynamic)", 3: "brokers (dynamic)", 4: "broker", 5: "default", 6: "broker logger"}
 
 __all__ = ["EARLIEST_OFFSET", "LATEST_OFFSET", "Admin", "ConfigEntry", "GroupInfo", "TopicInfo"]
+
+
+@dataclass(frozen=True, slots=True)
+class TopicInfo:
+    """A topic; `partitions` is their number, `leaders` tells of each, in order; `topic_id` None where the broker has none."""
+
+    name: str
+    topic_id: str | None
+    internal: bool
+    partitions: int
+    leaders: tuple[PartitionMetadata, ...]
+
+    @property
+    def replication_factor(self) -> int:
+        return max((len(p.replicas) for p in self.leaders), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,11 +153,11 @@ class Admin:
     def list_topics(self, internal: bool = False) -> dict[str, TopicInfo]:
         """All topics by name; the brokers' own ones only with `internal`."""
         found = self._cluster.refresh(None)
-        return {name: t for name, t in sorted(found.items()) if internal or not t.internal}
+        return {name: _info(t) for name, t in sorted(found.items()) if internal or not t.internal}
 
     def describe_topic(self, name: str) -> TopicInfo:
         """UnknownTopicError when it does not exist."""
-        return self._cluster.topic(name, refresh=True)
+        return _info(self._cluster.topic(name, refresh=True))
 
     # -- properties --------------------------------------------------------------------------------------------
 
@@ -387,6 +400,10 @@ class Admin:
         while not condition():
             if not backoff.wait():
                 raise BrokerUnavailableError(f"{otherwise} after {self._cluster.timeout_ms} ms", hint="look at the brokers' logs")
+
+
+def _info(topic: TopicMetadata) -> TopicInfo:
+    return TopicInfo(topic.name, topic.topic_id, topic.internal, len(topic.partitions), topic.partitions)
 
 
 def _only(results: Iterable[Any], field: str, name: str, response: Any) -> Any:
