@@ -38,7 +38,7 @@ class Consumer:
 
     def __init__(self, settings: Mapping[str, Any] | str, *, session: Session | None = None) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
-        self.settings = CLIENT.resolve(given)
+        self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._session = session if session is not None else connect(self.settings)
         self._positions: dict[TopicPartition, int] = {}
         self._fetcher: DirectFetcher | None = None
@@ -60,7 +60,7 @@ class Consumer:
         """Read all partitions that these topics have now, from `start` (LATEST_OFFSET or EARLIEST_OFFSET)."""
         names = [topics] if isinstance(topics, str) else list(topics)
         cluster = self._session.cluster
-        self.assign({TopicPartition(name, i): start for name in names for i in range(cluster.partitions(name))})
+        self.assign({TopicPartition(name, i): start for name in names for i in cluster.partitions(name)})
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, from these offsets."""
@@ -101,6 +101,8 @@ class Consumer:
         fetcher, self._fetcher = self._fetcher, None
         if fetcher is not None:
             fetcher.close()
+        for tcp in self._tcp.values():
+            tcp.close()
         self._tcp = {}
 
     @property
@@ -191,7 +193,7 @@ class Consumer:
             return self._fetcher.fill(tp, next_offset)
         fetcher = self._tcp[tp]
         fetcher.seek(next_offset)
-        self._tcp_data[tp] = memoryview(fetcher.fetch(self.settings["fetch.max.read.bytes"], 0)[0])
+        self._tcp_data[tp] = fetcher.fetch(self.settings["fetch.max.read.bytes"], 0).data
         return len(self._tcp_data[tp]) > 0
 
     def _wait(self, take: Any, timeout_ms: float) -> None:

@@ -28,7 +28,7 @@ from kdirect.client.connection import broker_error
 from kdirect.client.direct_write import AckRouter, FileWriter
 from kdirect.client.partitioner import murmur2, partition_for_keys
 from kdirect.client.session import Session, connect
-from kdirect.client.tcp import TcpAppender
+from kdirect.client.tcp import Append, TcpAppender
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
@@ -67,7 +67,7 @@ class Producer:
 
     def __init__(self, settings: Mapping[str, Any] | str, *, session: Session | None = None) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
-        self.settings = CLIENT.resolve(given)
+        self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._session = session if session is not None else connect(self.settings)
         self._lock = threading.RLock()
         self._targets: dict[tuple[str, int], _DirectTarget | _TcpTarget] = {}
@@ -220,7 +220,7 @@ class Producer:
     def _partition_count(self, topic: str) -> int:
         count = self._partitions.get(topic)
         if count is None:
-            count = self._partitions[check_topic_name(topic)] = self._session.cluster.partitions(topic)
+            count = self._partitions[check_topic_name(topic)] = len(self._session.cluster.partitions(topic))
         return count
 
     def _choose(self, topic: str, key: bytes | None, records: int = 1) -> int:
@@ -519,6 +519,7 @@ class _TcpTarget:
         self._gathered: list[tuple[bytes | None, bytes | None, list[Header], int]] = []
         self._gathered_bytes = 0
         self.last_offset = -1
+        self._last: tuple[Append, int] | None = None
         self._records = self._bytes = self._requests = 0
 
     def gather(self, key: bytes | None, value: bytes | None, headers: Iterable[Header] | None, timestamp_ms: int) -> None:
@@ -539,7 +540,7 @@ class _TcpTarget:
         self._put(data, records)
 
     def _put(self, data: Any, records: int) -> None:
-        self._appender.submit(data)
+        self._last = (self._appender.submit(data), records)
         self._records += records
         self._bytes += len(data)
         self._requests += 1
@@ -547,9 +548,9 @@ class _TcpTarget:
     def finish(self, producer: Producer) -> None:
         """Wait for every answer."""
         self._send_gathered()
-        offset = self._appender.flush()
-        if offset is not None:
-            self.last_offset = offset
+        self._appender.flush()
+        if self._last is not None and self._last[0].base_offset >= 0:
+            self.last_offset = self._last[0].base_offset + self._last[1] - 1
 
     def finish_last(self, producer: Producer) -> int:
         self.finish(producer)
@@ -560,4 +561,7 @@ class _TcpTarget:
         return {"tcp_records": self._records, "tcp_bytes": self._bytes, "tcp_requests": self._requests}
 
     def close(self) -> None:
-        self._appender.close()
+        try:
+            self._appender.close()
+        except KdirectError as e:
+            log.warning("%s: closing with requests unanswered: %s", self.tp, e)

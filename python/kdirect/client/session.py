@@ -357,7 +357,7 @@ class _TcpSource:
 
     def __init__(self, fetcher: TcpFetcher, settings: Mapping[str, Any]) -> None:
         self.fetcher = fetcher
-        self.tp = fetcher.tp
+        self.tp = fetcher.topic_partition
         self._fetch_bytes = settings["fetch.max.read.bytes"]
         self._data: memoryview = memoryview(b"")
         self._fetched = 0
@@ -371,16 +371,16 @@ class _TcpSource:
 
     def fill(self, next_offset: int, wait_ms: int) -> bool:
         self.fetcher.seek(next_offset)
-        data = self.fetcher.fetch(self._fetch_bytes, wait_ms)[0]
-        self._data = memoryview(data)
+        data = self._data = self.fetcher.fetch(self._fetch_bytes, wait_ms).data
         self._fetched += len(data)
         return len(data) > 0
 
     def reopen(self, session: Session, offset: int) -> _DirectSource | _TcpSource:
+        self.close()
         return session._source(self.tp, offset)
 
     def close(self) -> None:
-        pass
+        self.fetcher.close()
 
     def statistics(self) -> dict[str, int]:
         return {"fetched_bytes": self._fetched}
