@@ -33,9 +33,10 @@ Threads: every method may be called from any thread.  Mapped memory handed to `i
 mapped until `seal` has returned; slots until they are detached, sealed or revoked.
 """
 
+cimport cython
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EINVAL, ENOMEM
-from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memmove, memset
 
@@ -85,6 +86,7 @@ NO_HEAD = COMMIT_NO_HEAD
 cdef enum:
     REMEMBERED = 5            # batches of a producer id that a repetition is recognised by (Kafka's number)
     INLINE_BATCHES = 32
+    CLEAR_WINDOW = 1 << 20
 
 cdef struct batch_seen:
     int32_t first_sequence
@@ -355,6 +357,8 @@ cdef int _check_request(kernel_state* s, const uint8_t* p, uint32_t length, int6
         s.infos_count += 1
         if s.infos_count == 0xFFFF and at < length:
             return COMMIT_RECORD_LIST_TOO_LARGE
+    if records > INT32_MAX:
+        return COMMIT_RECORD_LIST_TOO_LARGE
     error = _check_sequences(s, out)
     if error != COMMIT_OK or out.duplicate:
         return error
@@ -542,8 +546,20 @@ cdef int _append(kernel_state* s, const uint8_t* data, uint32_t length, int64_t 
     return COMMIT_OK
 
 
+cdef uint64_t _end_of_remains(kernel_state* s) noexcept nogil:
+    """Position behind which CLEAR_WINDOW bytes of zeros (or the end of the head) follow, at the tail or after."""
+    cdef uint64_t at = s.tail
+    cdef uint64_t end = s.tail
+    while at < s.capacity and at - end < CLEAR_WINDOW:
+        if s.data[at] != 0:
+            end = at + 1
+        at += 1
+    return end
+
+
 # -- Python face --------------------------------------------------------------------------------------------------
 
+@cython.freelist(64)
 cdef class CommitResult:
     """Outcome of one request.  `error` 0: committed (or, with `duplicate`, committed before); otherwise
     Kafka's error code, or one of NO_SPACE, WRONG_POSITION, NO_HEAD.  Offsets are -1 after an error."""
@@ -739,7 +755,9 @@ cdef class CommitKernel:
         cdef kernel_state* s = <kernel_state*> self._state
         pthread_mutex_lock(&s.lock)
         if s.data != NULL and s.base == segment_base_offset:
-            if end > s.capacity:
+            if end == UINT64_MAX:
+                end = _end_of_remains(s)
+            elif end > s.capacity:
                 end = s.capacity
             if end > s.tail:
                 memset(s.data + s.tail, 0, end - s.tail)
@@ -802,10 +820,14 @@ cdef class CommitKernel:
             PyBuffer_Release(&view)
         return _result(&r)
 
-    def clear_tail(self, int64_t segment_base_offset, uint64_t end):
-        """Zero what lies between the tail and `end` of that head (left there by a revoked producer)."""
+    def clear_tail(self, segment_base_offset=None, end=None):
+        """Zero what a revoked producer left behind the tail: up to position `end`, or, without it, up to the
+        first MiB that is zeros already (a producer writes upwards, without gaps).  With `segment_base_offset`,
+        only if that segment is still the head."""
+        cdef int64_t base = (<kernel_state*> self._state).base if segment_base_offset is None else segment_base_offset
+        cdef uint64_t until = UINT64_MAX if end is None else end
         with nogil:
-            self.c_clear_tail(segment_base_offset, end)
+            self.c_clear_tail(base, until)
 
     # slots
 
@@ -906,6 +928,27 @@ cdef class CommitKernel:
         if not done:
             return None
         return SealedHead(base, size, end, max_timestamp, max_timestamp_offset, offset_entries, time_entries)
+
+    def freeze(self):
+        """Refuse further records in this head (NO_SPACE), so that it can be flushed and sealed; its capacity, which
+        `thaw` wants back should the roll fail."""
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef uint64_t capacity
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            capacity = s.capacity
+            s.capacity = s.tail
+            pthread_mutex_unlock(&s.lock)
+        return capacity
+
+    def thaw(self, uint64_t capacity):
+        """Undo `freeze`."""
+        cdef kernel_state* s = <kernel_state*> self._state
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            if s.data != NULL:
+                s.capacity = capacity
+            pthread_mutex_unlock(&s.lock)
 
     def roll_without_head(self):
         """There is no head, and the last segment takes no more records: the log now ends at position 0 of a
@@ -1036,6 +1079,16 @@ cdef class CommitKernel:
     def end_position(self):
         """The tail: byte position in the head where the next batch goes."""
         return (<kernel_state*> self._state).tail
+
+    @property
+    def position(self):
+        """The same as `end_position`."""
+        return (<kernel_state*> self._state).tail
+
+    @property
+    def max_message_bytes(self):
+        """Largest batch that is accepted (max.message.bytes)."""
+        return (<kernel_state*> self._state).max_batch_bytes
 
     @property
     def capacity(self):

@@ -1,0 +1,186 @@
+"""The small text files beside the segments: Kafka's checkpoints and metadata.
+
+Law of the room: a file is replaced whole (write, fsync, rename, fsync of the directory), so a reader finds
+the old or the new one.  A checkpoint that cannot be understood is treated as missing where the log itself
+can answer, and is an error where it cannot.
+
+====================================  =========================================================
+``recovery-point-offset-checkpoint``  a log dir: per partition, below which everything is on disk
+``log-start-offset-checkpoint``       a log dir: per partition, below which records are deleted
+``replication-offset-checkpoint``     a log dir: per partition, the high watermark
+``leader-epoch-checkpoint``           a partition: leader epochs and the offsets they start at
+``partition.metadata``                a partition: the topic id
+``meta.properties``                   a log dir: whose it is
+``topic.properties``                  a partition: overrides of its topic (kdirect's own)
+====================================  =========================================================
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from kdirect.errors import CorruptLogError
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.log")
+
+RECOVERY_POINTS = "recovery-point-offset-checkpoint"
+LOG_STARTS = "log-start-offset-checkpoint"
+HIGH_WATERMARKS = "replication-offset-checkpoint"
+LEADER_EPOCHS = "leader-epoch-checkpoint"
+PARTITION_METADATA = "partition.metadata"
+META_PROPERTIES = "meta.properties"
+TOPIC_PROPERTIES = "topic.properties"
+CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+
+
+def sync_directory(directory: Path) -> None:
+    """Make creations, renames and removals in `directory` durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
+    """Put `data` in place of the file, all or nothing."""
+    temporary = path.with_name(path.name + ".tmp")
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view):]
+        if sync:
+            os.fsync(fd)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    os.rename(temporary, path)
+    if sync:
+        sync_directory(path.parent)
+
+
+# -- offset checkpoints ------------------------------------------------------------------------------------
+
+
+def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
+    """Version, count, then ``topic partition offset`` a line."""
+    lines = ["0", str(len(offsets)), *(f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items()))]
+    replace_file(path, ("\n".join(lines) + "\n").encode())
+
+
+def read_offsets(path: Path) -> dict[TopicPartition, int]:
+    """The offsets by partition; a missing or damaged file (said in the log) is empty."""
+    try:
+        lines = path.read_text().splitlines()
+    except FileNotFoundError:
+        return {}
+    except (OSError, UnicodeDecodeError) as e:
+        log.warning("checkpoint %s cannot be read (%s): going on without it", path, e)
+        return {}
+    try:
+        if lines[0] != "0" or int(lines[1]) != len(lines) - 2:
+            raise ValueError("unknown version or wrong count")
+        out = {}
+        for line in lines[2:]:
+            topic, partition, offset = line.split(" ")
+            out[TopicPartition(topic, int(partition))] = int(offset)
+        return out
+    except (ValueError, IndexError) as e:
+        log.warning("checkpoint %s is damaged (%s): going on without it", path, e)
+        return {}
+
+
+# -- leader epochs --------------------------------------------------------------------------------------------
+
+
+def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]]) -> None:
+    """(epoch, start offset), rising in both."""
+    text = "\n".join(["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]) + "\n"
+    replace_file(directory / LEADER_EPOCHS, text.encode())
+
+
+def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
+    """(epoch, start offset) in order; a missing or damaged file is empty."""
+    try:
+        lines = (directory / LEADER_EPOCHS).read_text().splitlines()
+        if lines[0] != "0" or int(lines[1]) != len(lines) - 2:
+            raise ValueError("unknown version or wrong count")
+        epochs = []
+        for line in lines[2:]:
+            epoch, start = line.split(" ")
+            epochs.append((int(epoch), int(start)))
+        return sorted(epochs)
+    except FileNotFoundError:
+        return []
+    except (ValueError, IndexError, OSError) as e:
+        log.warning("checkpoint %s is damaged (%s): going on without it", directory / LEADER_EPOCHS, e)
+        return []
+
+
+# -- identities ---------------------------------------------------------------------------------------------------
+
+
+def encode_id(value: uuid.UUID) -> str:
+    """Kafka's text form of a 128-bit id: URL-safe base64 without padding."""
+    return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")
+
+
+def decode_id(text: str) -> uuid.UUID:
+    """The reverse of `encode_id`; ValueError."""
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
+
+
+def write_topic_id(directory: Path, topic_id: uuid.UUID) -> None:
+    replace_file(directory / PARTITION_METADATA, f"version: 0\ntopic_id: {encode_id(topic_id)}".encode())
+
+
+def read_topic_id(directory: Path) -> uuid.UUID | None:
+    """The topic's id; None for a partition without one; CorruptLogError when the file is damaged."""
+    path = directory / PARTITION_METADATA
+    try:
+        fields = dict(line.split(": ", 1) for line in path.read_text().splitlines() if line)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as e:
+        raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
+    try:
+        if fields["version"] != "0":
+            raise ValueError(f"version {fields['version']}")
+        return decode_id(fields["topic_id"])
+    except (KeyError, ValueError) as e:
+        raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
+
+
+def write_properties(path: Path, properties: Mapping[str, str]) -> None:
+    """Java's properties format, as far as our values need it."""
+    lines = [f"{name}={value}" for name, value in sorted(properties.items())]
+    replace_file(path, ("\n".join(["#", *lines]) + "\n").encode())
+
+
+def read_properties(path: Path) -> dict[str, str] | None:
+    """Name -> value; None when the file is missing; CorruptLogError when it is no text of that format."""
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise CorruptLogError(f"{path} cannot be read ({e})", hint="restore it, or remove it to start with defaults") from e
+    out = {}
+    for raw in text.splitlines():
+        line = raw.strip()
+        if not line or line.startswith(("#", "!")):
+            continue
+        name, sign, value = line.partition("=")
+        if not sign:
+            raise CorruptLogError(f"{path} is damaged: line {line!r} is no property", hint="restore it, or remove it to start with defaults")
+        out[name.strip()] = value.strip()
+    return out

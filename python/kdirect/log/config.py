@@ -1,0 +1,135 @@
+"""What a log needs to know of the configuration: broker properties and a topic's overrides, resolved.
+
+Law of the room: pure values.  Names, defaults and checks are rows of `kdirect.options` (tables BROKER and
+TOPIC); here they only become one frozen object per topic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from kdirect.model import CREATE_TIME, LOG_APPEND_TIME
+from kdirect.options import BROKER, TOPIC
+
+PAGE_BYTES = 4096
+NEVER = (1 << 63) - 1
+OFFSET_ENTRY_BYTES = 8
+TIME_ENTRY_BYTES = 12
+
+_MINUTE_MS = 60_000
+_HOUR_MS = 3_600_000
+
+
+def whole_pages(length: int) -> int:
+    """`length` rounded up to whole pages."""
+    return -(-length // PAGE_BYTES) * PAGE_BYTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogConfig:
+    """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in time,
+    -1 for no retention limit.  `overrides` are the topic's own properties, as given."""
+
+    segment_bytes: int = 64 << 20
+    segment_ms: int = 168 * _HOUR_MS
+    index_interval_bytes: int = 4096
+    index_max_bytes: int = 10 << 20
+    retention_ms: int = 168 * _HOUR_MS
+    retention_bytes: int = -1
+    flush_messages: int = NEVER
+    flush_ms: int = NEVER
+    flush_before_ack: bool = False
+    max_message_bytes: int = 1_048_588
+    timestamp_type: int = CREATE_TIME
+    timestamp_before_max_ms: int = NEVER
+    timestamp_after_max_ms: int = 3_600_000
+    producer_expiration_ms: int = 86_400_000
+    overrides: Mapping[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "segment_bytes", whole_pages(self.segment_bytes))
+
+    @property
+    def offset_index_bytes(self) -> int:
+        """Preallocated size of an offset index: the entries of a full segment, and no more than `index_max_bytes`."""
+        return self._index_bytes(OFFSET_ENTRY_BYTES)
+
+    @property
+    def time_index_bytes(self) -> int:
+        """Preallocated size of a time index; one entry more than the offset index for the seal."""
+        return self._index_bytes(TIME_ENTRY_BYTES)
+
+    def _index_bytes(self, entry_bytes: int) -> int:
+        entries = self.segment_bytes // max(1, self.index_interval_bytes) + 2
+        limit = self.index_max_bytes // entry_bytes * entry_bytes
+        return min(whole_pages(entries * entry_bytes) // entry_bytes * entry_bytes, limit)
+
+    @classmethod
+    def from_broker(cls, properties: Mapping[str, Any]) -> LogConfig:
+        """From broker properties, typed or as strings; names that are not the log's are left alone, missing
+        ones take their defaults."""
+        p = {row.name: row.default for row in BROKER.rows}
+        for name, value in properties.items():
+            if name in p:
+                p[name] = BROKER.find(name).parse(value) if isinstance(value, str) else value
+        retention = -1
+        for name, factor in (("log.retention.ms", 1), ("log.retention.minutes", _MINUTE_MS), ("log.retention.hours", _HOUR_MS)):
+            if p[name] is not None:
+                retention = p[name] * factor if p[name] >= 0 else -1
+                break
+        return cls(
+            segment_bytes=p["log.segment.bytes"],
+            segment_ms=p["log.roll.ms"] if p["log.roll.ms"] is not None else p["log.roll.hours"] * _HOUR_MS,
+            index_interval_bytes=p["log.index.interval.bytes"],
+            index_max_bytes=p["log.index.size.max.bytes"],
+            retention_ms=retention,
+            retention_bytes=p["log.retention.bytes"],
+            flush_messages=p["log.flush.interval.messages"],
+            flush_ms=NEVER if p["log.flush.interval.ms"] is None else p["log.flush.interval.ms"],
+            flush_before_ack=p["log.flush.before.ack"],
+            max_message_bytes=p["message.max.bytes"],
+            timestamp_type=_timestamp_type(p["log.message.timestamp.type"]),
+            timestamp_before_max_ms=p["log.message.timestamp.before.max.ms"],
+            timestamp_after_max_ms=p["log.message.timestamp.after.max.ms"],
+            producer_expiration_ms=p["producer.id.expiration.ms"],
+        )
+
+    def with_overrides(self, overrides: Mapping[str, Any] | None) -> LogConfig:
+        """This configuration for a topic with properties of its own; ConfigError names an unknown or bad one."""
+        given = {name: value for name, value in (overrides or {}).items() if value is not None}
+        p = TOPIC.resolve(given)
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        for name, field in _FIELD_OF.items():
+            if p[name] is not None:
+                values[field] = p[name]
+        if p["message.timestamp.type"] is not None:
+            values["timestamp_type"] = _timestamp_type(p["message.timestamp.type"])
+        values["overrides"] = {TOPIC.find(name).name: _text(value) for name, value in given.items()}
+        return LogConfig(**values)
+
+    def topic_properties(self) -> dict[str, str]:
+        """Every property of the topic, by Kafka's name, as it is in force."""
+        out = {name: str(getattr(self, field)) for name, field in _FIELD_OF.items()}
+        out["cleanup.policy"] = "delete"
+        out["compression.type"] = "producer"
+        out["preallocate"] = "true"
+        out["message.timestamp.type"] = "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
+        return dict(sorted(out.items()))
+
+
+_FIELD_OF = {
+    "flush.messages": "flush_messages", "flush.ms": "flush_ms", "index.interval.bytes": "index_interval_bytes",
+    "max.message.bytes": "max_message_bytes", "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "message.timestamp.after.max.ms": "timestamp_after_max_ms", "retention.bytes": "retention_bytes", "retention.ms": "retention_ms",
+    "segment.bytes": "segment_bytes", "segment.index.bytes": "index_max_bytes", "segment.ms": "segment_ms",
+}
+
+
+def _timestamp_type(name: str) -> int:
+    return LOG_APPEND_TIME if name == "LogAppendTime" else CREATE_TIME
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

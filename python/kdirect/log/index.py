@@ -1,0 +1,121 @@
+"""Offset index and time index of a segment: Kafka's files, mapped.
+
+Law of the room: an index file is a sorted array of fixed entries (`kdirect.format.layout`): big-endian
+``u32 relative offset, u32 position`` or ``i64 timestamp, u32 relative offset``.  The offset of an entry is
+the last offset of the batch at its position, as in Kafka.  Indexes save time and hold no truth: whatever is
+wrong with one, it is rebuilt from the segment.
+
+The head's indexes are preallocated and written by the commit kernel, which also counts their entries;
+an index of a sealed segment is trimmed and mapped read-only while its segment is mapped.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from kdirect.format import layout
+from kdirect.log.mapped import Mapping, search_offset_index, search_offset_index_position, search_time_index, time_index_entry
+
+
+class IndexFile:
+    """One mapped index file.  Life: `open` (read-only) or `extend` (preallocated, writable), then `close`.
+    Guarded by its segment's lock."""
+
+    entry_bytes = 1
+    suffix = ""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.mapping: Mapping | None = None
+        self.entries = 0
+
+    @property
+    def address(self) -> int:
+        return self.mapping.address if self.mapping is not None else 0
+
+    @property
+    def capacity(self) -> int:
+        """Entries that the mapped file has room for."""
+        return self.mapping.length // self.entry_bytes if self.mapping is not None else 0
+
+    def open(self) -> None:
+        """Map what there is, for reading.  A missing file is an empty index."""
+        if self.mapping is not None:
+            return
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            self.entries = 0
+            return
+        try:
+            length = os.fstat(fd).st_size
+            self.mapping = Mapping(fd, length)
+            self.entries = length // self.entry_bytes
+        finally:
+            os.close(fd)
+
+    def extend(self, capacity_bytes: int, *, empty: bool = False) -> None:
+        """Preallocate to `capacity_bytes` and map for writing; the entries that are there stay, none with
+        `empty`.  OSError when the disk is full."""
+        self.close()
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            length = os.fstat(fd).st_size
+            self.entries = 0 if empty else length // self.entry_bytes
+            capacity_bytes = max(capacity_bytes, (self.entries + 2) * self.entry_bytes)
+            os.posix_fallocate(fd, 0, capacity_bytes)
+            self.mapping = Mapping(fd, capacity_bytes, writable=True)
+        except OSError:
+            os.ftruncate(fd, length)
+            raise
+        finally:
+            os.close(fd)
+
+    def trim(self, entries: int, *, sync: bool = False) -> None:
+        """Shorten the file to `entries` entries.  Readers of those entries may go on through the mapping."""
+        self.entries = entries
+        fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            os.ftruncate(fd, entries * self.entry_bytes)
+            if sync:
+                os.fdatasync(fd)
+        finally:
+            os.close(fd)
+
+    def close(self) -> None:
+        if self.mapping is not None:
+            self.mapping.unmap()
+            self.mapping = None
+
+
+class OffsetIndex(IndexFile):
+    """Relative offset -> position."""
+
+    entry_bytes = layout.OFFSET_INDEX_ENTRY_BYTES
+    suffix = ".index"
+
+    def lookup(self, relative_offset: int, entries: int) -> int:
+        """Position of a batch at or before the one that holds `relative_offset`."""
+        return search_offset_index(self.address, entries, relative_offset) if self.address else 0
+
+    def lookup_position(self, position: int, entries: int) -> int:
+        """Start of a batch, the last indexed one that starts at `position` or before."""
+        return search_offset_index_position(self.address, entries, position) if self.address else 0
+
+
+class TimeIndex(IndexFile):
+    """Timestamp -> relative offset."""
+
+    entry_bytes = layout.TIME_INDEX_ENTRY_BYTES
+    suffix = ".timeindex"
+
+    def lookup(self, timestamp_ms: int, entries: int) -> int:
+        """A relative offset up to which every record is older than `timestamp_ms`."""
+        return search_time_index(self.address, entries, timestamp_ms) if self.address else 0
+
+    def last(self) -> tuple[int, int] | None:
+        """(largest timestamp, its relative offset) of the segment, once it is sealed."""
+        if not self.address or not self.entries:
+            return None
+        return time_index_entry(self.address, self.entries - 1)

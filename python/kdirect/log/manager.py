@@ -1,0 +1,303 @@
+"""The log manager: all partitions of a broker, in one or more log directories.
+
+Law of the room: owns the directories (one broker at a time: ``.lock``), the list of partitions, the
+checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock of its own accord: the
+broker calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
+
+Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown marker,
+and the next `open` recovers.  Any thread may call.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import shutil
+import threading
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from kdirect.errors import ClosedError, ConfigError, CorruptLogError, KdirectError, LogError
+from kdirect.log import checkpoint
+from kdirect.log.config import LogConfig
+from kdirect.log.partition import Partition
+from kdirect.log.recovery import load_partition
+from kdirect.model import TopicPartition, check_topic_name
+
+log = logging.getLogger("kdirect.log")
+
+LOCK_FILE = ".lock"
+_PARTITION_DIRECTORY = re.compile(r"([a-zA-Z0-9._-]{1,249})-(\d{1,10})\Z")
+_DELETED_SUFFIX = "-delete"
+
+
+class LogManager:
+    """See the module.  `log_dirs` are created when missing; `config` holds the broker's defaults, and each topic
+    may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a directory of another node or
+    cluster is refused; without a `cluster_id`, the one on disk or a new one is taken."""
+
+    def __init__(self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1, cluster_id: str | None = None) -> None:
+        if not log_dirs:
+            raise ConfigError("no log directory is given", hint="set log.dirs")
+        if isinstance(log_dirs, str | Path):
+            log_dirs = [log_dirs]
+        self.log_dirs = [Path(d).absolute() for d in log_dirs]
+        if len(set(self.log_dirs)) != len(self.log_dirs):
+            raise ConfigError("a log directory is named twice", hint="remove the repetition from log.dirs")
+        self.config = config or LogConfig()
+        self.node_id = node_id
+        self.cluster_id = cluster_id or ""
+        self.partitions: dict[TopicPartition, Partition] = {}
+        self._wanted_cluster_id = cluster_id
+        self._locks: list[int] = []
+        self._lock = threading.RLock()
+        self._opened = False
+
+    # -- open, close --------------------------------------------------------------------------------------
+
+    def open(self) -> LogManager:
+        """Lock the directories and load every partition in them, recovering those of a crash."""
+        with self._lock:
+            if self._opened:
+                raise LogError("the log manager is open already")
+            try:
+                for directory in self.log_dirs:
+                    self._lock_directory(directory)
+                self._check_identity()
+                for directory in self.log_dirs:
+                    self._load_directory(directory)
+            except BaseException:
+                for partition in self.partitions.values():
+                    partition.close(clean=False)
+                self.partitions.clear()
+                self._unlock()
+                raise
+            self._opened = True
+        return self
+
+    def __enter__(self) -> LogManager:
+        return self if self._opened else self.open()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _lock_directory(self, directory: Path) -> None:
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as e:
+            raise LogError(f"log directory {directory} cannot be used: {e}", hint="check log.dirs and the permissions there") from e
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as e:
+            os.close(fd)
+            raise LogError(f"log directory {directory} is in use by another broker", hint="stop that broker or choose other log.dirs") from e
+        self._locks.append(fd)
+
+    def _unlock(self) -> None:
+        for fd in self._locks:
+            os.close(fd)
+        self._locks.clear()
+
+    def _check_identity(self) -> None:
+        found: dict[Path, dict[str, str] | None] = {d: checkpoint.read_properties(d / checkpoint.META_PROPERTIES) for d in self.log_dirs}
+        for directory, properties in found.items():
+            if properties is None:
+                continue
+            node = properties.get("node.id", properties.get("broker.id"))
+            if node is not None and node != str(self.node_id):
+                raise LogError(f"{directory} belongs to node {node}, and this is node {self.node_id}", hint="set node.id, or use other log.dirs")
+            cluster = properties.get("cluster.id", "")
+            if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
+                raise LogError(f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}", hint="use other log.dirs")
+            if cluster and self.cluster_id and cluster != self.cluster_id:
+                raise LogError(f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}", hint="use log.dirs of one cluster")
+            self.cluster_id = cluster or self.cluster_id
+        self.cluster_id = self.cluster_id or checkpoint.encode_id(uuid.uuid4())
+        for directory, properties in found.items():
+            if properties is None or "cluster.id" not in properties:
+                checkpoint.write_properties(directory / checkpoint.META_PROPERTIES, {
+                    "version": "1", "cluster.id": self.cluster_id, "node.id": str(self.node_id),
+                    "directory.id": checkpoint.encode_id(uuid.uuid4())})
+
+    def _load_directory(self, directory: Path) -> None:
+        marker = directory / checkpoint.CLEAN_SHUTDOWN
+        clean = marker.exists()
+        recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
+        log_starts = checkpoint.read_offsets(directory / checkpoint.LOG_STARTS)
+        loaded = 0
+        for path in sorted(directory.iterdir()):
+            if not path.is_dir():
+                continue
+            if path.name.endswith(_DELETED_SUFFIX):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            match = _PARTITION_DIRECTORY.match(path.name)
+            if match is None:
+                log.warning("%s is no partition: it is left alone", path)
+                continue
+            tp = TopicPartition(match[1], int(match[2]))
+            if tp in self.partitions:
+                raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one of them away")
+            overrides = checkpoint.read_properties(path / checkpoint.TOPIC_PROPERTIES)
+            try:
+                self.partitions[tp] = load_partition(
+                    tp, path, self.config.with_overrides(overrides), clean=clean, recovery_point=recovery_points.get(tp, 0),
+                    log_start_offset=log_starts.get(tp, 0),
+                )  # fmt: skip
+            except KdirectError:
+                raise
+            except OSError as e:
+                raise LogError(f"partition {tp} in {path} cannot be loaded: {e}", hint="check the disk and the permissions there") from e
+            loaded += 1
+        if clean:
+            # From the first append on it is not true any more.
+            marker.unlink()
+            checkpoint.sync_directory(directory)
+        if loaded:
+            log.info("loaded %d partitions from %s after %s", loaded, directory, "a clean shutdown" if clean else "a crash")
+
+    def close(self, clean: bool = True) -> None:
+        """Close every partition.  With `clean`, everything is on disk afterwards and the marker says so; without, the
+        directories are left as a crash would leave them, but for shortened files."""
+        with self._lock:
+            if not self._opened:
+                return
+            self._opened = False
+            failed: list[KdirectError | OSError] = []
+            try:
+                for partition in self.partitions.values():
+                    try:
+                        partition.close(clean=clean)
+                    except (KdirectError, OSError) as e:
+                        log.error("closing %s failed: %s", partition.topic_partition, e)
+                        failed.append(e)
+                if clean:
+                    self.checkpoint()
+                    if not failed:
+                        for directory in self.log_dirs:
+                            checkpoint.replace_file(directory / checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+            finally:
+                self._unlock()
+            if failed:
+                raise failed[0]
+
+    # -- partitions ------------------------------------------------------------------------------------------
+
+    def create_partition(self, topic_partition: TopicPartition, overrides: Mapping[str, Any] | None = None,
+                         topic_id: uuid.UUID | None = None) -> Partition:
+        """A new, empty partition, in the log directory that has fewest.  `overrides` are topic properties;
+        `topic_id` is needed once per topic: further partitions take that of the first."""
+        check_topic_name(topic_partition.topic)
+        if topic_partition.partition < 0:
+            raise ConfigError(f"partition number {topic_partition.partition} is negative")
+        with self._lock:
+            self._check_open()
+            if topic_partition in self.partitions:
+                raise LogError(f"partition {topic_partition} exists already")
+            config = self.config.with_overrides(overrides)
+            if topic_id is None:
+                topic_id = self.topic_id(topic_partition.topic)
+            held = {d: 0 for d in self.log_dirs}
+            for partition in self.partitions.values():
+                held[partition.directory.parent] += 1
+            parent = min(self.log_dirs, key=lambda d: held[d])
+            directory = parent / str(topic_partition)
+            try:
+                directory.mkdir()
+                if config.overrides:
+                    checkpoint.write_properties(directory / checkpoint.TOPIC_PROPERTIES, config.overrides)
+                partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id)
+                checkpoint.sync_directory(parent)
+            except OSError as e:
+                raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check space and permissions there") from e
+            self.partitions[topic_partition] = partition
+            return partition
+
+    def topic_id(self, topic: str) -> uuid.UUID | None:
+        """The id that the partitions of `topic` share, or None."""
+        for tp, partition in self.partitions.items():
+            if tp.topic == topic:
+                return partition.topic_id
+        return None
+
+    def partitions_of(self, topic: str) -> list[Partition]:
+        """The partitions of a topic by number; empty when there is none."""
+        with self._lock:
+            return [self.partitions[tp] for tp in sorted(tp for tp in self.partitions if tp.topic == topic)]
+
+    def alter_topic(self, topic: str, overrides: Mapping[str, Any]) -> None:
+        """Replace the overrides of a topic."""
+        config = self.config.with_overrides(overrides)
+        with self._lock:
+            self._check_open()
+            for partition in self.partitions_of(topic):
+                checkpoint.write_properties(partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {})
+                partition.reconfigure(config)
+
+    def delete_topic(self, topic: str) -> int:
+        """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many there were."""
+        with self._lock:
+            self._check_open()
+            doomed = self.partitions_of(topic)
+            for partition in doomed:
+                del self.partitions[partition.topic_partition]
+                partition.delete()
+            if doomed:
+                self.checkpoint()
+            return len(doomed)
+
+    def _check_open(self) -> None:
+        if not self._opened:
+            raise ClosedError("the log manager is not open", hint="the broker is stopping")
+
+    # -- what the broker calls from time to time ------------------------------------------------------------------
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Delete what retention no longer keeps, forget expired producers; how many segments went."""
+        deleted = 0
+        for partition in self._each():
+            try:
+                deleted += partition.apply_retention(now_ms)
+                partition.kernel.expire_producers(now_ms - partition.config.producer_expiration_ms)
+            except ClosedError:
+                continue
+            except (KdirectError, OSError) as e:
+                log.error("retention of %s failed: %s", partition.topic_partition, e)
+        return deleted
+
+    def flush_due(self, now_ms: int) -> int:
+        """Flush the partitions whose policy asks for it, and sealed segments; how many were flushed."""
+        flushed = 0
+        for partition in self._each():
+            try:
+                flushed += partition.flush_due(now_ms)
+            except (KdirectError, OSError) as e:
+                log.error("flush of %s failed: %s", partition.topic_partition, e)
+        return flushed
+
+    def checkpoint(self) -> None:
+        """Write recovery points, log start offsets and high watermarks, so that a crash costs less."""
+        partitions = self._each()
+        for directory in self.log_dirs:
+            mine = [p for p in partitions if p.directory.parent == directory]
+            checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
+            checkpoint.write_offsets(directory / checkpoint.LOG_STARTS, {
+                p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset})
+            checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
+
+    def _each(self) -> list[Partition]:
+        with self._lock:
+            return list(self.partitions.values())
+
+    def statistics(self) -> dict[str, int]:
+        """Sums over all partitions; see the metrics of room `log`."""
+        total: dict[str, int] = {"log.partitions": len(self.partitions)}
+        for partition in self._each():
+            for name, value in partition.statistics().items():
+                total[name] = total.get(name, 0) + value
+        return total

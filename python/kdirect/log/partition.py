@@ -1,0 +1,625 @@
+"""A partition's log: its segments in order, its commit kernel, and the rules of roll, read, flush and retention.
+
+Law of the room: a Partition decides, its Segments touch files, its CommitKernel touches records.
+
+Invariants:
+
+- ``segments`` is never empty, contiguous in offsets and sorted; the last one is active.  It becomes the
+  kernel's *head* (preallocated, mapped) with the first append and is left dormant after a start.
+- ``log start <= recovery point`` does not hold in general, but everything below the recovery point is on
+  disk; a crash loses nothing below it.
+
+Threads: every public method may be called from any thread.  Locks, in the order they are taken:
+``_roll_lock`` (roll, retention, close: may wait for the disk), ``_flush_lock`` (fsync), ``_lock`` (the
+segment list together with the kernel's head: never held during an fsync or an allocation), then a
+segment's lock, then the kernel's mutex.  Appends take the kernel's mutex only, until they need room.
+
+Callbacks: ``before_roll(partition)`` runs before a head that has records is sealed, ``on_roll(partition,
+sealed, new)`` after a new head is in place (also when a dormant segment becomes the head: then both stand
+for the same file, and the old object keeps its shorter mapping).  They run in the thread that rolls, which
+holds ``_roll_lock``: they must not wait for a thread that may append or roll.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import threading
+import time
+import uuid
+from bisect import bisect_right
+from collections.abc import Callable
+from pathlib import Path
+
+from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError
+from kdirect.log import checkpoint, producer_state
+from kdirect.log.config import NEVER, LogConfig
+from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
+from kdirect.log.mapped import MappedBytes, copy_bytes, find_batch, first_timestamp
+from kdirect.log.segment import PreparedHead, Segment, reopen_as_head
+from kdirect.model import LOG_APPEND_TIME, TopicPartition
+
+log = logging.getLogger("kdirect.log")
+
+AppendResult = CommitResult
+RollCallback = Callable[["Partition", Segment, Segment], None]
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
+    """The part of a LogConfig that the commit kernel applies."""
+    return {
+        "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
+        "index_interval_bytes": config.index_interval_bytes, "segment_ms": config.segment_ms,
+        "before_max_ms": config.timestamp_before_max_ms, "after_max_ms": config.timestamp_after_max_ms,
+        "log_append_time": config.timestamp_type == LOG_APPEND_TIME, "hold_high_watermark": config.flush_before_ack,
+    }  # fmt: skip
+
+
+class Partition:
+    """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or `LogManager.create_partition`),
+    ended by `close`."""
+
+    def __init__(self, topic_partition: TopicPartition, directory: Path, config: LogConfig, *, segments: list[Segment],
+                 kernel: CommitKernel, topic_id: uuid.UUID, recovery_point: int, epochs: list[tuple[int, int]]) -> None:
+        self.topic_partition = topic_partition
+        self.directory = directory
+        self.config = config
+        self.kernel = kernel
+        self.topic_id = topic_id
+        self.before_roll: list[Callable[[Partition], None]] = []
+        self.on_roll: list[RollCallback] = []
+        self._segments = tuple(segments)
+        self._bases = [s.base_offset for s in segments]
+        self._epochs = epochs
+        self._recovery_point = recovery_point
+        self._last_flush_ms = now_ms()
+        self._directory_dirty = True
+        self._failed: BaseException | None = None
+        self._closed = False
+        self._roll_lock = threading.RLock()
+        self._flush_lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._flushes = 0
+        self._rolls = 0
+
+    def __repr__(self) -> str:
+        return f"Partition({self.topic_partition}, offsets [{self.log_start_offset}, {self.log_end_offset}), {len(self._segments)} segments)"
+
+    # -- offsets ---------------------------------------------------------------------------------------
+
+    @property
+    def log_start_offset(self) -> int:
+        """The first offset that may be read."""
+        return int(self.kernel.log_start_offset)
+
+    @property
+    def log_end_offset(self) -> int:
+        """The offset that the next record will get."""
+        return int(self.kernel.log_end_offset)
+
+    @property
+    def high_watermark(self) -> int:
+        """Consumers see records below it."""
+        return int(self.kernel.high_watermark)
+
+    @property
+    def last_stable_offset(self) -> int:
+        """Consumers that read committed records only see those below it."""
+        return int(self.kernel.last_stable_offset)
+
+    @property
+    def leader_epoch(self) -> int:
+        return int(self.kernel.leader_epoch)
+
+    @property
+    def recovery_point(self) -> int:
+        """Everything below it is on disk."""
+        return self._recovery_point
+
+    @property
+    def size(self) -> int:
+        """Bytes of records in all segments."""
+        return sum(s.size for s in self._segments)
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """All segments, oldest first; the last is active."""
+        return self._segments
+
+    @property
+    def head(self) -> Segment | None:
+        """The active segment; None while it is empty and not preallocated."""
+        active = self._segments[-1]
+        return active if active.is_head or active.size else None
+
+    @property
+    def unflushed_messages(self) -> int:
+        """Records that are not known to be on disk."""
+        return self.log_end_offset - self._recovery_point
+
+    def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
+        """(the largest known epoch not above `epoch`, the offset at which the next one starts); (-1, -1) when there is
+        none.  Kafka's OffsetForLeaderEpoch."""
+        epochs = list(self._epochs)
+        if epoch == self.leader_epoch:
+            return epoch, self.log_end_offset
+        known = [i for i, (e, _) in enumerate(epochs) if e <= epoch]
+        if not known or epoch > epochs[-1][0]:
+            return -1, -1
+        i = known[-1]
+        return epochs[i][0], epochs[i + 1][1] if i + 1 < len(epochs) else self.log_end_offset
+
+    def set_leader_epoch(self, epoch: int) -> None:
+        """A new leadership: batches from here on carry `epoch`."""
+        with self._lock:
+            if epoch <= self.leader_epoch:
+                raise LogError(f"leader epoch {epoch} of {self.topic_partition} is not above {self.leader_epoch}", hint="epochs only rise")
+            self._epochs.append((epoch, self.log_end_offset))
+            checkpoint.write_leader_epochs(self.directory, self._epochs)
+            self.kernel.set_leader_epoch(epoch)
+
+    # -- append -------------------------------------------------------------------------------------------
+
+    def append(self, data: bytes | bytearray | memoryview, now_ms: int | None = None) -> AppendResult:
+        """Append whole batches of one producer, all or nothing (TCP produce).
+
+        `error` of the result is 0 or Kafka's code.  Rolls when the head is full or too old; StorageFullError when
+        there is no space for that.  With ``log.flush.before.ack`` the caller calls `flush` before it
+        acknowledges; with ``flush.messages`` reached, this flushes."""
+        if now_ms is None:
+            now_ms = time.time_ns() // 1_000_000
+        kernel = self.kernel
+        base = kernel.segment_base_offset
+        result = kernel.append(data, now_ms)
+        while result.error == NO_SPACE or result.error == NO_HEAD:
+            self._make_room(base, result.error, len(data), now_ms)
+            base = kernel.segment_base_offset
+            result = kernel.append(data, now_ms)
+        if self.config.flush_messages != NEVER and self.unflushed_messages >= self.config.flush_messages:
+            self.flush()
+        return result
+
+    def _make_room(self, base: int, error: int, length: int, now_ms: int) -> None:
+        with self._roll_lock:
+            if error == NO_SPACE and self.kernel.segment_base_offset == base:
+                self._roll(now_ms)
+            elif error == NO_HEAD and not self._segments[-1].is_head:
+                self._open_head(length, now_ms)
+
+    def ensure_head(self, min_bytes: int) -> Segment:
+        """The head, preallocated and with room for `min_bytes`; rolls when needed.  StorageFullError."""
+        if min_bytes > self.config.segment_bytes:
+            raise LogError(f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
+                           hint="raise segment.bytes of the topic or send smaller batches")
+        with self._roll_lock:
+            self._check_open()
+            active = self._segments[-1]
+            if not active.is_head:
+                return self._open_head(min_bytes, now_ms())
+            if self.kernel.capacity - self.kernel.end_position < min_bytes:
+                return self._roll(now_ms())
+            return active
+
+    def roll(self) -> Segment:
+        """Seal the head and put a new one in its place, unless it is empty; the head."""
+        with self._roll_lock:
+            self._check_open()
+            if not self._segments[-1].is_head:
+                return self._open_head(self.config.segment_bytes if self._segments[-1].size else 0, now_ms())
+            return self._roll(now_ms())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")
+
+    def _prepare(self) -> PreparedHead:
+        config = self.config
+        return PreparedHead(self.directory, config.segment_bytes, config.offset_index_bytes, config.time_index_bytes)
+
+    def _open_head(self, min_bytes: int, now_ms: int) -> Segment:
+        """Make the dormant active segment the head, or, when it has no room, put a new segment behind it."""
+        self._check_open()
+        old = self._segments[-1]
+        config = self.config
+        kernel = self.kernel
+        if not old.sealed and old.size + min_bytes <= config.segment_bytes:
+            new = reopen_as_head(old, config.segment_bytes, config.offset_index_bytes, config.time_index_bytes)
+            with self._lock:
+                new.become_head(kernel, config.segment_bytes, now_ms, first_timestamp=first_timestamp(new.address, new.size))
+                self._segments = (*self._segments[:-1], new)
+            old.supersede()
+        else:
+            prepared = self._prepare()
+            with self._lock:
+                kernel.roll_without_head()
+                self._snapshot_producers()
+                new = self._publish(prepared, now_ms)
+            old.mark_sealed()
+        self._directory_dirty = True
+        self._tell(old, new)
+        return new
+
+    def _roll(self, now_ms: int) -> Segment:
+        """Seal the head, publish the next.  Nothing has changed when it raises."""
+        self._check_open()
+        old = self._segments[-1]
+        if not old.is_head or old.size == 0:
+            return old
+        for callback in self.before_roll:
+            callback(self)
+        prepared = self._prepare()
+        thaw = None
+        try:
+            if self.config.flush_before_ack:
+                # A sealed segment must be readable whole: stop commits, put on disk what is there, then seal.
+                thaw = self.kernel.freeze()
+                self.flush()
+            with self._lock:
+                if not old.seal():
+                    raise LogError(f"the head of {self.topic_partition} has records that are not readable yet", hint="flush it first")
+                thaw = None
+                self._snapshot_producers()
+                new = self._publish(prepared, now_ms)
+        except BaseException:
+            prepared.discard()
+            if thaw is not None:
+                self.kernel.thaw(thaw)
+            raise
+        self._rolls += 1
+        self._tell(old, new)
+        return new
+
+    def _publish(self, prepared: PreparedHead, now_ms: int) -> Segment:
+        new = prepared.publish(self.log_end_offset)
+        new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+        self._add_segment(new)
+        return new
+
+    def _add_segment(self, new: Segment) -> None:
+        self._segments = (*self._segments, new)
+        self._bases = [s.base_offset for s in self._segments]
+        self._directory_dirty = True
+
+    def _retire_active(self) -> bool:
+        """Put an empty segment without preallocation behind the active one, which is about to be deleted.  False when
+        records have arrived in it meanwhile that are not readable yet."""
+        old = self._segments[-1]
+        if old.is_head:
+            for callback in self.before_roll:
+                callback(self)
+        with self._lock:
+            if old.is_head and not old.seal():
+                return False
+            self.kernel.roll_without_head()
+            self._snapshot_producers()
+            new = Segment.create_empty(self.directory, self.log_end_offset)
+            self._add_segment(new)
+        old.mark_sealed()
+        self._tell(old, new)
+        return True
+
+    def _tell(self, old: Segment, new: Segment) -> None:
+        for callback in self.on_roll:
+            try:
+                callback(self, old, new)
+            except Exception:
+                log.exception("callback after a roll of %s failed", self.topic_partition)
+
+    def _snapshot_producers(self, *, sync: bool = False) -> None:
+        """Best effort: without a snapshot the next start reads more of the log."""
+        entries, offset = self.kernel.producers()
+        try:
+            producer_state.write_snapshot(self.directory, offset, entries, sync=sync)
+        except OSError as e:
+            log.warning("cannot write the producer snapshot of %s: %s", self.topic_partition, e)
+
+    # -- read ---------------------------------------------------------------------------------------------
+
+    def _look(self) -> tuple[KernelView, tuple[Segment, ...], list[int]]:
+        with self._lock:
+            return self.kernel.view(), self._segments, self._bases
+
+    def segment_for(self, offset: int) -> Segment:
+        """The segment that holds `offset`; the active one for the log end offset.  OffsetOutOfRangeError."""
+        view, segments, bases = self._look()
+        if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
+            raise self._out_of_range(offset, view)
+        return segments[bisect_right(bases, offset) - 1]
+
+    def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
+        return OffsetOutOfRangeError(
+            f"offset {offset} of {self.topic_partition} is outside [{view.log_start_offset}, {view.log_end_offset}]",
+            hint="records below were deleted by retention; records above do not exist yet",
+        )
+
+    def read(self, offset: int, max_bytes: int, *, committed_only: bool = False) -> list[memoryview]:
+        """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at least one; only below
+        the high watermark (`committed_only`: the last stable offset).  Empty at the end.
+
+        The buffers are the mapped segments themselves, read-only; they stay valid as long as they are
+        referenced.  OffsetOutOfRangeError outside [log start, log end]."""
+        while True:
+            view, segments, bases = self._look()
+            if not view.log_start_offset <= offset <= view.log_end_offset:
+                raise self._out_of_range(offset, view)
+            end = view.last_stable_offset if committed_only else view.high_watermark
+            if offset >= end:
+                return []
+            try:
+                return self._read(view, segments, bisect_right(bases, offset) - 1, offset, max_bytes, committed_only)
+            except ClosedError:
+                # Retention deleted the segment after we looked: look again, unless we are closed ourselves.
+                self._check_open()
+                if offset >= self.log_start_offset and self._segments is segments:
+                    raise
+
+    def _read(self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int, committed_only: bool) -> list[memoryview]:
+        out: list[memoryview] = []
+        remaining = max_bytes
+        for segment in segments[i:]:
+            if out and remaining <= 0:
+                break
+            start = 0 if out else segment.position_for(offset)
+            segment.acquire()
+            owned = True
+            try:
+                if segment.base_offset == view.segment_base_offset:
+                    stop = view.stable_position if committed_only else view.readable_position
+                else:
+                    stop = segment.size
+                if start >= stop:
+                    break
+                end = segment.whole_batches(start, start + max(remaining, 0), stop)
+                if end == start:
+                    if out:
+                        break
+                    found = find_batch(segment.address, start, stop, offset)
+                    if found is None:
+                        break
+                    end = found[0] + found[1]
+                out.append(memoryview(MappedBytes(segment, segment.address + start, end - start)))
+                owned = False  # the buffer releases the segment
+            finally:
+                if owned:
+                    segment.release()
+            remaining -= end - start
+            if end < stop:
+                break
+        return out
+
+    def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None."""
+        from kdirect.format.codec import decode_records
+
+        view, segments, _ = self._look()
+        for segment in segments:
+            if segment.end_offset <= view.log_start_offset or segment.max_timestamp < timestamp_ms:
+                continue
+            try:
+                segment.acquire()
+            except ClosedError:
+                continue
+            try:
+                position: int | None = None
+                while True:
+                    found = segment.batch_for_timestamp(timestamp_ms, view.log_start_offset, position)
+                    if found is None:
+                        break
+                    at, size, base_offset, _ = found
+                    if base_offset >= view.high_watermark:
+                        return None
+                    data = copy_bytes(segment.address + at, size)
+                    records, _, _ = decode_records(data, self.topic_partition.topic, self.topic_partition.partition)
+                    for record in records:
+                        if record.timestamp >= timestamp_ms and record.offset >= view.log_start_offset:
+                            return (record.offset, record.timestamp) if record.offset < view.high_watermark else None
+                    # The header's largest timestamp belonged to a record below the log start: go on behind this batch.
+                    position = at + size
+            finally:
+                segment.release()
+        return None
+
+    def largest_timestamp(self) -> tuple[int, int] | None:
+        """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's ListOffsets -3)."""
+        newest = max(s.max_timestamp for s in self._segments)
+        return self.offset_for_timestamp(newest) if newest >= 0 else None
+
+    # -- flush --------------------------------------------------------------------------------------------
+
+    def flush(self, up_to: int | None = None) -> None:
+        """Return when every record below `up_to` (default: the log end offset) is on disk.
+
+        One fsync serves all callers that wait at the same time.  In group-commit mode it then makes the
+        records readable.  LogError after an fsync has failed: what is on disk is unknown from then on."""
+        target = self.log_end_offset if up_to is None else up_to
+        if self._recovery_point >= target:
+            return
+        with self._flush_lock:
+            if self._recovery_point < target:
+                self._sync()
+
+    def _sync(self) -> None:
+        if self._failed is not None:
+            raise LogError(f"an earlier fsync of {self.topic_partition} failed: {self._failed}",
+                           hint="check the disk and restart the broker; records that were acknowledged are safe")
+        view, segments, _ = self._look()
+        self._sync_segments([s for s in segments if s.end_offset > self._recovery_point])
+        self._recovery_point = view.log_end_offset
+        self._last_flush_ms = now_ms()
+        self.kernel.advance_high_watermark(view.log_end_offset, view.end_position, view.segment_base_offset)
+
+    def _sync_segments(self, segments: list[Segment]) -> None:
+        try:
+            for segment in segments:
+                sealed = segment.sealed
+                segment.sync(with_indexes=sealed)
+                segment.synced = sealed
+            if self._directory_dirty:
+                self._directory_dirty = False
+                checkpoint.sync_directory(self.directory)
+        except OSError as e:
+            self._failed = e
+            log.error("fsync of %s failed: %s", self.topic_partition, e)
+            raise LogError(f"fsync of {self.topic_partition} failed: {e}", hint="check the disk and restart the broker") from e
+        self._flushes += 1
+
+    def flush_due(self, now_ms: int) -> bool:
+        """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on disk yet; whether it
+        did."""
+        unflushed = self.unflushed_messages
+        if unflushed > 0 and (unflushed >= self.config.flush_messages or now_ms - self._last_flush_ms >= self.config.flush_ms):
+            self.flush()
+            return True
+        if unflushed <= 0:
+            self._last_flush_ms = max(self._last_flush_ms, now_ms)
+            return False
+        with self._flush_lock:
+            behind = [s for s in self._segments if s.sealed and not s.synced and s.end_offset > self._recovery_point]
+            if not behind or self._failed is not None:
+                return False
+            self._sync_segments(behind)
+            self._recovery_point = max(self._recovery_point, behind[-1].end_offset)
+        return True
+
+    # -- retention ---------------------------------------------------------------------------------------
+
+    def apply_retention(self, now_ms: int) -> int:
+        """Delete whole segments that are too old or too many (``retention.ms``, ``retention.bytes``) or that lie below
+        the log start; how many.  A head whose records are all too old is rolled first."""
+        with self._roll_lock:
+            self._check_open()
+            self._roll_if_overdue(now_ms)
+            return self._delete_oldest(self._expired(now_ms))
+
+    def _roll_if_overdue(self, now_ms: int) -> None:
+        """Appends roll by time themselves; a head written by RDMA is looked at here."""
+        active = self._segments[-1]
+        if active.is_head and active.size:
+            first, newest, _ = self.kernel.timestamps()
+            if first >= 0 and newest - first > self.config.segment_ms:
+                self._roll(now_ms)
+
+    def _expired(self, now_ms: int) -> int:
+        config = self.config
+        segments = self._segments
+        readable = self.high_watermark
+        count = 0
+        if config.retention_ms >= 0:
+            for segment in segments:
+                newest = segment.max_timestamp
+                if segment.size == 0 or segment.end_offset > readable:
+                    break
+                if now_ms - (newest if newest >= 0 else segment.modified_ms) <= config.retention_ms:
+                    break
+                count += 1
+        if config.retention_bytes >= 0:
+            excess = self.size - config.retention_bytes
+            for i, segment in enumerate(segments):
+                excess -= segment.size
+                if excess < 0 or segment.size == 0 or segment.end_offset > readable:
+                    break
+                count = max(count, i + 1)
+        for i, segment in enumerate(segments[:-1]):
+            if segment.end_offset > self.log_start_offset:
+                break
+            count = max(count, i + 1)
+        return count
+
+    def _delete_oldest(self, count: int) -> int:
+        if count == 0:
+            return 0
+        # The active one too: it needs a successor whose name remembers the log end.
+        if count == len(self._segments) and not self._retire_active():
+            return 0
+        with self._lock:
+            doomed, self._segments = self._segments[:count], self._segments[count:]
+            self._bases = [s.base_offset for s in self._segments]
+            self.kernel.set_log_start_offset(self._bases[0])
+        for segment in doomed:
+            log.info("deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset, segment.size)
+            segment.delete()
+        producer_state.delete_before(self.directory, self._bases[0])
+        self._trim_epochs()
+        self._directory_dirty = True
+        return count
+
+    def _trim_epochs(self) -> None:
+        start = self.log_start_offset
+        gone = [e for e in self._epochs if e[1] <= start]
+        if len(gone) > 1 or (gone and gone[-1][1] < start):
+            self._epochs = [(gone[-1][0], start), *self._epochs[len(gone):]]
+            checkpoint.write_leader_epochs(self.directory, self._epochs)
+
+    def delete_records(self, offset: int) -> int:
+        """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments wholly below go
+        now.  OffsetOutOfRangeError above the high watermark."""
+        with self._roll_lock:
+            self._check_open()
+            if offset == -1:
+                offset = self.high_watermark
+            if not 0 <= offset <= self.high_watermark:
+                raise OffsetOutOfRangeError(f"cannot delete {self.topic_partition} up to {offset}: its high watermark is {self.high_watermark}",
+                                            hint="give an offset up to the high watermark, or -1")
+            self.kernel.set_log_start_offset(offset)
+            below = 0
+            for segment in self._segments[:-1]:
+                if segment.end_offset > offset:
+                    break
+                below += 1
+            self._delete_oldest(below)
+            return self.log_start_offset
+
+    # -- configuration, end ------------------------------------------------------------------------------
+
+    def reconfigure(self, config: LogConfig) -> None:
+        """Apply other settings; sizes of segments and indexes count from the next roll on."""
+        with self._roll_lock:
+            self.config = config
+            self.kernel.configure(**kernel_settings(config))
+
+    def statistics(self) -> dict[str, int]:
+        """Counters of this partition; see the metrics of room `log`."""
+        return {**self.kernel.statistics(), "log.flushes": self._flushes, "log.rolls": self._rolls, "log.segments": len(self._segments)}
+
+    def close(self, *, clean: bool = True) -> None:
+        """End appends; with `clean`, put everything on disk and shorten the files to their records, so that the next
+        start needs no scan.  Holders of segments keep their mappings."""
+        with self._roll_lock:
+            if self._closed:
+                return
+            self._closed = True
+            active = self._segments[-1]
+            try:
+                if active.is_head:
+                    self.kernel.freeze()
+                    if clean:
+                        self.flush()
+                    else:
+                        self.kernel.advance_high_watermark(self.log_end_offset, self.kernel.end_position)
+                    with self._lock:
+                        active.seal()
+                if clean:
+                    self._snapshot_producers(sync=True)
+            finally:
+                for segment in self._segments:
+                    segment.close()
+            if clean:
+                active.sync(with_indexes=True)
+                checkpoint.sync_directory(self.directory)
+
+    def delete(self) -> None:
+        """The topic is gone: tell the slots, close, remove the directory."""
+        self.kernel.revoke_slots()
+        self.close(clean=False)
+        gone = self.directory.with_name(f"{self.directory.name[:200]}.{uuid.uuid4().hex}-delete")
+        with self._roll_lock:
+            for segment in self._segments:
+                segment.delete()
+            os.rename(self.directory, gone)
+        shutil.rmtree(gone, ignore_errors=True)

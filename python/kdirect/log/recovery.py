@@ -1,0 +1,339 @@
+"""Opening a partition's directory: what is on disk becomes segments and a kernel.
+
+Law of the room: after a clean shutdown nothing is scanned; after a crash everything from the recovery point on
+is.  What is below the recovery point was synced and is kept, whatever follows.
+
+After a crash, in order:
+
+1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes without a log go.
+2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if insane.
+3. Later ones are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.  The log is
+   cut at the first batch that is not whole, not committed, or not the next in offsets; what follows in that
+   file becomes zeros, and later segments are renamed to ``.corrupt``.  Both indexes are rebuilt.
+4. The producer table comes from the newest sound snapshot and the batches behind it.
+5. What was kept is synced, so that nobody reads a record that a second crash would take away.
+
+Files are not shortened after a crash, because clients of the broker that died may still map them: a hole is
+punched instead, and the next clean close shortens.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import uuid
+from pathlib import Path
+
+from kdirect.errors import CorruptLogError
+from kdirect.format import layout
+from kdirect.log import checkpoint, producer_state
+from kdirect.log.config import LogConfig
+from kdirect.log.index import OffsetIndex, TimeIndex
+from kdirect.log.kernel import CommitKernel, ProducerEntry
+from kdirect.log.mapped import ScannedSegment, indexes_are_sane, last_batch, punch_hole, restore_producers, scan_segment
+from kdirect.log.partition import Partition, kernel_settings, now_ms
+from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.log")
+
+CORRUPT_SUFFIX = ".corrupt"
+_LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
+# How far before its end a cleanly closed log is looked at for the last batches of the producers in the snapshot.
+PRODUCER_HISTORY_BYTES = 1 << 20
+_NEVER_CHECK = (1 << 63) - 1
+
+
+def load_partition(topic_partition: TopicPartition, directory: Path, config: LogConfig, *, clean: bool, recovery_point: int = 0,
+                   log_start_offset: int = 0, topic_id: uuid.UUID | None = None) -> Partition:
+    """Open (or start) the partition in `directory`.  CorruptLogError when it is no log."""
+    directory.mkdir(parents=True, exist_ok=True)
+    found = _find_segments(directory)
+    if not found:
+        Segment.create_empty(directory, max(0, log_start_offset))
+        found = [max(0, log_start_offset)]
+    if clean:
+        segments = _load_clean(directory, found, config)
+    else:
+        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point)
+    segments[-1].sealed = False
+    end_offset = segments[-1].end_offset
+    start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
+    epochs = _load_epochs(directory, start_offset, end_offset)
+    kernel = CommitKernel(
+        log_start_offset=start_offset, log_end_offset=end_offset, segment_base_offset=segments[-1].base_offset,
+        position=segments[-1].size, leader_epoch=epochs[-1][0], **kernel_settings(config),
+    )  # fmt: skip
+    _load_producers(kernel, directory, segments, start_offset, end_offset)
+    known_id = checkpoint.read_topic_id(directory)
+    if known_id is None:
+        known_id = topic_id or uuid.uuid4()
+        checkpoint.write_topic_id(directory, known_id)
+    elif topic_id is not None and topic_id != known_id:
+        raise CorruptLogError(f"{directory} belongs to another topic of this name (id {known_id}, not {topic_id})",
+                              hint="the topic was deleted and created again; remove the stale directory")
+    return Partition(topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset,
+                     epochs=epochs)
+
+
+def _find_segments(directory: Path) -> list[int]:
+    """Base offsets of the log files, in order, after sweeping what does not belong."""
+    bases = []
+    others = []
+    for path in directory.iterdir():
+        if path.name.endswith(_LEFTOVERS):
+            path.unlink(missing_ok=True)
+        elif path.suffix in SUFFIXES:
+            if len(path.stem) != 20 or not path.stem.isdigit():
+                raise CorruptLogError(f"{path} is no segment of a log", hint="move it away: file names are twenty digits")
+            if path.suffix == LOG_SUFFIX:
+                bases.append(int(path.stem))
+            else:
+                others.append(path)
+    known = set(bases)
+    for path in others:
+        if int(path.stem) not in known:
+            path.unlink(missing_ok=True)
+    return sorted(bases)
+
+
+# -- after a clean shutdown ---------------------------------------------------------------------------------
+
+
+def _load_clean(directory: Path, bases: list[int], config: LogConfig) -> list[Segment]:
+    """Files are as the broker left them: sizes are file lengths, except of files that someone held open then."""
+    segments = []
+    for i, base in enumerate(bases):
+        last = i + 1 == len(bases)
+        path = directory / file_name(base, LOG_SUFFIX)
+        length = os.stat(path).st_size
+        segment = Segment(directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last)
+        _check_index_files(segment, config)
+        if length and (last or length % 4096 == 0):
+            size, end_offset = _end_of(segment, length)
+            if last and size == length and end_offset < 0:
+                end_offset = base
+            if size < length and _is_zero_length(segment, size, length):
+                # Still held when it was closed; nobody holds it now.
+                segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last)
+                segment.unmap_if_idle()
+                os.truncate(path, size)
+            elif size < length or end_offset < 0:
+                raise CorruptLogError(f"{path} has no whole batch at position {size} though it was closed cleanly",
+                                      hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start")
+            else:
+                segment = Segment(directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last)
+        segment.synced = True
+        segments.append(segment)
+    return segments
+
+
+def _end_of(segment: Segment, length: int) -> tuple[int, int]:
+    """(position behind the last whole batch, its next offset), from the last index entry on."""
+    segment.acquire()
+    try:
+        segment.offset_index.open()
+        start = segment.offset_index.lookup_position(length, segment.offset_index.entries)
+        size, end_offset = last_batch(segment.address, min(start, length), length)
+        if end_offset < 0 and start:
+            size, end_offset = last_batch(segment.address, 0, length)
+        return size, end_offset
+    finally:
+        segment.release()
+        segment.unmap_if_idle()
+
+
+def _is_zero_length(segment: Segment, position: int, length: int) -> bool:
+    """The batch length field at `position` is zero, or lies behind the file: preallocated bytes, not a damaged batch."""
+    with open(segment.path, "rb") as file:
+        file.seek(position)
+        return not any(file.read(layout.BATCH_LENGTH_PREFIX_BYTES))
+
+
+def _check_index_files(segment: Segment, config: LogConfig) -> None:
+    """Rebuild the indexes of a segment when a file is missing or has half an entry."""
+    if segment.size == 0:
+        return
+    for index in (segment.offset_index, segment.time_index):
+        try:
+            if os.stat(index.path).st_size % index.entry_bytes == 0:
+                continue
+        except FileNotFoundError:
+            pass
+        log.warning("index %s is missing or damaged: rebuilding it", index.path)
+        _rebuild_indexes(segment, config)
+        return
+
+
+def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
+    segment.acquire()
+    try:
+        _write_indexes(segment, scan_segment(segment.address, segment.mapped_length, segment.base_offset, _NEVER_CHECK,
+                                             config.index_interval_bytes))
+    finally:
+        segment.release()
+        segment.unmap_if_idle()
+
+
+def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
+    for index, data in ((segment.offset_index, scanned.offset_index), (segment.time_index, scanned.time_index)):
+        index.close()
+        checkpoint.replace_file(index.path, data, sync=False)
+
+
+# -- after a crash ---------------------------------------------------------------------------------------------
+
+
+def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int) -> list[Segment]:
+    segments: list[Segment] = []
+    expected = bases[0]
+    for i, base in enumerate(bases):
+        path = directory / file_name(base, LOG_SUFFIX)
+        if base != expected:
+            log.error("%s should begin at offset %d: it and what follows is set aside as %s", path, expected, CORRUPT_SUFFIX)
+            _set_aside(directory, bases[i:])
+            break
+        if i + 1 < len(bases) and bases[i + 1] <= recovery_point:
+            segments.append(_trusted_segment(directory, base, bases[i + 1], config))
+            expected = bases[i + 1]
+            continue
+        segment, scanned, length = _scan(directory, base, config, recovery_point)
+        segments.append(segment)
+        expected = scanned.end_offset
+        if scanned.reason:
+            log.warning("%s is cut at offset %d, position %d: there is %s", path, scanned.end_offset, scanned.size, scanned.reason)
+        if i + 1 < len(bases) and bases[i + 1] != expected:
+            log.error("%s ends at offset %d but %d follows: later segments are set aside as %s", path, expected, bases[i + 1], CORRUPT_SUFFIX)
+            _set_aside(directory, bases[i + 1:])
+            break
+    if segments[-1].end_offset < recovery_point:
+        log.error("%s ends at offset %d, below its recovery point %d: synced records are missing or damaged", topic_partition,
+                  segments[-1].end_offset, recovery_point)
+    for segment in segments:
+        segment.sealed = segment is not segments[-1]
+        if segment.end_offset > recovery_point or not segment.sealed:
+            segment.sync(with_indexes=True)
+        segment.synced = segment.sealed
+    checkpoint.sync_directory(directory)
+    return segments
+
+
+def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogConfig) -> Segment:
+    """A segment below the recovery point."""
+    path = directory / file_name(base, LOG_SUFFIX)
+    length = os.stat(path).st_size
+    segment = Segment(directory, base, size=length, end_offset=end_offset, sealed=True)
+    segment.keep_length = True
+    offset_index, time_index = segment.offset_index, segment.time_index
+    missing = not offset_index.path.exists() or not time_index.path.exists()
+    offset_index.open()
+    time_index.open()
+    sane = not missing and indexes_are_sane(offset_index.address, offset_index.entries, time_index.address, time_index.entries, length,
+                                            end_offset - base)
+    offset_index.close()
+    time_index.close()
+    if not sane:
+        log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
+        _rebuild_indexes(segment, config)
+    if length % 4096 == 0 and length:
+        size, found_end = _end_of(segment, length)
+        if found_end != end_offset:
+            log.error("%s should end at offset %d but ends at %d: it is damaged below the recovery point", path, end_offset, found_end)
+        segment = Segment(directory, base, size=size, end_offset=end_offset, sealed=True)
+        segment.keep_length = size < length
+    else:
+        segment.keep_length = False
+    return segment
+
+
+def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) -> tuple[Segment, ScannedSegment, int]:
+    """Scan one segment, make what follows its last good batch zeros, write its indexes."""
+    path = directory / file_name(base, LOG_SUFFIX)
+    segment = Segment(directory, base)
+    segment.keep_length = True
+    segment.acquire()
+    try:
+        length = segment.mapped_length
+        scanned = scan_segment(segment.address, length, base, recovery_point, config.index_interval_bytes)
+        if scanned.size < length and not punch_hole(segment.fd, scanned.size, length - scanned.size):
+            log.warning("the file system of %s cannot punch holes: shortening the file", path)
+            segment.unmap_if_idle()
+            os.truncate(path, scanned.size)
+    finally:
+        segment.release()
+        segment.unmap_if_idle()
+    segment = Segment(directory, base, size=scanned.size, end_offset=scanned.end_offset, sealed=True, max_timestamp=scanned.max_timestamp)
+    segment.keep_length = scanned.size < length
+    _write_indexes(segment, scanned)
+    return segment, scanned, length
+
+
+def _set_aside(directory: Path, bases: list[int]) -> None:
+    for base in bases:
+        path = directory / file_name(base, LOG_SUFFIX)
+        os.rename(path, path.with_name(path.name + CORRUPT_SUFFIX))
+        for suffix in (OffsetIndex.suffix, TimeIndex.suffix):
+            (directory / file_name(base, suffix)).unlink(missing_ok=True)
+
+
+# -- epochs and producers ------------------------------------------------------------------------------------------
+
+
+def _load_epochs(directory: Path, start_offset: int, end_offset: int) -> list[tuple[int, int]]:
+    """Leader epochs that still have, or may get, records; at least one."""
+    stored = checkpoint.read_leader_epochs(directory)
+    epochs = [e for e in stored if e[1] <= end_offset]
+    if stored and not epochs:
+        epochs = [(stored[0][0], start_offset)]
+    if not epochs:
+        epochs = [(0, start_offset)]
+    if epochs != stored:
+        checkpoint.write_leader_epochs(directory, epochs)
+    return epochs
+
+
+def _load_producers(kernel: CommitKernel, directory: Path, segments: list[Segment], start_offset: int, end_offset: int) -> None:
+    """The snapshot, then the batches behind it; and, when nothing is behind it, the batches just before, which
+    Kafka's format leaves out."""
+    offset, entries = producer_state.load_latest(directory, start_offset, end_offset)
+    now = now_ms()
+    entries = [e._replace(timestamp_ms=now) for e in entries if not e.batches or e.batches[-1][3] >= start_offset]
+    if entries:
+        entries = _with_history(entries, segments, offset)
+    kernel.load_producers(entries)
+    for segment in segments:
+        size, segment_end = segment.extent()
+        if segment_end <= offset or size == 0:
+            continue
+        segment.acquire()
+        try:
+            start = segment.position_for(max(offset, segment.base_offset))
+            restore_producers(kernel, segment.address, start, size, offset, now)
+        finally:
+            segment.release()
+            segment.unmap_if_idle()
+
+
+def _with_history(entries: list[ProducerEntry], segments: list[Segment], offset: int) -> list[ProducerEntry]:
+    """Add to each producer of a snapshot its batches among the last bytes before `offset`."""
+    inside = [s for s in segments if s.base_offset < offset <= s.end_offset and s.size]
+    if not inside:
+        return entries
+    segment = inside[-1]
+    seen = CommitKernel()
+    segment.acquire()
+    try:
+        stop = segment.position_for(offset)
+        segment.offset_index.open()
+        start = segment.offset_index.lookup_position(max(0, stop - PRODUCER_HISTORY_BYTES), segment.offset_index.entries)
+        restore_producers(seen, segment.address, start, stop, 0, 0)
+    finally:
+        segment.release()
+        segment.unmap_if_idle()
+    history = {e.producer_id: e for e in seen.producers()[0]}
+    out = []
+    for entry in entries:
+        found = history.get(entry.producer_id)
+        same = found is not None and found.producer_epoch == entry.producer_epoch and found.batches[-1:] == entry.batches[-1:]
+        out.append(entry._replace(batches=found.batches) if found is not None and same else entry)
+    return out

@@ -1,0 +1,510 @@
+"""Segments: one file of record batches with its two indexes.
+
+Law of the room: here alone are segment files created, mapped, lengthened, shortened and unlinked.
+
+- The active segment is preallocated whole (never sparse: a full disk must show as ENOSPC, not as a bus
+  error on first touch) and mapped shared and writable once; the commit kernel writes through that mapping.
+- A sealed segment is immutable.  The file is shortened to its records only when nobody can have it mapped:
+  until the last grant is released a hole is punched behind the records and the length is kept, because
+  cutting a file that others map turns their reads past the new end into SIGBUS.
+- Deletion is unlink; mappings of holders live on.
+- Mappings and descriptors exist while someone has acquired the segment, and a little longer for a few
+  recently used ones, so their number is bounded by the partitions written to, not by the log's size.
+
+Positions are bytes from the start of the file; a batch lies in [position, position + size).
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable
+from pathlib import Path
+
+from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError, StorageFullError
+from kdirect.log.config import whole_pages
+from kdirect.log.index import OffsetIndex, TimeIndex
+from kdirect.log.kernel import CommitKernel
+from kdirect.log.mapped import Mapping, find_batch, find_timestamp, punch_hole, whole_batches
+
+log = logging.getLogger("kdirect.log")
+
+LOG_SUFFIX = ".log"
+SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
+TEMPORARY_SUFFIX = ".tmp"
+IDLE_MAPPINGS = 32
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def file_name(base_offset: int, suffix: str) -> str:
+    """Kafka's name: the base offset in twenty digits."""
+    return f"{base_offset:020d}{suffix}"
+
+
+def storage_full(directory: Path, need_bytes: int, cause: OSError) -> StorageFullError:
+    """What to raise when files of `need_bytes` cannot be allocated in `directory`."""
+    try:
+        stat = os.statvfs(directory)
+        free = f"{stat.f_bavail * stat.f_frsize} bytes are free"
+    except OSError:
+        free = "free space is unknown"
+    return StorageFullError(
+        f"no space in {directory} for {need_bytes} bytes of a new segment ({os.strerror(cause.errno or 0)}; {free})",
+        hint="free space, lower log.segment.bytes or retention, or put log.dirs on a larger file system",
+    )
+
+
+def allocate(path: Path, length: int) -> int:
+    """Create `path` with `length` real bytes (`posix_fallocate`); the descriptor.  OSError leaves no file."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+    try:
+        os.posix_fallocate(fd, 0, length)
+    except OSError:
+        os.close(fd)
+        path.unlink(missing_ok=True)
+        raise
+    return fd
+
+
+class _IdleMappings:
+    """The few segments that stay mapped though nobody has acquired them, oldest first."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._lock = threading.RLock()
+        self._segments: OrderedDict[int, Segment] = OrderedDict()
+
+    def add(self, segment: Segment) -> None:
+        evicted = []
+        with self._lock:
+            self._segments[id(segment)] = segment
+            self._segments.move_to_end(id(segment))
+            while len(self._segments) > self._limit:
+                evicted.append(self._segments.popitem(last=False)[1])
+        for old in evicted:
+            old.unmap_if_idle()
+
+    def discard(self, segment: Segment) -> None:
+        with self._lock:
+            self._segments.pop(id(segment), None)
+
+
+_idle = _IdleMappings(IDLE_MAPPINGS)
+
+
+class Segment:
+    """One segment of a partition.
+
+    `base_offset` and `end_offset` bound its offsets (half-open), `size` its valid bytes; for the head, both
+    follow the kernel.  `fd`, `address`, `mapped_length` are -1, 0, 0 while it is not mapped.  Any thread may
+    call; `acquire` before using an address, `release` after.
+    """
+
+    def __init__(self, directory: Path, base_offset: int, *, size: int = 0, end_offset: int | None = None, sealed: bool = False,
+                 max_timestamp: int | None = None) -> None:
+        self.directory = directory
+        self.base_offset = base_offset
+        self.path = directory / file_name(base_offset, LOG_SUFFIX)
+        self.sealed = sealed
+        self.synced = False  # sealed, and everything of it is on disk
+        self.keep_length = False  # found longer than its records after a crash: clients of the dead broker may still map it
+        self.offset_index = OffsetIndex(directory / file_name(base_offset, OffsetIndex.suffix))
+        self.time_index = TimeIndex(directory / file_name(base_offset, TimeIndex.suffix))
+        self.fd = -1
+        self.file_length = size  # of the file, preallocated bytes included
+        self.deleted = False
+        self._size = size
+        self._end_offset = base_offset if end_offset is None else end_offset
+        self._max_timestamp = max_timestamp
+        self._kernel: CommitKernel | None = None  # of the head
+        self._mapping: Mapping | None = None
+        self._references = 0
+        self._lock = threading.RLock()
+        self._superseded = False
+        self._closed = False
+        self._pid = os.getpid()
+
+    @classmethod
+    def create_empty(cls, directory: Path, base_offset: int) -> Segment:
+        """An active segment without records and without preallocated bytes; its name keeps the log end."""
+        segment = cls(directory, base_offset)
+        os.close(os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
+        return segment
+
+    def __repr__(self) -> str:
+        kind = "sealed" if self.sealed else "head" if self.is_head else "active"
+        return f"Segment({self.path}, {kind}, offsets [{self.base_offset}, {self.end_offset}), {self.size} bytes)"
+
+    # -- what it holds --------------------------------------------------------------------------------
+
+    @property
+    def is_head(self) -> bool:
+        """The kernel writes it: preallocated and mapped."""
+        return self._kernel is not None
+
+    def extent(self) -> tuple[int, int]:
+        """(`size`, `end_offset`) of one moment."""
+        with self._lock:
+            if self._kernel is None:
+                return self._size, self._end_offset
+            view = self._kernel.view()
+            return view.end_position, view.log_end_offset
+
+    @property
+    def size(self) -> int:
+        """Bytes of records; what follows in the file is zeros."""
+        return self.extent()[0]
+
+    @property
+    def end_offset(self) -> int:
+        """The offset after the last record."""
+        return self.extent()[1]
+
+    @property
+    def last_offset(self) -> int:
+        """Of the last record; `base_offset` - 1 when there is none."""
+        return self.end_offset - 1
+
+    @property
+    def max_timestamp(self) -> int:
+        """Largest timestamp of its records in ms, -1 when none has one."""
+        with self._lock:
+            if self._kernel is not None:
+                return int(self._kernel.timestamps()[1])
+            if self._max_timestamp is None:
+                last = self._with_indexes(self.time_index.last)
+                self._max_timestamp = last[0] if last is not None else -1
+            return self._max_timestamp
+
+    @property
+    def modified_ms(self) -> int:
+        """When the file was last written, for records without timestamps."""
+        try:
+            return os.stat(self.path).st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return 0
+
+    # -- mapping ------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> int:
+        mapping = self._mapping
+        return mapping.address if mapping is not None else 0
+
+    @property
+    def mapped_length(self) -> int:
+        mapping = self._mapping
+        return mapping.length if mapping is not None else 0
+
+    def map(self, *, writable: bool = False) -> None:
+        """Map the whole file, once; again: nothing to do.  Without an `acquire` the mapping of a sealed segment may
+        go at any time.  `writable` lets it be registered where an RNIC needs write permission even for reads."""
+        with self._lock:
+            self._map(writable)
+            if self._references == 0 and not self.is_head:
+                _idle.add(self)
+
+    def _map(self, writable: bool) -> None:
+        if self._closed:
+            raise ClosedError(f"segment {self.path} is closed", hint="look the segment up again in its partition")
+        if self._mapping is None:
+            try:
+                fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                raise ClosedError(f"segment {self.path} was deleted", hint="its records are below the log start offset") from None
+            except OSError as e:
+                raise LogError(f"cannot open {self.path}: {e}", hint="raise the limit on open files (ulimit -n)") from e
+            try:
+                length = os.fstat(fd).st_size
+                self._mapping = Mapping(fd, length, writable=writable)
+            except BaseException:
+                os.close(fd)
+                raise
+            self.fd = fd
+            self.file_length = length
+        elif writable:
+            self._mapping.make_writable()
+
+    def _with_indexes(self, function):  # type: ignore[no-untyped-def]
+        """Call `function` with both indexes open; they stay open as long as the segment is mapped."""
+        self.offset_index.open()
+        self.time_index.open()
+        try:
+            return function()
+        finally:
+            if self._mapping is None:
+                self.offset_index.close()
+                self.time_index.close()
+
+    def acquire(self) -> Segment:
+        """Map it and keep it mapped, at its length, until the matching `release`."""
+        with self._lock:
+            self._map(False)
+            self._references += 1
+            if self._references == 1:
+                _idle.discard(self)
+        return self
+
+    def release(self) -> None:
+        """Give back one `acquire`.  The last one trims a sealed file and closes a deleted one."""
+        with self._lock:
+            self._references -= 1
+            if self._references > 0:
+                return
+            if self.deleted or self._superseded or self._closed:
+                self._unmap()
+            elif self.sealed:
+                if self.file_length > self._size:
+                    self._unmap()
+                    self._shorten()
+                else:
+                    _idle.add(self)
+            elif not self.is_head:
+                _idle.add(self)
+
+    @property
+    def references(self) -> int:
+        return self._references
+
+    def unmap_if_idle(self) -> None:
+        with self._lock:
+            if self._references == 0 and not self.is_head:
+                self._unmap()
+
+    def _unmap(self) -> None:
+        _idle.discard(self)
+        if self._mapping is not None:
+            self._mapping.unmap()
+            self._mapping = None
+            os.close(self.fd)
+            self.fd = -1
+        self.offset_index.close()
+        self.time_index.close()
+
+    def _shorten(self) -> None:
+        """Cut the file behind its records.  Only when nobody maps it, and only in the process that owns the log: a
+        forked child inherits this object, not the right to change files."""
+        if os.getpid() != self._pid or self.keep_length:
+            return
+        try:
+            os.truncate(self.path, self._size)
+            self.file_length = self._size
+        except OSError as e:
+            log.warning("cannot shorten %s to %d bytes: %s", self.path, self._size, e)
+
+    # -- head -----------------------------------------------------------------------------------------------
+
+    def become_head(self, kernel: CommitKernel, segment_bytes: int, created_ms: int, *, first_timestamp: int = -1) -> None:
+        """Hand the mapped, preallocated file to the kernel, with the reference that `PreparedHead.publish` or
+        `reopen_as_head` took; the kernel holds it until `seal`."""
+        last = self.time_index.last()
+        max_timestamp, max_offset = (last[0], self.base_offset + last[1]) if last is not None else (-1, self.base_offset)
+        with self._lock:
+            assert self._mapping is not None and self._references > 0
+            kernel.install_head(
+                self._mapping.address, min(self._mapping.length, max(segment_bytes, self._size)), position=self._size,
+                segment_base_offset=self.base_offset,
+                offset_index_address=self.offset_index.address, offset_index_capacity=self.offset_index.capacity,
+                offset_index_entries=self.offset_index.entries,
+                time_index_address=self.time_index.address, time_index_capacity=self.time_index.capacity,
+                time_index_entries=self.time_index.entries,
+                last_indexed_timestamp=max_timestamp, first_timestamp=first_timestamp, max_timestamp=max_timestamp,
+                max_timestamp_offset=max_offset, created_ms=created_ms,
+            )  # fmt: skip
+            self._kernel = kernel
+
+    def seal(self) -> bool:
+        """Take the head from the kernel and freeze it: free what lies behind the records, trim the indexes, give
+        back the kernel's reference.  False, and nothing done, while not all of it is readable (group commit)."""
+        with self._lock:
+            assert self._kernel is not None
+            head = self._kernel.seal()
+            if head is None:
+                return False
+            self._kernel = None
+            self._size = head.size
+            self._end_offset = head.end_offset
+            self._max_timestamp = head.max_timestamp
+            self.sealed = True
+            self.offset_index.trim(head.offset_entries)
+            self.time_index.trim(head.time_entries)
+            if self._references > 1 and self.file_length > head.size:
+                punch_hole(self.fd, head.size, self.file_length - head.size)
+            self.release()
+            return True
+
+    def mark_sealed(self) -> None:
+        """A segment that is no head takes no more records."""
+        with self._lock:
+            self.sealed = True
+            if self._references == 0 and self.file_length > self._size:
+                self._unmap()
+                self._shorten()
+
+    def supersede(self) -> None:
+        """Another Segment object stands for the file now (it became the head): keep the mapping for holders, touch
+        the file no more."""
+        with self._lock:
+            self._superseded = True
+            self.sealed = True
+            if self._references == 0:
+                self._unmap()
+
+    # -- search -----------------------------------------------------------------------------------------------
+
+    def _entries(self) -> tuple[int, int]:
+        kernel = self._kernel
+        if kernel is not None:
+            return kernel.index_entries()  # type: ignore[no-any-return]
+        self.offset_index.open()
+        self.time_index.open()
+        return self.offset_index.entries, self.time_index.entries
+
+    def position_for(self, offset: int) -> int:
+        """Position of the batch that holds `offset`; the end of the records for `end_offset` itself."""
+        if offset < self.base_offset:
+            raise OffsetOutOfRangeError(f"offset {offset} lies before segment {self.path}", hint="ask the partition for the segment")
+        self.acquire()
+        try:
+            size, end_offset = self.extent()
+            if offset >= end_offset:
+                if offset > end_offset:
+                    raise OffsetOutOfRangeError(f"offset {offset} lies after segment {self.path}, which ends before {end_offset}",
+                                                hint="ask the partition for the segment")
+                return size
+            with self._lock:
+                start = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
+            found = find_batch(self.address, min(start, size), size, offset)
+            if start and (found is None or found[2] > offset):
+                log.warning("%s points to position %d for offset %d, which is wrong; reading the segment instead", self.offset_index.path,
+                            start, offset)
+                found = find_batch(self.address, 0, size, offset)
+            if found is None:
+                raise CorruptLogError(f"offset {offset} was not found in {self.path}",
+                                      hint="the segment was damaged on disk; restart the broker to recover what is whole")
+            return int(found[0])
+        finally:
+            self.release()
+
+    def whole_batches(self, position: int, limit: int, end: int) -> int:
+        """Position after the last whole batch that begins at `position` or later and ends at `limit` or before.  The
+        caller has acquired the segment; `end` bounds what may be looked at."""
+        if limit >= end:
+            return end
+        with self._lock:
+            start = max(position, self.offset_index.lookup_position(limit, self._entries()[0]))
+        return int(whole_batches(self.address, start, limit, end))
+
+    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int, from_position: int | None = None) -> tuple[int, int, int, int] | None:
+        """The first batch with a record of `timestamp_ms` or later at `from_offset` or higher: (position, size, base
+        offset, next offset).  The caller has acquired the segment."""
+        size = self.size
+        if from_position is None:
+            with self._lock:
+                offset_entries, time_entries = self._entries()
+                relative = self.time_index.lookup(timestamp_ms, time_entries)
+                relative = max(relative, from_offset - self.base_offset, 0)
+                from_position = self.offset_index.lookup(relative, offset_entries)
+        return find_timestamp(self.address, min(from_position, size), size, timestamp_ms, from_offset)  # type: ignore[no-any-return]
+
+    # -- disk -----------------------------------------------------------------------------------------------------
+
+    def sync(self, *, with_indexes: bool = False) -> None:
+        """fdatasync the file (and the indexes, which only matters once it is sealed)."""
+        paths: Iterable[Path] = (self.path, self.offset_index.path, self.time_index.path) if with_indexes else (self.path,)
+        for path in paths:
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            try:
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+    def close(self) -> None:
+        """End of its use.  Holders keep their mapping; a file that nobody else maps is shortened."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self.keep_length = False
+            if self._references == 0:
+                self._unmap()
+                if not self.deleted and not self._superseded and self.file_length > self._size:
+                    self._shorten()
+
+    def delete(self) -> None:
+        """Unlink the files; whoever has acquired the segment may go on reading."""
+        with self._lock:
+            self.deleted = True
+            for path in (self.path, self.offset_index.path, self.time_index.path):
+                path.unlink(missing_ok=True)
+            if self._references == 0:
+                self._unmap()
+
+
+class PreparedHead:
+    """Files of a head to come, allocated under temporary names, so that a full disk is noticed before the old head
+    is sealed.  `publish` names them; `discard` removes them."""
+
+    def __init__(self, directory: Path, segment_bytes: int, offset_index_bytes: int, time_index_bytes: int) -> None:
+        self.directory = directory
+        self._lengths = dict(zip(SUFFIXES, (segment_bytes, offset_index_bytes, time_index_bytes), strict=True))
+        try:
+            for suffix, length in self._lengths.items():
+                os.close(allocate(self._temporary(suffix), length))
+        except OSError as e:
+            self.discard()
+            if e.errno in _FULL:
+                raise storage_full(directory, sum(self._lengths.values()), e) from e
+            raise LogError(f"cannot create a segment in {directory}: {e}", hint="check that the directory exists and is writable") from e
+
+    def _temporary(self, suffix: str) -> Path:
+        return self.directory / f"head{suffix}{TEMPORARY_SUFFIX}"
+
+    def publish(self, base_offset: int) -> Segment:
+        """Give the files their names; an acquired Segment, not yet known to the kernel."""
+        for suffix in reversed(SUFFIXES):  # the log last: an index without a log is swept away, a log without an index rebuilt
+            os.rename(self._temporary(suffix), self.directory / file_name(base_offset, suffix))
+        segment = Segment(self.directory, base_offset)
+        segment.acquire()
+        segment.map(writable=True)
+        segment.offset_index.extend(self._lengths[OffsetIndex.suffix], empty=True)
+        segment.time_index.extend(self._lengths[TimeIndex.suffix], empty=True)
+        return segment
+
+    def discard(self) -> None:
+        for suffix in self._lengths:
+            self._temporary(suffix).unlink(missing_ok=True)
+
+
+def reopen_as_head(old: Segment, segment_bytes: int, offset_index_bytes: int, time_index_bytes: int) -> Segment:
+    """Preallocate the last segment's file again; a new, acquired Segment for it.  `old` is untouched (supersede it after
+    the new one is published).  StorageFullError leaves the file as it was."""
+    new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset)
+    length = max(segment_bytes, whole_pages(old.size))
+    fd = os.open(old.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    before = os.fstat(fd).st_size
+    try:
+        os.posix_fallocate(fd, 0, length)
+        new.offset_index.extend(offset_index_bytes)
+        new.time_index.extend(time_index_bytes)
+    except OSError as e:
+        new.offset_index.close()
+        new.time_index.close()
+        for index in (new.offset_index, new.time_index):
+            if index.path.exists():
+                os.truncate(index.path, index.entries * index.entry_bytes)
+        os.ftruncate(fd, before)
+        if e.errno in _FULL:
+            raise storage_full(old.directory, length - before + offset_index_bytes + time_index_bytes, e) from e
+        raise LogError(f"cannot allocate {old.path}: {e}", hint="check the file's permissions") from e
+    finally:
+        os.close(fd)
+    new.acquire()
+    new.map(writable=True)
+    return new
