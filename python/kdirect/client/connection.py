@@ -200,18 +200,17 @@ class Connection:
                                                   client_software_version=CLIENT_SOFTWARE_VERSION)
             try:
                 pending = self._submit(message, version, deadline)
-                if not pending.wait((deadline - time.monotonic()) * 1000):
-                    raise TimedOutError(f"{self.peer} is silent")
+                pending.wait((deadline - time.monotonic()) * 1000)
+                payload = pending._payload
+                if version and payload is not None and payload[4:6] == _UNSUPPORTED_VERSION:
+                    continue  # brokers differ in the rest of this answer, so it is not read
+                response = pending.result(0)
             except TimedOutError as e:
                 raise TimedOutError(f"{self.peer} accepts connections but does not answer",
                                     hint="check that bootstrap.servers names a broker, and that it is not overloaded") from e
             except BrokerUnavailableError as e:
                 raise BrokerUnavailableError(f"{self.peer} closed the connection at the first request",
                                              hint="check that bootstrap.servers names a plaintext listener of a broker") from e
-            payload = pending._payload
-            if version and payload is not None and payload[4:6] == _UNSUPPORTED_VERSION:
-                continue  # brokers differ in the rest of this answer, so it is not read
-            response = pending.result()
             if response.error_code:
                 raise broker_error(response.error_code, f"ApiVersions to {self.peer}")
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
@@ -318,7 +317,8 @@ class Connection:
             try:
                 _, pending._response = protocol.decode_response(pending.api_key, pending.version, payload)
             except ProtocolError as e:
-                error = ProtocolError(f"the broker at {self.peer} sent {e.message}", hint="check that it is a Kafka broker")
+                error = ProtocolError(f"the broker at {self.peer} sent a malformed answer to {pending.name}: {e.message}",
+                                      hint="check that it is a Kafka broker")
                 pending._error = error
                 with self._wake:
                     self._fail(error)
