@@ -505,8 +505,8 @@ class AccessManager:
     def _finish_cut(self, qp_num: int, reason: str) -> None:
         peer = self._by_qp.get(qp_num)
         if peer is not None:
-            self._cuts += 1
             level = logging.DEBUG if reason == "disconnected" else logging.WARNING
+            self._cuts += level == logging.WARNING
             log.log(level, "RDMA client %s (queue pair %d) is cut: %s", peer.client, qp_num, reason)
             self._close_peer(peer)
 

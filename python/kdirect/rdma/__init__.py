@@ -19,10 +19,16 @@ PROVIDERS = ("shm",)
 _opened: dict[tuple[int, str], Device] = {}
 
 
-def open_device(name: str) -> Device:
-    """This process's device of provider `name`, opened on first use; TransportError for an unknown name."""
+def open_device(name: str, *, shared: bool = True) -> Device:
+    """This process's device of provider `name`, opened on first use; TransportError for an unknown name.
+
+    With ``shared=False`` a device of the caller's own, which it closes (a broker's, which may live in a client's process)."""
     if name not in PROVIDERS:
         raise TransportError(f"there is no RDMA provider {name!r}", hint="use one of " + ", ".join(PROVIDERS))
+    if not shared:
+        from kdirect.rdma.shm import ShmDevice
+
+        return ShmDevice()
     key = (os.getpid(), name)
     device = _opened.get(key)
     if device is None or device.closed:
