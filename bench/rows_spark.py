@@ -1,0 +1,194 @@
+"""The Spark rows: how close a batch read comes to the ceiling of Spark's Python data sources.
+
+The ceiling is a source that yields ready Arrow batches of the same shape and schema, decoded beforehand: what is left is the way
+through Spark, from the worker's socket to rows in the JVM.  Both are read to Spark's noop sink in one session with one task slot,
+in turns A B A B after a warm-up of each; figures are medians.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+
+from kdirect_spark import session_builder
+from kdirect_spark.datasource import row_schema
+
+# Bytes of a value, and of all values of a topic: each run takes about two seconds on the machines the target was set on.
+SIZES = ((100, 400 << 20), (1024, 2 << 30), (10240, 2 << 30))
+QUICK_BYTES = 32 << 20
+ROUNDS = (3, 9)
+
+
+def spark_read_ceiling(seconds: float, quick: bool) -> list[dict[str, Any]]:
+    """Rows a second of `spark.read.format("kdirect")` to noop on local[1], against the ceiling."""
+    figures = []
+    with tempfile.TemporaryDirectory(prefix="kdirect-bench-spark-") as directory, _Broker(directory) as broker:
+        builder = session_builder("bench", "local[1]")
+        for name, value in {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}.items():
+            builder = builder.config(name, value)
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        spark = builder.getOrCreate()
+        try:
+            spark.dataSource.register(ReadySource)
+            for value_bytes, total in SIZES:
+                rows = (QUICK_BYTES if quick else total) // value_bytes
+                topic = f"bench-{value_bytes}"
+                transport = fill(broker.address, topic, rows, value_bytes)
+                figures.append(compare(spark, broker.address, topic, rows, value_bytes, transport, seconds / len(SIZES), quick))
+        finally:
+            spark.stop()
+    return figures
+
+
+def compare(
+    spark: Any, address: str, topic: str, rows: int, value_bytes: int, transport: str, seconds: float, quick: bool
+) -> dict[str, Any]:
+    ours = spark.read.format("kdirect").option("kafka.bootstrap.servers", address).option("subscribe", topic).load()
+    ready = spark.read.format("ready-batches").option("address", address).option("topic", topic).option("rows", rows).load()
+    runs: dict[str, list[float]] = {"ours": [], "ready": []}
+    for frame in (ready, ours):
+        to_noop(frame)  # opens connections, compiles code
+    began = time.monotonic()
+    while len(runs["ready"]) < ROUNDS[0] or (time.monotonic() - began < seconds and len(runs["ready"]) < ROUNDS[1]):
+        runs["ours"].append(to_noop(ours))
+        runs["ready"].append(to_noop(ready))
+        if quick:
+            break
+    value, against = (rows / statistics.median(runs[name]) for name in ("ours", "ready"))
+    return {
+        "row": "spark-read-ceiling",
+        "value": value,
+        "unit": "rows/s",
+        "against": "a Python source that yields the same batches ready",
+        "against_value": against,
+        "ratio": value / against,
+        "settings": {
+            "value_bytes": value_bytes,
+            "rows": rows,
+            "mb_per_s": round(value * value_bytes / 1e6),
+            "master": "local[1]",
+            "transport": transport,
+            "runs": len(runs["ready"]),
+            "spread": f"{min(runs['ours']):.2f}-{max(runs['ours']):.2f} s, ready {min(runs['ready']):.2f}-{max(runs['ready']):.2f} s",
+        },
+    }
+
+
+def to_noop(frame: Any) -> float:
+    began = time.perf_counter()
+    frame.write.format("noop").mode("overwrite").save()
+    return time.perf_counter() - began
+
+
+def fill(address: str, topic: str, rows: int, value_bytes: int) -> str:
+    """One partition with `rows` records; the transport that reads will take."""
+    from kdirect.client import connect
+
+    session = connect(address)
+    session.admin.create_topic(topic, 1)
+    step = min(rows, max(1, (16 << 20) // value_bytes))
+    noise = os.urandom(1 << 20) * (step * value_bytes // (1 << 20) + 2)
+    values = pa.array([noise[i * value_bytes : (i + 1) * value_bytes] for i in range(step)], pa.binary())
+    with session.producer() as producer:
+        for start in range(0, rows, step):
+            producer.send_arrow(pa.record_batch({"value": values.slice(0, min(step, rows - start))}), topic)
+    return session.transport
+
+
+class ReadySource(DataSource):
+    """Yields decoded batches of the topic over and over until as many rows as the topic has have gone out."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "ready-batches"
+
+    def schema(self) -> Any:
+        return row_schema(False)
+
+    def reader(self, schema: Any) -> DataSourceReader:
+        return _ReadyReader(dict(self.options))
+
+
+class _ReadyReader(DataSourceReader):
+    def __init__(self, options: dict[str, str]) -> None:
+        self.options = options
+
+    def partitions(self) -> list[InputPartition]:
+        return [InputPartition(0)]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        left = int(self.options["rows"])
+        batches = _ready(self.options["address"], self.options["topic"])
+        while left:
+            for batch in batches:
+                yield batch if batch.num_rows <= left else batch.slice(0, left)
+                left -= min(left, batch.num_rows)
+                if not left:
+                    break
+
+
+_cache: dict[tuple[str, str], list[pa.RecordBatch]] = {}
+
+
+def _ready(address: str, topic: str) -> list[pa.RecordBatch]:
+    """The first batches of the topic as our own reader makes them, decoded once a worker."""
+    key = (address, topic)
+    if key not in _cache:
+        from kdirect.client import connect
+        from kdirect.model import TopicPartition
+        from kdirect_spark import worker
+        from kdirect_spark.settings import source_settings
+
+        settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic}, streaming=False)
+        tp = TopicPartition(topic, 0)
+        session = connect(settings.task_client)
+        reader = session.reader(tp, 0, session.watermarks([tp])[tp][1], target_bytes=settings.batch_bytes)
+        _cache[key] = [batch for batch, _ in zip(reader.batches(), range(4), strict=False)]
+        worker.settle()
+    return _cache[key]
+
+
+class _Broker:
+    """`kdirect broker` in a process of its own."""
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+
+    def __enter__(self) -> _Broker:
+        command = [
+            sys.executable,
+            "-m",
+            "kdirect.cli",
+            "broker",
+            "--listeners",
+            "127.0.0.1:0",
+            "--log-dirs",
+            os.path.join(self.directory, "log"),
+        ]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        match = re.search(r"ready on (\S+)", line)
+        if match is None:
+            raise RuntimeError(f"the broker did not start: {line!r}")
+        self.address = match[1]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
