@@ -51,7 +51,9 @@ ROWS = (
     Row("codec-decode", "rows_format", 1, "record batches to Arrow, against a memcpy of the same bytes and the bare decompressors"),
     Row("codec-encode", "rows_format", 1, "Arrow to record batches, against a memcpy of the same bytes and the bare compressors"),
     Row("shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"),
-    Row("slot-poll", "rows_direct", 1, "an empty poll: one READ of the metadata slots, with no work of the broker"),
+    Row(
+        "slot-poll", "rows_direct", 2, "an empty poll: one READ of the metadata slots, with no work of the broker; then a record at a time"
+    ),
     Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
     Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
     Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches"),
@@ -220,7 +222,9 @@ def table(figures: list[dict[str, Any]]) -> str:
         shown.append(
             (
                 f["row"],
-                " ".join(f"{k}={v}" for k, v in own.items() if not isinstance(v, dict | list)),
+                " ".join(
+                    f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in own.items() if not isinstance(v, dict | list | bool)
+                ),
                 _number(f["value"]),
                 f["unit"],
                 f["against"] or "",
