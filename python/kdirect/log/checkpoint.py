@@ -181,6 +181,6 @@ def read_properties(path: Path) -> dict[str, str] | None:
             continue
         name, sign, value = line.partition("=")
         if not sign:
-            raise CorruptLogError(f"{path} is damaged: line {line!r} is no property", hint="restore it, or remove it to start with defaults")
+            raise CorruptLogError(f"{path} is damaged: line {line!r} is no property", hint="restore it, or remove it")
         out[name.strip()] = value.strip()
     return out

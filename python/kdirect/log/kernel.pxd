@@ -1,34 +1,16 @@
 """C face of the commit kernel: see kernel.pyx."""
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
 
-cdef enum:
-    # results of c_commit / c_append: 0, one of Kafka's error codes, or one of kdirect's own
-    COMMIT_OK = 0
-    COMMIT_NO_SPACE = -2            # the head has no room: roll, then repeat
-    COMMIT_WRONG_POSITION = -3      # not the tail
-    COMMIT_NO_HEAD = -4             # no preallocated head: ensure_head, then repeat
-    COMMIT_CORRUPT_MESSAGE = 2
-    COMMIT_MESSAGE_TOO_LARGE = 10
-    COMMIT_RECORD_LIST_TOO_LARGE = 18
-    COMMIT_INVALID_TIMESTAMP = 32
-    COMMIT_OUT_OF_ORDER_SEQUENCE = 45
-    COMMIT_INVALID_PRODUCER_EPOCH = 47
-    COMMIT_STORAGE_ERROR = 56
-    COMMIT_INVALID_RECORD = 87
-
-cdef struct commit_result:
-    int16_t error              # Kafka error code; 0: committed
-    uint16_t batches           # record batches in the request
-    uint8_t duplicate          # 1: an idempotent producer's repetition; base_offset is that of the original, nothing was appended
-    int64_t base_offset        # of the first record
-    int64_t last_offset        # of the last record
-    int64_t end_position       # log end position afterwards
-    int64_t log_append_time    # ms, or -1 with CreateTime
+# Re-exported: modules cimport them from here.
+from kdirect.log.results cimport (
+    COMMIT_CORRUPT_MESSAGE, COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_INVALID_TIMESTAMP, COMMIT_MESSAGE_TOO_LARGE,
+    COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_OK, COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_RECORD_LIST_TOO_LARGE, COMMIT_STORAGE_ERROR,
+    COMMIT_WRONG_POSITION, commit_result)
 
 cdef class CommitKernel:
-    cdef void* _state          # kernel_state of kernel.pyx: modules that cimport this class do not depend on its layout
+    cdef void* _state          # kernel_state of commit.pxd: modules that cimport this class do not depend on its layout
 
     # Kafka error codes it returns: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 18 RECORD_LIST_TOO_LARGE, 32 INVALID_TIMESTAMP,
     # 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 47 INVALID_PRODUCER_EPOCH, 56 KAFKA_STORAGE_ERROR (out of memory), 87 INVALID_RECORD;

@@ -38,523 +38,31 @@ from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.errno cimport EINVAL, ENOMEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, UINT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free, malloc, realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcpy, memset
 
-from kdirect.format.batch cimport (
-    BATCH_BAD_COUNTS, BATCH_OK, batch_info, check_batch, stamp_batch, stamp_log_append_time)
-from kdirect.format.layout cimport (
-    ATTRIBUTE_CONTROL, ATTRIBUTE_TRANSACTIONAL, OFFSET_INDEX_ENTRY_BYTES, SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED,
-    SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD, SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION,
-    SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH, SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET,
-    SLOT_UPDATE_COUNT, TIME_INDEX_ENTRY_BYTES)
+from kdirect.format.layout cimport SLOT_BYTES, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
+from kdirect.log.commit cimport (
+    add_time_entry, append_request, clear_result, commit_request, drop_slots, end_of_remains, fill_slot, finish_request, kernel_state,
+    move_high_watermark, pthread_mutex_t, slot_entry, update_slots)
+from kdirect.log.producers cimport (
+    entries_of, expire, load_entry, producer_state, reserve_producer, restore_batch, store_producer)
 
 from typing import NamedTuple
 
 from kdirect.errors import LogError
 
 cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
     int pthread_mutex_init(pthread_mutex_t*, void*)
     int pthread_mutex_lock(pthread_mutex_t*)
     int pthread_mutex_unlock(pthread_mutex_t*)
     int pthread_mutex_destroy(pthread_mutex_t*)
-
-cdef extern from "crc32c.h" nogil:
-    uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
-
-cdef extern from "wire.h" nogil:
-    void kd_put32(uint8_t* p, uint32_t v)
-    void kd_put64(uint8_t* p, uint64_t v)
-
-cdef extern from *:
-    """
-    /* Publish one 64-byte slot image as eight atomic words: a concurrent copy mixes whole words of the old
-       and the new image, never halves of one, and such a mix does not match its guard. */
-    static inline void kd_publish_slot(uint8_t *slot, const uint64_t *image) {
-        uint64_t *to = (uint64_t *) slot;
-        for (int i = 7; i >= 0; i--)
-            __atomic_store_n(to + i, image[i], __ATOMIC_RELEASE);
-    }
-    """
-    void kd_publish_slot(uint8_t* slot, const uint64_t* image) nogil
 
 NO_SPACE = COMMIT_NO_SPACE
 WRONG_POSITION = COMMIT_WRONG_POSITION
 NO_HEAD = COMMIT_NO_HEAD
 
 cdef enum:
-    REMEMBERED = 5            # batches of a producer id that a repetition is recognised by (Kafka's number)
     INLINE_BATCHES = 32
-    CLEAR_WINDOW = 1 << 20
-
-cdef struct batch_seen:
-    int32_t first_sequence
-    int32_t last_sequence
-    int64_t base_offset
-    int64_t last_offset
-
-cdef struct producer_state:
-    int64_t id                # -1: a free entry of the table
-    int64_t last_time_ms      # when it last appended
-    int64_t transaction_start # first offset of the open transaction, -1: none (the place for transactions)
-    int32_t coordinator_epoch
-    int16_t epoch             # -1: nothing known of it
-    uint16_t count
-    batch_seen seen[REMEMBERED]   # oldest first
-
-cdef struct slot_entry:
-    uint8_t* slot
-    uint16_t file_id
-
-cdef struct kernel_state:
-    pthread_mutex_t lock
-    # the head; data is NULL while there is none: then base and tail say where the log ends
-    uint8_t* data
-    uint64_t capacity
-    uint64_t tail
-    int64_t base
-    int64_t first_timestamp
-    int64_t created_ms
-    int64_t max_timestamp
-    int64_t max_timestamp_offset
-    uint64_t since_index
-    # indexes of the head; may be NULL (none kept)
-    uint8_t* offset_index
-    uint32_t offset_entries
-    uint32_t offset_capacity
-    uint8_t* time_index
-    uint32_t time_entries
-    uint32_t time_capacity
-    int64_t last_indexed_timestamp
-    # offsets
-    int64_t log_start
-    int64_t log_end
-    int64_t high_watermark
-    uint64_t readable
-    int64_t last_stable
-    uint64_t stable
-    int32_t leader_epoch
-    bint hold
-    bint accept_transactional
-    # policy
-    bint append_time
-    uint32_t max_batch_bytes
-    uint32_t segment_bytes
-    uint32_t index_interval
-    int64_t segment_ms
-    int64_t before_max_ms
-    int64_t after_max_ms
-    # slots
-    slot_entry* slots
-    uint32_t slots_count
-    uint32_t slots_capacity
-    uint32_t updates
-    # producers
-    producer_state* producers
-    uint32_t producers_count
-    uint32_t producers_capacity   # a power of two, at least twice the count
-    # the request under way
-    batch_info* infos
-    uint32_t infos_count
-    uint32_t infos_capacity
-    producer_state scratch
-    # counters
-    uint64_t requests
-    uint64_t batches
-    uint64_t bytes
-    uint64_t duplicates
-    uint64_t refused
-
-
-# -- producers --------------------------------------------------------------------------------------------
-
-cdef inline uint32_t _bucket(int64_t id, uint32_t capacity) noexcept nogil:
-    cdef uint64_t h = <uint64_t> id * <uint64_t> 0x9E3779B97F4A7C15
-    return <uint32_t> (h >> 32) & (capacity - 1)
-
-
-cdef producer_state* _find_producer(kernel_state* s, int64_t id) noexcept nogil:
-    cdef uint32_t i
-    if s.producers == NULL:
-        return NULL
-    i = _bucket(id, s.producers_capacity)
-    while s.producers[i].id != -1:
-        if s.producers[i].id == id:
-            return &s.producers[i]
-        i = (i + 1) & (s.producers_capacity - 1)
-    return NULL
-
-
-cdef producer_state* _place(producer_state* table, uint32_t capacity, int64_t id) noexcept nogil:
-    cdef uint32_t i = _bucket(id, capacity)
-    while table[i].id != -1 and table[i].id != id:
-        i = (i + 1) & (capacity - 1)
-    return &table[i]
-
-
-cdef int _rebuild_producers(kernel_state* s, uint32_t capacity, int64_t drop_before_ms) noexcept nogil:
-    """Move the table to `capacity` entries, without producers that last appended before `drop_before_ms`."""
-    cdef producer_state* table = <producer_state*> malloc(capacity * sizeof(producer_state))
-    cdef uint32_t i, kept = 0
-    if table == NULL:
-        return ENOMEM
-    for i in range(capacity):
-        table[i].id = -1
-    for i in range(s.producers_capacity):
-        if s.producers[i].id != -1 and s.producers[i].last_time_ms >= drop_before_ms:
-            _place(table, capacity, s.producers[i].id)[0] = s.producers[i]
-            kept += 1
-    free(s.producers)
-    s.producers = table
-    s.producers_capacity = capacity
-    s.producers_count = kept
-    return 0
-
-
-cdef int _reserve_producer(kernel_state* s) noexcept nogil:
-    """Make sure that one more producer fits."""
-    if s.producers == NULL:
-        return _rebuild_producers(s, 16, -1)
-    if (s.producers_count + 1) * 2 > s.producers_capacity:
-        return _rebuild_producers(s, s.producers_capacity * 2, -INT64_MAX)
-    return 0
-
-
-cdef void _store_producer(kernel_state* s, const producer_state* entry) noexcept nogil:
-    cdef producer_state* at = _place(s.producers, s.producers_capacity, entry.id)
-    if at.id == -1:
-        s.producers_count += 1
-    at[0] = entry[0]
-
-
-cdef inline int32_t _add_sequence(int32_t sequence, int32_t delta) noexcept nogil:
-    """Sequence numbers run from 0 to INT32_MAX and start again."""
-    if sequence > INT32_MAX - delta:
-        return delta - (INT32_MAX - sequence) - 1
-    return sequence + delta
-
-
-cdef void _remember(producer_state* p, int32_t first, int32_t last, int64_t base_offset, int64_t last_offset) noexcept nogil:
-    if p.count == REMEMBERED:
-        memmove(&p.seen[0], &p.seen[1], (REMEMBERED - 1) * sizeof(batch_seen))
-        p.count = REMEMBERED - 1
-    p.seen[p.count].first_sequence = first
-    p.seen[p.count].last_sequence = last
-    p.seen[p.count].base_offset = base_offset
-    p.seen[p.count].last_offset = last_offset
-    p.count += 1
-
-
-cdef void _start_producer(producer_state* p, int64_t id) noexcept nogil:
-    memset(p, 0, sizeof(producer_state))
-    p.id = id
-    p.epoch = -1
-    p.coordinator_epoch = -1
-    p.transaction_start = -1
-
-
-cdef int _check_sequences(kernel_state* s, commit_result* out) noexcept nogil:
-    """Kafka's rules for the batches in `s.infos`; on success `s.scratch` is the producer's next state."""
-    cdef producer_state* known
-    cdef producer_state* p = &s.scratch
-    cdef batch_info* b
-    cdef uint32_t i
-    cdef int k
-    cdef int32_t last
-    cdef int64_t offset = s.log_end
-    cdef int64_t id = s.infos[0].producer_id
-    cdef bint repeated
-    cdef uint32_t repetitions = 0
-
-    p.id = -1
-    for i in range(s.infos_count):
-        b = &s.infos[i]
-        if b.producer_id != id or b.producer_epoch != s.infos[0].producer_epoch:
-            return COMMIT_INVALID_RECORD
-        if id >= 0 and (b.producer_epoch < 0 or b.base_sequence < 0):
-            return COMMIT_INVALID_RECORD
-    if id < 0:
-        return COMMIT_OK
-    known = _find_producer(s, id)
-    if known != NULL:
-        p[0] = known[0]
-    else:
-        _start_producer(p, id)
-    for i in range(s.infos_count):
-        b = &s.infos[i]
-        last = _add_sequence(b.base_sequence, b.last_offset_delta)
-        if b.producer_epoch < p.epoch:
-            return COMMIT_INVALID_PRODUCER_EPOCH
-        if b.producer_epoch == p.epoch:
-            repeated = False
-            for k in range(p.count):
-                if p.seen[k].first_sequence == b.base_sequence and p.seen[k].last_sequence == last:
-                    if repetitions == 0:
-                        out.base_offset = p.seen[k].base_offset
-                    out.last_offset = p.seen[k].last_offset
-                    repeated = True
-                    break
-            if repeated:
-                repetitions += 1
-                if repetitions != i + 1:
-                    return COMMIT_OUT_OF_ORDER_SEQUENCE
-                continue
-            if repetitions or b.base_sequence != (_add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0):
-                return COMMIT_OUT_OF_ORDER_SEQUENCE
-        else:
-            if p.epoch != -1 and b.base_sequence != 0:
-                return COMMIT_OUT_OF_ORDER_SEQUENCE
-            p.epoch = b.producer_epoch
-            p.count = 0
-        _remember(p, b.base_sequence, last, offset, offset + b.last_offset_delta)
-        offset += <int64_t> b.last_offset_delta + 1
-    if repetitions:
-        out.duplicate = 1
-        return COMMIT_OK
-    return COMMIT_OK if known != NULL or _reserve_producer(s) == 0 else COMMIT_STORAGE_ERROR
-
-
-# -- checking a request -------------------------------------------------------------------------------------
-
-cdef int _grow_infos(kernel_state* s) noexcept nogil:
-    cdef uint32_t capacity = s.infos_capacity * 2
-    cdef batch_info* grown = <batch_info*> realloc(s.infos, capacity * sizeof(batch_info))
-    if grown == NULL:
-        return ENOMEM
-    s.infos = grown
-    s.infos_capacity = capacity
-    return 0
-
-
-cdef int _check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
-    """Frames, CRCs, counts, sizes, attributes, timestamps, sequences.  Fills `s.infos`; changes no record."""
-    cdef uint32_t at = 0
-    cdef int64_t records = 0
-    cdef batch_info* b
-    cdef int error
-    s.infos_count = 0
-    if length == 0:
-        return COMMIT_CORRUPT_MESSAGE
-    while at < length:
-        if s.infos_count == s.infos_capacity and _grow_infos(s) != 0:
-            return COMMIT_STORAGE_ERROR
-        b = &s.infos[s.infos_count]
-        error = check_batch(p + at, length - at, b)
-        if error != BATCH_OK:
-            return COMMIT_INVALID_RECORD if error == BATCH_BAD_COUNTS else COMMIT_CORRUPT_MESSAGE
-        if b.size > s.max_batch_bytes:
-            return COMMIT_MESSAGE_TOO_LARGE
-        if (b.attributes & (ATTRIBUTE_CONTROL | ATTRIBUTE_TRANSACTIONAL)) and not s.accept_transactional:
-            return COMMIT_INVALID_RECORD
-        if now_ms > 0 and not s.append_time:
-            if b.max_timestamp > now_ms and b.max_timestamp - now_ms > s.after_max_ms:
-                return COMMIT_INVALID_TIMESTAMP
-            if 0 <= b.base_timestamp < now_ms and now_ms - b.base_timestamp > s.before_max_ms:
-                return COMMIT_INVALID_TIMESTAMP
-        records += b.records_count
-        at += b.size
-        s.infos_count += 1
-        if s.infos_count == 0xFFFF and at < length:
-            return COMMIT_RECORD_LIST_TOO_LARGE
-    if records > INT32_MAX:
-        return COMMIT_RECORD_LIST_TOO_LARGE
-    error = _check_sequences(s, out)
-    if error != COMMIT_OK or out.duplicate:
-        return error
-    if s.log_end > INT64_MAX - records:
-        return COMMIT_STORAGE_ERROR
-    out.last_offset = s.log_end + records - 1
-    return COMMIT_OK
-
-
-# -- slots ----------------------------------------------------------------------------------------------------
-
-cdef inline void _fill_slot(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil:
-    cdef uint64_t image[SLOT_BYTES / 8]
-    cdef uint8_t* p = <uint8_t*> image
-    (<uint16_t*> (p + SLOT_FLAGS))[0] = SLOT_FLAG_ASSIGNED | flags
-    (<uint16_t*> (p + SLOT_FILE_ID))[0] = entry.file_id
-    (<int64_t*> (p + SLOT_SEGMENT_BASE_OFFSET))[0] = s.base
-    (<uint64_t*> (p + SLOT_LAST_READABLE_POSITION))[0] = s.readable
-    (<int64_t*> (p + SLOT_HIGH_WATERMARK))[0] = s.high_watermark
-    (<uint64_t*> (p + SLOT_LAST_STABLE_POSITION))[0] = s.stable
-    (<int64_t*> (p + SLOT_LAST_STABLE_OFFSET))[0] = s.last_stable
-    (<int32_t*> (p + SLOT_LEADER_EPOCH))[0] = s.leader_epoch
-    (<uint32_t*> (p + SLOT_UPDATE_COUNT))[0] = s.updates
-    (<int64_t*> (p + SLOT_LOG_START_OFFSET))[0] = s.log_start
-    (<uint32_t*> (p + SLOT_GUARD))[0] = kd_crc32c(0, p + SLOT_FLAGS, SLOT_BYTES - SLOT_FLAGS)
-    kd_publish_slot(entry.slot, image)
-
-
-cdef inline void _update_slots(kernel_state* s, uint16_t flags) noexcept nogil:
-    cdef uint32_t i
-    if s.slots_count == 0:
-        return
-    s.updates += 1
-    for i in range(s.slots_count):
-        _fill_slot(s, &s.slots[i], flags)
-
-
-cdef inline void _drop_slots(kernel_state* s, uint16_t flags) noexcept nogil:
-    _update_slots(s, flags)
-    s.slots_count = 0
-
-
-# -- committing -------------------------------------------------------------------------------------------------
-
-cdef inline void _add_time_entry(kernel_state* s, bint last) noexcept nogil:
-    """One entry stays free for the seal, which must always be able to say the segment's largest timestamp."""
-    cdef uint8_t* p
-    if s.time_index == NULL or s.max_timestamp <= s.last_indexed_timestamp:
-        return
-    if s.time_entries + (0 if last else 1) >= s.time_capacity:
-        return
-    p = s.time_index + <size_t> s.time_entries * TIME_INDEX_ENTRY_BYTES
-    kd_put64(p, <uint64_t> s.max_timestamp)
-    kd_put32(p + 8, <uint32_t> (s.max_timestamp_offset - s.base))
-    s.last_indexed_timestamp = s.max_timestamp
-    s.time_entries += 1
-
-
-cdef inline void _move_high_watermark(kernel_state* s, int64_t offset, uint64_t position) noexcept nogil:
-    s.high_watermark = offset
-    s.readable = position
-    # Without transactions everything readable is stable; an open transaction will hold these two back.
-    s.last_stable = offset
-    s.stable = position
-
-
-cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
-    """Stamp the checked batches at the tail and move the log's end past them."""
-    cdef uint8_t* p
-    cdef uint8_t* entry
-    cdef batch_info* b
-    cdef uint32_t i
-    cdef int64_t next_offset = s.log_end
-    cdef int64_t timestamp
-    out.base_offset = next_offset
-    for i in range(s.infos_count):
-        b = &s.infos[i]
-        p = s.data + s.tail
-        timestamp = b.max_timestamp
-        stamp_batch(p, next_offset, s.leader_epoch)
-        if s.append_time:
-            stamp_log_append_time(p, b.size, now_ms)
-            timestamp = now_ms
-        if s.tail == 0:
-            s.first_timestamp = timestamp
-        next_offset += <int64_t> b.last_offset_delta + 1
-        if timestamp > s.max_timestamp:
-            s.max_timestamp = timestamp
-            s.max_timestamp_offset = next_offset - 1
-        if s.since_index > s.index_interval:
-            if s.offset_index != NULL and s.offset_entries < s.offset_capacity:
-                entry = s.offset_index + <size_t> s.offset_entries * OFFSET_INDEX_ENTRY_BYTES
-                kd_put32(entry, <uint32_t> (next_offset - 1 - s.base))
-                kd_put32(entry + 4, <uint32_t> s.tail)
-                s.offset_entries += 1
-            _add_time_entry(s, False)
-            s.since_index = 0
-        s.since_index += b.size
-        s.tail += b.size
-    s.log_end = next_offset
-    if s.scratch.id >= 0:
-        s.scratch.last_time_ms = now_ms
-        _store_producer(s, &s.scratch)
-    if not s.hold:
-        _move_high_watermark(s, next_offset, s.tail)
-        _update_slots(s, 0)
-    s.requests += 1
-    s.batches += s.infos_count
-    s.bytes += length
-    out.log_append_time = now_ms if s.append_time else -1
-
-
-cdef inline void _clear_result(commit_result* out) noexcept nogil:
-    memset(out, 0, sizeof(commit_result))
-    out.base_offset = -1
-    out.last_offset = -1
-    out.log_append_time = -1
-
-
-cdef inline int _finish(kernel_state* s, int error, commit_result* out) noexcept nogil:
-    if error == COMMIT_OK:
-        out.batches = <uint16_t> s.infos_count
-        if out.duplicate:
-            s.duplicates += 1
-    else:
-        out.duplicate = 0
-        out.base_offset = -1
-        out.last_offset = -1
-        if error > 0:
-            s.refused += 1
-    out.error = <int16_t> error
-    out.end_position = <int64_t> s.tail
-    return error
-
-
-cdef int _commit(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
-    cdef int error
-    if s.data == NULL:
-        return COMMIT_NO_HEAD
-    if position != s.tail:
-        return COMMIT_WRONG_POSITION
-    if length > s.capacity - s.tail:
-        return COMMIT_NO_SPACE
-    error = _check_request(s, s.data + s.tail, length, now_ms, out)
-    if error == COMMIT_OK and not out.duplicate and out.last_offset - s.base > INT32_MAX:
-        error = COMMIT_NO_SPACE
-    if error != COMMIT_OK or out.duplicate:
-        memset(s.data + s.tail, 0, length)
-        return error
-    _apply(s, length, now_ms, out)
-    return COMMIT_OK
-
-
-cdef int _append(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
-    cdef int error
-    cdef uint32_t i
-    cdef int64_t newest = -1
-    # Checked before anything else: a request that is refused must not cost a roll or a preallocated head.
-    error = _check_request(s, data, length, now_ms, out)
-    if error != COMMIT_OK or out.duplicate:
-        return error
-    if length > s.segment_bytes:
-        return COMMIT_RECORD_LIST_TOO_LARGE
-    if s.data == NULL:
-        return COMMIT_NO_HEAD
-    if length > s.capacity - s.tail or out.last_offset - s.base > INT32_MAX:
-        return COMMIT_NO_SPACE
-    if s.tail > 0:
-        if s.offset_entries >= s.offset_capacity or s.time_entries + 1 >= s.time_capacity:
-            return COMMIT_NO_SPACE
-        # Rolled by time as Kafka does: by the timestamps when there are any, else by the clock.
-        if s.first_timestamp >= 0:
-            if s.append_time:
-                newest = now_ms
-            else:
-                for i in range(s.infos_count):
-                    if s.infos[i].max_timestamp > newest:
-                        newest = s.infos[i].max_timestamp
-            if newest - s.first_timestamp > s.segment_ms:
-                return COMMIT_NO_SPACE
-        elif now_ms - s.created_ms > s.segment_ms:
-            return COMMIT_NO_SPACE
-    memcpy(s.data + s.tail, data, length)
-    _apply(s, length, now_ms, out)
-    return COMMIT_OK
-
-
-cdef uint64_t _end_of_remains(kernel_state* s) noexcept nogil:
-    """Position behind which CLEAR_WINDOW bytes of zeros (or the end of the head) follow, at the tail or after."""
-    cdef uint64_t at = s.tail
-    cdef uint64_t end = s.tail
-    while at < s.capacity and at - end < CLEAR_WINDOW:
-        if s.data[at] != 0:
-            end = at + 1
-        at += 1
-    return end
 
 
 # -- Python face --------------------------------------------------------------------------------------------------
@@ -602,18 +110,6 @@ class SealedHead(NamedTuple):
     max_timestamp_offset: int
     offset_entries: int
     time_entries: int
-
-
-class ProducerEntry(NamedTuple):
-    """A producer id as the snapshot files keep it.  `batches`: (first sequence, last sequence, base offset,
-    last offset), oldest first, at most five."""
-
-    producer_id: int
-    producer_epoch: int
-    timestamp_ms: int
-    coordinator_epoch: int
-    transaction_start: int
-    batches: tuple
 
 
 cdef CommitResult _result(const commit_result* r):
@@ -664,7 +160,7 @@ cdef class CommitKernel:
         s.after_max_ms = after_max_ms
         s.append_time = log_append_time
         s.hold = hold_high_watermark
-        _move_high_watermark(s, s.log_end, s.tail)
+        move_high_watermark(s, s.log_end, s.tail)
 
     def __dealloc__(self):
         cdef kernel_state* s = <kernel_state*> self._state
@@ -672,7 +168,7 @@ cdef class CommitKernel:
             pthread_mutex_destroy(&s.lock)
             free(s.infos)
             free(s.slots)
-            free(s.producers)
+            free(s.producers.entries)
             free(s)
 
     # C face
@@ -680,18 +176,18 @@ cdef class CommitKernel:
     cdef int c_commit(self, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
-        _clear_result(out)
+        clear_result(out)
         pthread_mutex_lock(&s.lock)
-        error = _finish(s, _commit(s, position, length, now_ms, out), out)
+        error = finish_request(s, commit_request(s, position, length, now_ms, out), out)
         pthread_mutex_unlock(&s.lock)
         return error
 
     cdef int c_append(self, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
-        _clear_result(out)
+        clear_result(out)
         pthread_mutex_lock(&s.lock)
-        error = _finish(s, _append(s, data, length, now_ms, out), out)
+        error = finish_request(s, append_request(s, data, length, now_ms, out), out)
         pthread_mutex_unlock(&s.lock)
         return error
 
@@ -722,7 +218,7 @@ cdef class CommitKernel:
             s.slots[i].slot = slot
             s.slots[i].file_id = file_id
             s.updates += 1
-            _fill_slot(s, &s.slots[i], 0)
+            fill_slot(s, &s.slots[i], 0)
         pthread_mutex_unlock(&s.lock)
         return error
 
@@ -741,13 +237,13 @@ cdef class CommitKernel:
                          commit_result* out) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
-        _clear_result(out)
+        clear_result(out)
         pthread_mutex_lock(&s.lock)
         if s.data != NULL and s.base != segment_base_offset:
             error = COMMIT_WRONG_POSITION
         else:
-            error = _commit(s, position, length, now_ms, out)
-        error = _finish(s, error, out)
+            error = commit_request(s, position, length, now_ms, out)
+        error = finish_request(s, error, out)
         pthread_mutex_unlock(&s.lock)
         return error
 
@@ -756,7 +252,7 @@ cdef class CommitKernel:
         pthread_mutex_lock(&s.lock)
         if s.data != NULL and s.base == segment_base_offset:
             if end == UINT64_MAX:
-                end = _end_of_remains(s)
+                end = end_of_remains(s)
             elif end > s.capacity:
                 end = s.capacity
             if end > s.tail:
@@ -765,26 +261,9 @@ cdef class CommitKernel:
 
     cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
-        cdef producer_state* known
-        cdef producer_state entry
-        cdef int error = 0
-        if info.producer_id < 0 or info.attributes & ATTRIBUTE_CONTROL:
-            return 0
+        cdef int error
         pthread_mutex_lock(&s.lock)
-        known = _find_producer(s, info.producer_id)
-        if known != NULL:
-            entry = known[0]
-        else:
-            _start_producer(&entry, info.producer_id)
-            error = _reserve_producer(s)
-        if error == 0 and info.producer_epoch >= entry.epoch:
-            if info.producer_epoch != entry.epoch:
-                entry.count = 0
-            entry.epoch = info.producer_epoch
-            entry.last_time_ms = now_ms
-            _remember(&entry, info.base_sequence, _add_sequence(info.base_sequence, info.last_offset_delta), info.base_offset,
-                      info.base_offset + info.last_offset_delta)
-            _store_producer(s, &entry)
+        error = restore_batch(&s.producers, info, now_ms)
         pthread_mutex_unlock(&s.lock)
         return error
 
@@ -811,7 +290,7 @@ cdef class CommitKernel:
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
             if view.len > INT32_MAX:
-                _clear_result(&r)
+                clear_result(&r)
                 r.error = COMMIT_RECORD_LIST_TOO_LARGE
             else:
                 with nogil:
@@ -851,7 +330,7 @@ cdef class CommitKernel:
         cdef kernel_state* s = <kernel_state*> self._state
         with nogil:
             pthread_mutex_lock(&s.lock)
-            _drop_slots(s, SLOT_FLAG_REVOKED)
+            drop_slots(s, SLOT_FLAG_REVOKED)
             pthread_mutex_unlock(&s.lock)
 
     # head
@@ -874,7 +353,7 @@ cdef class CommitKernel:
             if s.data != NULL or s.base != segment_base_offset or s.tail != position:
                 refused = True
             else:
-                _drop_slots(s, SLOT_FLAG_SEALED)
+                drop_slots(s, SLOT_FLAG_SEALED)
                 s.data = <uint8_t*> <uintptr_t> address
                 s.capacity = capacity
                 s.offset_index = <uint8_t*> <uintptr_t> offset_index_address
@@ -905,7 +384,7 @@ cdef class CommitKernel:
             pthread_mutex_lock(&s.lock)
             if s.data != NULL and s.high_watermark == s.log_end:
                 done = True
-                _add_time_entry(s, True)
+                add_time_entry(s, True)
                 base = s.base
                 size = s.tail
                 end = s.log_end
@@ -913,7 +392,7 @@ cdef class CommitKernel:
                 max_timestamp_offset = s.max_timestamp_offset
                 offset_entries = s.offset_entries
                 time_entries = s.time_entries
-                _drop_slots(s, SLOT_FLAG_SEALED)
+                drop_slots(s, SLOT_FLAG_SEALED)
                 s.data = NULL
                 s.offset_index = NULL
                 s.time_index = NULL
@@ -923,7 +402,7 @@ cdef class CommitKernel:
                 s.first_timestamp = -1
                 s.max_timestamp = -1
                 s.max_timestamp_offset = -1
-                _move_high_watermark(s, s.log_end, 0)
+                move_high_watermark(s, s.log_end, 0)
             pthread_mutex_unlock(&s.lock)
         if not done:
             return None
@@ -960,10 +439,10 @@ cdef class CommitKernel:
             if s.data != NULL:
                 refused = True
             else:
-                _drop_slots(s, SLOT_FLAG_SEALED)
+                drop_slots(s, SLOT_FLAG_SEALED)
                 s.base = s.log_end
                 s.tail = 0
-                _move_high_watermark(s, s.log_end, 0)
+                move_high_watermark(s, s.log_end, 0)
             pthread_mutex_unlock(&s.lock)
         if refused:
             raise LogError("there is a head", hint="seal it")
@@ -977,8 +456,8 @@ cdef class CommitKernel:
         with nogil:
             pthread_mutex_lock(&s.lock)
             if s.high_watermark < offset <= s.log_end and position <= s.tail and (not named or base == s.base):
-                _move_high_watermark(s, offset, position)
-                _update_slots(s, 0)
+                move_high_watermark(s, offset, position)
+                update_slots(s, 0)
             pthread_mutex_unlock(&s.lock)
 
     def set_log_start_offset(self, int64_t offset):
@@ -988,7 +467,7 @@ cdef class CommitKernel:
             pthread_mutex_lock(&s.lock)
             if s.log_start < offset <= s.log_end:
                 s.log_start = offset
-                _update_slots(s, 0)
+                update_slots(s, 0)
             pthread_mutex_unlock(&s.lock)
 
     def set_leader_epoch(self, int32_t epoch):
@@ -997,7 +476,7 @@ cdef class CommitKernel:
         with nogil:
             pthread_mutex_lock(&s.lock)
             s.leader_epoch = epoch
-            _update_slots(s, 0)
+            update_slots(s, 0)
             pthread_mutex_unlock(&s.lock)
 
     def configure(self, *, uint32_t segment_bytes, uint32_t max_batch_bytes, uint32_t index_interval_bytes, int64_t segment_ms,
@@ -1015,8 +494,8 @@ cdef class CommitKernel:
             s.append_time = log_append_time
             s.hold = hold_high_watermark
             if not s.hold and s.high_watermark < s.log_end:
-                _move_high_watermark(s, s.log_end, s.tail)
-                _update_slots(s, 0)
+                move_high_watermark(s, s.log_end, s.tail)
+                update_slots(s, 0)
             pthread_mutex_unlock(&s.lock)
 
     # state
@@ -1112,7 +591,7 @@ cdef class CommitKernel:
         """Counters since construction; see the metrics of room `log`."""
         cdef kernel_state* s = <kernel_state*> self._state
         return {"log.requests": s.requests, "log.batches": s.batches, "log.bytes": s.bytes, "log.duplicates": s.duplicates,
-                "log.refused": s.refused, "log.producers": s.producers_count, "log.slots": s.slots_count}
+                "log.refused": s.refused, "log.producers": s.producers.count, "log.slots": s.slots_count}
 
     # producers
 
@@ -1120,58 +599,44 @@ cdef class CommitKernel:
         """All remembered producers, as ProducerEntry, and the log end offset they stand for."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef producer_state* copy = NULL
-        cdef producer_state* p
-        cdef uint32_t i, capacity, n = 0
-        cdef int k
+        cdef uint32_t i, count, n = 0
         cdef int64_t end
         pthread_mutex_lock(&s.lock)
-        capacity = s.producers_count
+        count = s.producers.count
         end = s.log_end
-        if capacity:
-            copy = <producer_state*> malloc(capacity * sizeof(producer_state))
+        if count:
+            copy = <producer_state*> malloc(count * sizeof(producer_state))
         if copy != NULL:
-            for i in range(s.producers_capacity):
-                if s.producers[i].id != -1:
-                    copy[n] = s.producers[i]
+            for i in range(s.producers.capacity):
+                if s.producers.entries[i].id != -1:
+                    copy[n] = s.producers.entries[i]
                     n += 1
         pthread_mutex_unlock(&s.lock)
-        if capacity and copy == NULL:
+        if count and copy == NULL:
             raise MemoryError()
         try:
-            out = []
-            for i in range(n):
-                p = &copy[i]
-                out.append(ProducerEntry(
-                    p.id, p.epoch, p.last_time_ms, p.coordinator_epoch, p.transaction_start,
-                    tuple((p.seen[k].first_sequence, p.seen[k].last_sequence, p.seen[k].base_offset, p.seen[k].last_offset)
-                          for k in range(p.count))))
+            return entries_of(copy, n), end
         finally:
             free(copy)
-        out.sort()
-        return out, end
 
     def load_producers(self, entries):
         """Replace the producer table (recovery)."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef producer_state p
+        cdef int error
         pthread_mutex_lock(&s.lock)
-        free(s.producers)
-        s.producers = NULL
-        s.producers_count = 0
-        s.producers_capacity = 0
+        free(s.producers.entries)
+        memset(&s.producers, 0, sizeof(s.producers))
         pthread_mutex_unlock(&s.lock)
-        for e in entries:
-            _start_producer(&p, e.producer_id)
-            p.epoch = e.producer_epoch
-            p.last_time_ms = e.timestamp_ms
-            p.coordinator_epoch = e.coordinator_epoch
-            p.transaction_start = e.transaction_start
-            for first, last, base_offset, last_offset in e.batches[-REMEMBERED:]:
-                _remember(&p, first, last, base_offset, last_offset)
+        for entry in entries:
+            load_entry(&p, entry)
             pthread_mutex_lock(&s.lock)
-            if _reserve_producer(s) == 0:
-                _store_producer(s, &p)
+            error = reserve_producer(&s.producers)
+            if error == 0:
+                store_producer(&s.producers, &p)
             pthread_mutex_unlock(&s.lock)
+            if error:
+                raise MemoryError()
 
     def expire_producers(self, int64_t before_ms):
         """Forget producers that last appended before `before_ms`; how many."""
@@ -1179,9 +644,8 @@ cdef class CommitKernel:
         cdef uint32_t had, left
         with nogil:
             pthread_mutex_lock(&s.lock)
-            had = s.producers_count
-            if had:
-                _rebuild_producers(s, s.producers_capacity, before_ms)
-            left = s.producers_count
+            had = s.producers.count
+            expire(&s.producers, before_ms)
+            left = s.producers.count
             pthread_mutex_unlock(&s.lock)
         return had - left

@@ -40,7 +40,8 @@ class LogManager:
     may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a directory of another node or
     cluster is refused; without a `cluster_id`, the one on disk or a new one is taken."""
 
-    def __init__(self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1, cluster_id: str | None = None) -> None:
+    def __init__(self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1,
+                 cluster_id: str | None = None) -> None:
         if not log_dirs:
             raise ConfigError("no log directory is given", hint="set log.dirs")
         if isinstance(log_dirs, str | Path):
@@ -95,7 +96,7 @@ class LogManager:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             os.close(fd)
-            raise LogError(f"log directory {directory} is in use by another broker", hint="stop that broker or choose other log.dirs") from e
+            raise LogError(f"log directory {directory} is in use by another broker", hint="stop it or choose other log.dirs") from e
         self._locks.append(fd)
 
     def _unlock(self) -> None:
@@ -110,12 +111,14 @@ class LogManager:
                 continue
             node = properties.get("node.id", properties.get("broker.id"))
             if node is not None and node != str(self.node_id):
-                raise LogError(f"{directory} belongs to node {node}, and this is node {self.node_id}", hint="set node.id, or use other log.dirs")
+                raise LogError(f"{directory} belongs to node {node}, and this is node {self.node_id}",
+                               hint="set node.id, or use other log.dirs")
             cluster = properties.get("cluster.id", "")
             if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
                 raise LogError(f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}", hint="use other log.dirs")
             if cluster and self.cluster_id and cluster != self.cluster_id:
-                raise LogError(f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}", hint="use log.dirs of one cluster")
+                raise LogError(f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}",
+                               hint="use log.dirs of one cluster")
             self.cluster_id = cluster or self.cluster_id
         self.cluster_id = self.cluster_id or checkpoint.encode_id(uuid.uuid4())
         for directory, properties in found.items():
@@ -142,7 +145,7 @@ class LogManager:
                 continue
             tp = TopicPartition(match[1], int(match[2]))
             if tp in self.partitions:
-                raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one of them away")
+                raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one away")
             overrides = checkpoint.read_properties(path / checkpoint.TOPIC_PROPERTIES)
             try:
                 self.partitions[tp] = load_partition(
@@ -202,7 +205,7 @@ class LogManager:
             config = self.config.with_overrides(overrides)
             if topic_id is None:
                 topic_id = self.topic_id(topic_partition.topic)
-            held = {d: 0 for d in self.log_dirs}
+            held = dict.fromkeys(self.log_dirs, 0)
             for partition in self.partitions.values():
                 held[partition.directory.parent] += 1
             parent = min(self.log_dirs, key=lambda d: held[d])
@@ -214,7 +217,7 @@ class LogManager:
                 partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id)
                 checkpoint.sync_directory(parent)
             except OSError as e:
-                raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check space and permissions there") from e
+                raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check its space and permissions") from e
             self.partitions[topic_partition] = partition
             return partition
 

@@ -31,6 +31,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError
 from kdirect.log import checkpoint, producer_state
@@ -42,7 +43,7 @@ from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
-AppendResult = CommitResult
+AppendResult: TypeAlias = CommitResult
 RollCallback = Callable[["Partition", Segment, Segment], None]
 
 
@@ -89,7 +90,8 @@ class Partition:
         self._rolls = 0
 
     def __repr__(self) -> str:
-        return f"Partition({self.topic_partition}, offsets [{self.log_start_offset}, {self.log_end_offset}), {len(self._segments)} segments)"
+        offsets = f"[{self.log_start_offset}, {self.log_end_offset})"
+        return f"Partition({self.topic_partition}, offsets {offsets}, {len(self._segments)} segments)"
 
     # -- offsets ---------------------------------------------------------------------------------------
 
@@ -359,7 +361,8 @@ class Partition:
                 if offset >= self.log_start_offset and self._segments is segments:
                     raise
 
-    def _read(self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int, committed_only: bool) -> list[memoryview]:
+    def _read(self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int,
+              committed_only: bool) -> list[memoryview]:
         out: list[memoryview] = []
         remaining = max_bytes
         for segment in segments[i:]:
@@ -542,7 +545,8 @@ class Partition:
             self._bases = [s.base_offset for s in self._segments]
             self.kernel.set_log_start_offset(self._bases[0])
         for segment in doomed:
-            log.info("deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset, segment.size)
+            log.info("deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset,
+                     segment.size)
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
         self._trim_epochs()
@@ -564,8 +568,8 @@ class Partition:
             if offset == -1:
                 offset = self.high_watermark
             if not 0 <= offset <= self.high_watermark:
-                raise OffsetOutOfRangeError(f"cannot delete {self.topic_partition} up to {offset}: its high watermark is {self.high_watermark}",
-                                            hint="give an offset up to the high watermark, or -1")
+                raise OffsetOutOfRangeError(f"cannot delete {self.topic_partition} up to {offset}: its high watermark is "
+                                            f"{self.high_watermark}", hint="give an offset up to the high watermark, or -1")
             self.kernel.set_log_start_offset(offset)
             below = 0
             for segment in self._segments[:-1]:

@@ -21,7 +21,7 @@ from pathlib import Path
 from kdirect.errors import FormatError
 from kdirect.format.batch import crc32c
 from kdirect.log.checkpoint import replace_file
-from kdirect.log.kernel import ProducerEntry
+from kdirect.log.producers import ProducerEntry
 
 log = logging.getLogger("kdirect.log")
 
@@ -38,7 +38,7 @@ def pack_snapshot(entries: Sequence[ProducerEntry]) -> bytes:
     body = bytearray(_COUNT.pack(len(entries)))
     for e in entries:
         if e.batches:
-            first, last, base_offset, last_offset = e.batches[-1]
+            _, last, base_offset, last_offset = e.batches[-1]
             body += _ENTRY.pack(e.producer_id, e.producer_epoch, last, last_offset, last_offset - base_offset, e.timestamp_ms,
                                 e.coordinator_epoch, e.transaction_start)
         else:

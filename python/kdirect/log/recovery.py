@@ -29,9 +29,10 @@ from kdirect.format import layout
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
 from kdirect.log.index import OffsetIndex, TimeIndex
-from kdirect.log.kernel import CommitKernel, ProducerEntry
+from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import ScannedSegment, indexes_are_sane, last_batch, punch_hole, restore_producers, scan_segment
 from kdirect.log.partition import Partition, kernel_settings, now_ms
+from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
 from kdirect.model import TopicPartition
 
@@ -184,7 +185,8 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
 # -- after a crash ---------------------------------------------------------------------------------------------
 
 
-def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int) -> list[Segment]:
+def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig,
+                      recovery_point: int) -> list[Segment]:
     segments: list[Segment] = []
     expected = bases[0]
     for i, base in enumerate(bases):
@@ -197,13 +199,14 @@ def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: l
             segments.append(_trusted_segment(directory, base, bases[i + 1], config))
             expected = bases[i + 1]
             continue
-        segment, scanned, length = _scan(directory, base, config, recovery_point)
+        segment, scanned = _scan(directory, base, config, recovery_point)
         segments.append(segment)
         expected = scanned.end_offset
         if scanned.reason:
             log.warning("%s is cut at offset %d, position %d: there is %s", path, scanned.end_offset, scanned.size, scanned.reason)
         if i + 1 < len(bases) and bases[i + 1] != expected:
-            log.error("%s ends at offset %d but %d follows: later segments are set aside as %s", path, expected, bases[i + 1], CORRUPT_SUFFIX)
+            log.error("%s ends at offset %d but %d follows: later segments are set aside as %s", path, expected, bases[i + 1],
+                      CORRUPT_SUFFIX)
             _set_aside(directory, bases[i + 1:])
             break
     if segments[-1].end_offset < recovery_point:
@@ -246,7 +249,7 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     return segment
 
 
-def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) -> tuple[Segment, ScannedSegment, int]:
+def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) -> tuple[Segment, ScannedSegment]:
     """Scan one segment, make what follows its last good batch zeros, write its indexes."""
     path = directory / file_name(base, LOG_SUFFIX)
     segment = Segment(directory, base)
@@ -265,7 +268,7 @@ def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) ->
     segment = Segment(directory, base, size=scanned.size, end_offset=scanned.end_offset, sealed=True, max_timestamp=scanned.max_timestamp)
     segment.keep_length = scanned.size < length
     _write_indexes(segment, scanned)
-    return segment, scanned, length
+    return segment, scanned
 
 
 def _set_aside(directory: Path, bases: list[int]) -> None:

@@ -398,7 +398,8 @@ class Segment:
             start = max(position, self.offset_index.lookup_position(limit, self._entries()[0]))
         return int(whole_batches(self.address, start, limit, end))
 
-    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int, from_position: int | None = None) -> tuple[int, int, int, int] | None:
+    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int,
+                            from_position: int | None = None) -> tuple[int, int, int, int] | None:
         """The first batch with a record of `timestamp_ms` or later at `from_offset` or higher: (position, size, base
         offset, next offset).  The caller has acquired the segment."""
         size = self.size

@@ -1,0 +1,26 @@
+"""Outcome of a request to the commit kernel."""
+from libc.stdint cimport int16_t, int64_t, uint8_t, uint16_t
+
+cdef enum:
+    # results of a request: 0, one of Kafka's error codes, or one of kdirect's own
+    COMMIT_OK = 0
+    COMMIT_NO_SPACE = -2            # the head has no room: roll, then repeat
+    COMMIT_WRONG_POSITION = -3      # not the tail
+    COMMIT_NO_HEAD = -4             # no preallocated head: ensure_head, then repeat
+    COMMIT_CORRUPT_MESSAGE = 2
+    COMMIT_MESSAGE_TOO_LARGE = 10
+    COMMIT_RECORD_LIST_TOO_LARGE = 18
+    COMMIT_INVALID_TIMESTAMP = 32
+    COMMIT_OUT_OF_ORDER_SEQUENCE = 45
+    COMMIT_INVALID_PRODUCER_EPOCH = 47
+    COMMIT_STORAGE_ERROR = 56
+    COMMIT_INVALID_RECORD = 87
+
+cdef struct commit_result:
+    int16_t error              # Kafka error code; 0: committed
+    uint16_t batches           # record batches in the request
+    uint8_t duplicate          # 1: an idempotent producer's repetition; base_offset is that of the original, nothing was appended
+    int64_t base_offset        # of the first record
+    int64_t last_offset        # of the last record
+    int64_t end_position       # log end position afterwards
+    int64_t log_append_time    # ms, or -1 with CreateTime
