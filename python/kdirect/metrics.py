@@ -15,7 +15,19 @@ class Metric:
     help: str
 
 
-METRICS: tuple[Metric, ...] = ()
+METRICS: tuple[Metric, ...] = (
+    Metric("log_partitions", "partitions", "log", "Partitions of this broker."),
+    Metric("log_segments", "segments", "log", "Segments of all partitions."),
+    Metric("log_requests", "requests", "log", "Requests committed by the kernel, over TCP or RDMA."),
+    Metric("log_batches", "batches", "log", "Record batches committed."),
+    Metric("log_bytes", "bytes", "log", "Bytes of record batches committed."),
+    Metric("log_duplicates", "requests", "log", "Repetitions of idempotent producers, answered and not appended."),
+    Metric("log_refused", "requests", "log", "Requests refused by the kernel: corrupt, too large, out of sequence."),
+    Metric("log_producers", "producers", "log", "Idempotent producers remembered."),
+    Metric("log_slots", "slots", "log", "Metadata slots kept current."),
+    Metric("log_flushes", "fsyncs", "log", "Times that a partition was put on disk."),
+    Metric("log_rolls", "segments", "log", "Heads sealed and replaced."),
+)
 
 
 def names(room: str | None = None) -> frozenset[str]:

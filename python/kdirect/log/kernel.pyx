@@ -590,8 +590,8 @@ cdef class CommitKernel:
     def statistics(self):
         """Counters since construction; see the metrics of room `log`."""
         cdef kernel_state* s = <kernel_state*> self._state
-        return {"log.requests": s.requests, "log.batches": s.batches, "log.bytes": s.bytes, "log.duplicates": s.duplicates,
-                "log.refused": s.refused, "log.producers": s.producers.count, "log.slots": s.slots_count}
+        return {"log_requests": s.requests, "log_batches": s.batches, "log_bytes": s.bytes, "log_duplicates": s.duplicates,
+                "log_refused": s.refused, "log_producers": s.producers.count, "log_slots": s.slots_count}
 
     # producers
 

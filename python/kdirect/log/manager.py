@@ -299,7 +299,7 @@ class LogManager:
 
     def statistics(self) -> dict[str, int]:
         """Sums over all partitions; see the metrics of room `log`."""
-        total: dict[str, int] = {"log.partitions": len(self.partitions)}
+        total: dict[str, int] = {"log_partitions": len(self.partitions)}
         for partition in self._each():
             for name, value in partition.statistics().items():
                 total[name] = total.get(name, 0) + value

@@ -589,7 +589,7 @@ class Partition:
 
     def statistics(self) -> dict[str, int]:
         """Counters of this partition; see the metrics of room `log`."""
-        return {**self.kernel.statistics(), "log.flushes": self._flushes, "log.rolls": self._rolls, "log.segments": len(self._segments)}
+        return {**self.kernel.statistics(), "log_flushes": self._flushes, "log_rolls": self._rolls, "log_segments": len(self._segments)}
 
     def close(self, *, clean: bool = True) -> None:
         """End appends; with `clean`, put everything on disk and shorten the files to their records, so that the next
