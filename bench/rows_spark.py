@@ -93,7 +93,7 @@ def to_noop(frame: Any) -> float:
 
 def fill(address: str, topic: str, rows: int, value_bytes: int) -> str:
     """One partition with `rows` records; the transport that reads will take."""
-    from kdirect.client import connect
+    from kdirect.client.session import connect
 
     session = connect(address)
     session.admin.create_topic(topic, 1)
@@ -145,7 +145,7 @@ def _ready(address: str, topic: str) -> list[pa.RecordBatch]:
     """The first batches of the topic as our own reader makes them, decoded once a worker."""
     key = (address, topic)
     if key not in _cache:
-        from kdirect.client import connect
+        from kdirect.client.session import connect
         from kdirect.model import TopicPartition
         from kdirect_spark import worker
         from kdirect_spark.settings import source_settings

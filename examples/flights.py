@@ -249,7 +249,7 @@ def report(spark: Any, broker: Any, work: Path, table_format: str, summary: dict
 
 def broker_requests(broker: Any) -> dict[str, int]:
     """How often the broker has served each kind of request."""
-    return dict(broker.statistics()["requests"])
+    return dict(broker.statistics()["broker_requests_by_api"])
 
 
 # ------------------------------------------------------------------------------------------------------- Spark

@@ -38,7 +38,7 @@ def settle() -> None:
 def session(settings: dict[str, Any]) -> Any:
     """The session of this process for `settings`."""
     # Imported when first needed: Spark imports this package in every session, to see which formats there are.
-    from kdirect.client import connect
+    from kdirect.client.session import connect
 
     return connect(settings)
 

@@ -102,7 +102,7 @@ READER = """
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_memory_is_bounded_whatever_the_backlog(spark, broker, topics, transport, tmp_path):
-    from kdirect.client import connect
+    from kdirect.client.session import connect
 
     name = topics.create(1)
     producer = connect(broker.address).producer()
