@@ -8,8 +8,8 @@ Invariants:
 
 - A head file has at most one exclusive holder, and its tail moves only through that holder's requests while
   the grant stands.  A plain Kafka producer takes precedence: `before_append` recalls the grant first, and
-  for `CONTENTION_MS` afterwards the partition is not granted again, so that both kinds of producers
-  make progress.
+  for a while the partition is not granted again, so that both kinds of producers make progress: a second
+  at first, twice as long each time it happens again soon, 30 seconds at most.
 - A produce grant covers the head file from its tail on; consume regions and slots are remote-read only.
 - Keys end before the memory behind them changes its meaning: `deregister` comes first, then the tail is
   cleared or, where a client did not leave in time, the head moves to a fresh file.
@@ -45,7 +45,10 @@ from kdirect.rdma.contract import Access, Memory
 
 log = logging.getLogger("kdirect.broker.rdma")
 
-CONTENTION_MS = 1000
+CONTENTION_S = 1.0
+CONTENTION_MAX_S = 30.0
+# A producer that is told of a recall stops by itself; if its next WRITE met a dead key instead, its queue pair would break with everything on it.
+RECALL_GRACE_S = 0.002
 PING_BYTES = 64
 MODE_EXCLUSIVE = 0
 MAX_CLIENT_RECEIVES = 1 << 16
@@ -131,7 +134,7 @@ class AccessManager:
         self._by_qp: dict[int, Peer] = {}
         self._grants: dict[int, Grant] = {}
         self._holders: dict[TopicPartition, Grant] = {}
-        self._contended_until: dict[TopicPartition, float] = {}
+        self._contended: dict[TopicPartition, tuple[float, float]] = {}  # until when, and for how long that was
         self._watched: set[TopicPartition] = set()
         self._next_connection_id = int.from_bytes(os.urandom(4), "big")
         self._next_file_id = 1
@@ -292,9 +295,9 @@ class AccessManager:
         holder = self._holders.get(tp)
         if holder is not None and holder.peer is not peer:
             raise _Refused(layout.ERROR_ACCESS_HELD, f"{tp} is held by another RDMA producer ({holder.peer.client}); retry later or use TCP")
-        if time.monotonic() < self._contended_until.get(tp, 0.0):
-            raise _Refused(layout.ERROR_ACCESS_HELD, f"{tp} is being written by Kafka producers over TCP; retry in {CONTENTION_MS} ms or use TCP")
-        self._contended_until.pop(tp, None)
+        left = self._contended.get(tp, (0.0, 0.0))[0] - time.monotonic()
+        if left > 0:
+            raise _Refused(layout.ERROR_ACCESS_HELD, f"{tp} is being written by Kafka producers over TCP; retry in {left:.1f} s or use TCP")
         if holder is not None:
             self._release(holder)
         if not 0 < request.min_bytes <= partition.config.max_message_bytes:
@@ -331,9 +334,15 @@ class AccessManager:
         grant = self._holders.get(partition.topic_partition)
         if grant is not None:
             self._recalls += 1
-            self._contended_until[partition.topic_partition] = time.monotonic() + CONTENTION_MS / 1000
+            self._contend(partition.topic_partition)
             log.info("RDMA access to %s recalled from %s: a Kafka producer appends", partition.topic_partition, grant.peer.client)
             self._release(grant, notify=True)
+
+    def _contend(self, tp: TopicPartition) -> None:
+        now = time.monotonic()
+        until, seconds = self._contended.get(tp, (0.0, 0.0))
+        seconds = min(2 * seconds, CONTENTION_MAX_S) if now < until + 2 * seconds else CONTENTION_S
+        self._contended[tp] = (now + seconds, seconds)
 
     def before_roll(self, partition: Partition) -> None:
         """The head is about to be sealed for another reason than its holder's wish (roll by time)."""
@@ -476,6 +485,8 @@ class AccessManager:
             grant.slot_index = -1
         if grant.is_produce and self._worker is not None:
             self._worker.retire(grant.file_id, notify)
+            if notify:
+                time.sleep(RECALL_GRACE_S)
         left = grant.region.deregister() if grant.region is not None else True
         if grant.is_produce:
             if self._worker is not None:
@@ -542,7 +553,7 @@ class AccessManager:
                 # Readers keep the (unlinked) bytes they were granted; their slot says that no more will come.
                 grant.partition.kernel.revoke_slots()
         self._watched.discard(tp)
-        self._contended_until.pop(tp, None)
+        self._contended.pop(tp, None)
 
     # -- waiting for appends ---------------------------------------------------------------------------
 

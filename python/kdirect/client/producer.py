@@ -6,7 +6,8 @@ is at least once: a request whose acknowledgement was lost with its connection m
 is sent again.
 
 A partition that another RDMA producer holds, or that plain Kafka producers are writing, cannot be had
-exclusively; its records then travel over TCP, and RDMA is tried again after a second.
+exclusively; its records then travel over TCP, and RDMA is tried again after a second.  Records without a key go where
+access can be had: a producer keeps to one partition for a while, gives it back, and takes the next that is free.
 
 Thread-safe: one lock a producer.
 """
@@ -14,6 +15,7 @@ Thread-safe: one lock a producer.
 from __future__ import annotations
 
 import logging
+import random
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -52,7 +54,7 @@ SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
 
 NOTICES = 64  # receives beyond the window, for notices of revocation
 DIRECT_RETRY_S = 1.0
-STICKY_RECORDS = 1024
+STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
 TCP_BATCH_BYTES = 64 << 10
 Header = tuple[str, bytes | None]
 
@@ -105,7 +107,7 @@ class Producer:
         """Send one record.  `partition` None: by the key (murmur2, as Kafka's), or sticky without a key.  `timestamp_ms` -1: now."""
         with self._lock:
             if partition is None:
-                partition = self._choose(topic, key)
+                partition = self._choose(topic, key, len(value) if value is not None else 0)
             target = self._targets.get((topic, partition))
             if target is None:
                 target = self._target(topic, partition)
@@ -125,7 +127,7 @@ class Producer:
         """Send one record and wait for its acknowledgement; the record's offset.  Raises DeliveryError."""
         with self._lock:
             if partition is None:
-                partition = self._choose(topic, key)
+                partition = self._choose(topic, key, len(value) if value is not None else 0)
             target = self._targets.get((topic, partition))
             if target is None:
                 target = self._target(topic, partition)
@@ -178,15 +180,15 @@ class Producer:
         if given is not None and given.null_count == rows:
             given = None
         if given is None and (keys is None or count == 1):
-            self._send_rows(topic, self._choose(topic, None, rows) if count > 1 else 0, columns, keys, timestamp_ms)
+            self._send_rows(topic, self._choose(topic, None, columns["value"].nbytes) if count > 1 else 0, columns, keys, timestamp_ms)
             return
         wanted = np.zeros(rows, dtype=np.int32)
         if keys is not None:
             wanted[:] = partition_for_keys(_one_array(keys), count)
             if keys.null_count:
-                wanted[np.asarray(_one_array(pc.is_null(keys)))] = self._choose(topic, None, keys.null_count)
+                wanted[np.asarray(_one_array(pc.is_null(keys)))] = self._choose(topic, None)
         elif given is not None and given.null_count:
-            wanted[:] = self._choose(topic, None, given.null_count)
+            wanted[:] = self._choose(topic, None)
         if given is not None:
             known = np.asarray(_one_array(pc.is_valid(given)))
             chosen = np.asarray(_one_array(pc.fill_null(pc.cast(given, pa.int32()), 0)))
@@ -223,18 +225,39 @@ class Producer:
             count = self._partitions[check_topic_name(topic)] = len(self._session.cluster.partitions(topic))
         return count
 
-    def _choose(self, topic: str, key: bytes | None, records: int = 1) -> int:
+    def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
+        """The partition of a record with `key`, or of about `size` bytes of records without one."""
         count = self._partitions.get(topic) or self._partition_count(topic)
         if key is not None:
             return (murmur2(key) & 0x7FFFFFFF) % count
         sticky = self._sticky.get(topic)
         if sticky is None:
-            sticky = self._sticky[topic] = [int(time.monotonic() * 1e6) % count, 0]
-        sticky[1] += records
-        if sticky[1] > STICKY_RECORDS:
-            sticky[0] = (sticky[0] + 1) % count
-            sticky[1] = records
+            sticky = self._sticky[topic] = [random.randrange(count), STICKY_BYTES]
+        sticky[1] += size + 64
+        if sticky[1] > STICKY_BYTES:
+            sticky[0] = self._next_free(topic, sticky[0], count)
+            sticky[1] = 0
         return sticky[0]
+
+    def _next_free(self, topic: str, current: int, count: int) -> int:
+        """The next partition that can be written by RDMA, giving back the current one; the next at all if there is none."""
+        if count == 1:
+            return 0
+        target = self._targets.get((topic, current))
+        if isinstance(target, _DirectTarget):
+            target.finish(self)
+            if (topic, current) in self._targets:
+                self._retire((topic, current))
+        if self._session.transport != "tcp":
+            for step in range(1, count + 1):
+                partition = (current + step) % count
+                found = self._target(topic, partition)
+                if isinstance(found, _TcpTarget):
+                    self._maybe_direct_again(found)
+                    found = self._target(topic, partition)
+                if isinstance(found, _DirectTarget):
+                    return partition
+        return (current + 1) % count
 
     # -- targets ---------------------------------------------------------------------------------------
 
@@ -439,6 +462,11 @@ class Producer:
                 for name, value in target.statistics().items():
                     out[name] = out.get(name, 0) + value
             return out
+
+
+def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """`column` as one array (a table's columns come in chunks)."""
+    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
 
 
 class _DirectTarget:
