@@ -199,7 +199,7 @@ BROKER = Options("Broker properties", (
     Option("group.max.size", "int", 0x7FFFFFFF, "Members that a group may have.", low=1),
     Option("offsets.topic.num.partitions", "int", 1, "Partitions of __consumer_offsets; counts when the first group is written. Kafka's default is 50, to spread "
            "the load over brokers.", low=1, high=1000),
-    Option("offsets.topic.segment.bytes", "bytes", 4 << 20, "Segment size of __consumer_offsets; the topic is rewritten when it has grown beyond what is live.", low=65536, high=1 << 30),
+    Option("offsets.topic.segment.bytes", "bytes", 4 << 20, "Segment size of __consumer_offsets; the topic is rewritten when it has grown beyond what is live.", low=1 << 20, high=1 << 30),
     Option("offsets.retention.minutes", "int", 10080, "Forget the offsets of a group that has been empty for this long.", low=1),
     Option("offsets.retention.check.interval.ms", "ms", 600_000, "How often to look for them.", low=1000),
     Option("offset.metadata.max.bytes", "bytes", 4096, "Largest text committed with an offset.", low=0, high=32767),

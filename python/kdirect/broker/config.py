@@ -17,7 +17,7 @@ from kdirect.options import BROKER, Option
 
 # Properties that stock server.properties files carry and that mean nothing to a broker of this kind; they are
 # accepted with a warning, so that such a file works unchanged.
-IGNORED = frozenset("""
+_IGNORED = """
     process.roles controller.quorum.voters controller.quorum.bootstrap.servers controller.listener.names listener.security.protocol.map
     inter.broker.listener.name security.inter.broker.protocol num.network.threads num.io.threads background.threads
     num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes zookeeper.connect
@@ -28,8 +28,10 @@ IGNORED = frozenset("""
     controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name super.users
     allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version log.message.format.version replica.fetch.max.bytes
     num.replica.fetchers replica.lag.time.max.ms initial.broker.registration.timeout.ms broker.heartbeat.interval.ms
-    broker.session.timeout.ms queued.max.request.bytes max.incremental.fetch.session.cache.slots leader.imbalance.check.interval.seconds metrics.num.samples
-""".split())
+    broker.session.timeout.ms queued.max.request.bytes max.incremental.fetch.session.cache.slots
+    leader.imbalance.check.interval.seconds metrics.num.samples
+"""
+IGNORED = frozenset(_IGNORED.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,14 @@ def parse_listeners(items: str | Iterable[str], option: str = "listeners") -> tu
             continue
         m = _LISTENER.match(text)
         if m is None or int(m[3]) > 65535:
-            raise ConfigError(f"option {option}: {text!r} is not host:port", hint="write for example 127.0.0.1:9092 or PLAINTEXT://0.0.0.0:9092")
+            raise ConfigError(
+                f"option {option}: {text!r} is not host:port", hint="write for example 127.0.0.1:9092 or PLAINTEXT://0.0.0.0:9092"
+            )
         name = (m[1] or "PLAINTEXT").upper()
         if name in ("SSL", "SASL_SSL", "SASL_PLAINTEXT"):
-            raise ConfigError(f"option {option}: {name} listeners are not supported", hint="use PLAINTEXT, on an address that only trusted hosts reach")
+            raise ConfigError(
+                f"option {option}: {name} listeners are not supported", hint="use PLAINTEXT, on an address that only trusted hosts reach"
+            )
         if name == "CONTROLLER":
             continue  # of Kafka's own quorum; there is none here
         out.append(Listener(name, m[2].strip("[]"), int(m[3])))

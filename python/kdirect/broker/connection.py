@@ -231,7 +231,7 @@ class Connection(asyncio.BufferedProtocol):
             for i, b in enumerate(out):
                 if sent < len(b):
                     self._pending.append(memoryview(b)[sent:])
-                    self._pending.extend(memoryview(rest) for rest in out[i + 1:])
+                    self._pending.extend(memoryview(rest) for rest in out[i + 1 :])
                     break
                 sent -= len(b)
         else:
@@ -256,14 +256,20 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("closing connection from %s (client id %s): %s", self.peer, self.client_id, reason)
         self._flush()
         self.closed = True
+        while self._pending:  # the transport sends what it has been given before it closes
+            self._transport.write(self._pending.popleft())
         self._transport.close()
+
+    def abort(self) -> None:
+        """Close without sending what is owed."""
+        self._transport.abort()
+
+    @property
+    def tasks(self) -> set[asyncio.Task[None]]:
+        """Requests under way."""
+        return set(self._tasks)
 
     @property
     def unanswered(self) -> int:
         """Requests that wait for their answer."""
         return len(self._slots)
-
-    @property
-    def owed(self) -> bool:
-        """Bytes wait to be written."""
-        return bool(self._pending) or (self._transport is not None and self._transport.get_write_buffer_size() > 0)

@@ -51,7 +51,7 @@ class FrameParser:
             else:
                 # Copied, not moved: frames handed out before may still be looked at by a view of their own.
                 self._replace(len(self._buffer), held)
-        return self._view[self._end:]
+        return self._view[self._end :]
 
     def received(self, count: int) -> None:
         """`count` bytes were written into `writable()`."""
@@ -72,11 +72,11 @@ class FrameParser:
         if held < 4 + size:
             return None
         self._start = start + 4 + size
-        return self._view[start + 4:self._start]
+        return self._view[start + 4 : self._start]
 
     def _replace(self, size: int, held: int) -> None:
         buffer = bytearray(size)
-        buffer[:held] = self._view[self._start:self._end]
+        buffer[:held] = self._view[self._start : self._end]
         self._buffer = buffer
         self._view = memoryview(buffer)
         self._start = 0

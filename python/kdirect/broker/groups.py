@@ -133,9 +133,23 @@ class GroupCoordinator:
 
     # -- joining -------------------------------------------------------------------------------------
 
-    def join(self, token: Hashable, group_id: str, member_id: str, instance_id: str | None, client_id: str, client_host: str,
-             session_timeout_ms: int, rebalance_timeout_ms: int, protocol_type: str, protocols: list[tuple[str, bytes]], now_ms: float,
-             *, require_member_id: bool = True, understands_skip: bool = False) -> list[Effect]:
+    def join(
+        self,
+        token: Hashable,
+        group_id: str,
+        member_id: str,
+        instance_id: str | None,
+        client_id: str,
+        client_host: str,
+        session_timeout_ms: int,
+        rebalance_timeout_ms: int,
+        protocol_type: str,
+        protocols: list[tuple[str, bytes]],
+        now_ms: float,
+        *,
+        require_member_id: bool = True,
+        understands_skip: bool = False,
+    ) -> list[Effect]:
         """A JoinGroup request.  `require_member_id`: a new dynamic member is first given an id (version 4 and later)."""
         s = self.settings
         if not group_id:
@@ -153,7 +167,9 @@ class GroupCoordinator:
         known = member_id in group.members or (instance_id is not None and instance_id in group.static)
         if not known and member_id not in group.pending and len(group.members) + len(group.pending) >= s.max_size:
             return _refuse(token, ErrorCode.GROUP_MAX_SIZE_REACHED, member_id)
-        fresh = Member(member_id, instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms, protocols, join_token=token)
+        fresh = Member(
+            member_id, instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms, protocols, join_token=token
+        )
         out: list[Effect] = []
         if not member_id:
             self._join_unknown(group, fresh, protocol_type, now_ms, require_member_id, understands_skip, out)
@@ -174,8 +190,16 @@ class GroupCoordinator:
             names &= {name for name, _ in m.protocols}
         return bool(names)
 
-    def _join_unknown(self, group: Group, fresh: Member, protocol_type: str, now_ms: float, require_member_id: bool, understands_skip: bool,
-                      out: list[Effect]) -> None:
+    def _join_unknown(
+        self,
+        group: Group,
+        fresh: Member,
+        protocol_type: str,
+        now_ms: float,
+        require_member_id: bool,
+        understands_skip: bool,
+        out: list[Effect],
+    ) -> None:
         """A member without an id: a new one, or a static one that was restarted."""
         instance_id = fresh.instance_id
         token = fresh.join_token
@@ -263,8 +287,14 @@ class GroupCoordinator:
                 out.append(Reply(token, self._current(group, fresh, skip_assignment=True)))
             else:
                 # To an old client that leads, the predecessor is named as leader, so that it does not assign anew.
-                out.append(Reply(token, JoinResult(ErrorCode.NONE, group.generation, group.protocol_type, group.protocol, leader_before or "",
-                                                   fresh.member_id)))
+                out.append(
+                    Reply(
+                        token,
+                        JoinResult(
+                            ErrorCode.NONE, group.generation, group.protocol_type, group.protocol, leader_before or "", fresh.member_id
+                        ),
+                    )
+                )
             return
         fresh.join_token = token
         fresh.deadline = FOREVER
@@ -339,11 +369,29 @@ class GroupCoordinator:
         members: tuple[tuple[str, str | None, bytes], ...] = ()
         if member.member_id == group.leader:
             members = tuple((m.member_id, m.instance_id, m.metadata(group.protocol)) for m in group.members.values())
-        return JoinResult(ErrorCode.NONE, group.generation, group.protocol_type, group.protocol, group.leader or "", member.member_id, members,
-                          skip_assignment)
+        return JoinResult(
+            ErrorCode.NONE,
+            group.generation,
+            group.protocol_type,
+            group.protocol,
+            group.leader or "",
+            member.member_id,
+            members,
+            skip_assignment,
+        )
 
-    def sync(self, token: Hashable, group_id: str, generation: int, member_id: str, instance_id: str | None, protocol_type: str | None,
-             protocol: str | None, assignments: Iterable[tuple[str, bytes]], now_ms: float) -> list[Effect]:
+    def sync(
+        self,
+        token: Hashable,
+        group_id: str,
+        generation: int,
+        member_id: str,
+        instance_id: str | None,
+        protocol_type: str | None,
+        protocol: str | None,
+        assignments: Iterable[tuple[str, bytes]],
+        now_ms: float,
+    ) -> list[Effect]:
         """A SyncGroup request; the leader's carries the assignments."""
         group, error = self._member_of(group_id, member_id, instance_id, generation)
         if error or group is None:

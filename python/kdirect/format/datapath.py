@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _FETCH_HEAD = struct.Struct(">ihi")  # throttle time, error code, session id
-_FETCH_PARTITION_V4 = struct.Struct(">ihqq")  # index, error code, high watermark, last stable offset
+_FETCH_PARTITION_V4 = struct.Struct(">ihqq")  # partition, error code, high watermark, last stable offset
 _FETCH_PARTITION_V5 = struct.Struct(">ihqqq")  # ... log start offset
 _NO_ABORTED_NO_REPLICA = struct.Struct(">ii").pack(-1, -1)
 _NO_ABORTED = _I32.pack(-1)
 _COMPACT_NO_ABORTED_NO_REPLICA = b"\0" + _I32.pack(-1)
-_PRODUCED_V0 = struct.Struct(">ihq")  # index, error code, base offset
+_PRODUCED_V0 = struct.Struct(">ihq")  # partition, error code, base offset
 _PRODUCED_V2 = struct.Struct(">ihqq")  # ... log append time
 _PRODUCED_V5 = struct.Struct(">ihqqq")  # ... log start offset
 
@@ -27,7 +27,7 @@ _PRODUCED_V5 = struct.Struct(">ihqqq")  # ... log start offset
 class Fetched(NamedTuple):
     """One partition of a Fetch response.  `buffers` hold whole batches, `size` bytes in all."""
 
-    index: int
+    partition: int
     error: int
     high_watermark: int
     last_stable_offset: int
@@ -39,7 +39,7 @@ class Fetched(NamedTuple):
 class Produced(NamedTuple):
     """One partition of a Produce response."""
 
-    index: int
+    partition: int
     error: int
     base_offset: int
     log_append_time: int
@@ -74,9 +74,9 @@ def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequenc
             piece += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
         for p in partitions:
             if version >= 5:
-                piece += _FETCH_PARTITION_V5.pack(p.index, p.error, p.high_watermark, p.last_stable_offset, p.log_start_offset)
+                piece += _FETCH_PARTITION_V5.pack(p.partition, p.error, p.high_watermark, p.last_stable_offset, p.log_start_offset)
             else:
-                piece += _FETCH_PARTITION_V4.pack(p.index, p.error, p.high_watermark, p.last_stable_offset)
+                piece += _FETCH_PARTITION_V4.pack(p.partition, p.error, p.high_watermark, p.last_stable_offset)
             if flexible:
                 piece += _COMPACT_NO_ABORTED_NO_REPLICA + uvarint(p.size + 1)
             else:
@@ -108,11 +108,11 @@ def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced
             out += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
         for p in partitions:
             if version >= 5:
-                out += _PRODUCED_V5.pack(p.index, p.error, p.base_offset, p.log_append_time, p.log_start_offset)
+                out += _PRODUCED_V5.pack(p.partition, p.error, p.base_offset, p.log_append_time, p.log_start_offset)
             elif version >= 2:
-                out += _PRODUCED_V2.pack(p.index, p.error, p.base_offset, p.log_append_time)
+                out += _PRODUCED_V2.pack(p.partition, p.error, p.base_offset, p.log_append_time)
             else:
-                out += _PRODUCED_V0.pack(p.index, p.error, p.base_offset)
+                out += _PRODUCED_V0.pack(p.partition, p.error, p.base_offset)
             if version >= 8:
                 message = None if p.message is None else p.message.encode()
                 if flexible:  # no record errors, the message, no tags

@@ -101,7 +101,7 @@ class _Cursor:
         if n < 0 or self.pos + n > len(self.data):
             raise FormatError("a record of __consumer_offsets is cut short")
         self.pos += n
-        return self.data[self.pos - n:self.pos]
+        return self.data[self.pos - n : self.pos]
 
     def i16(self) -> int:
         return _I16.unpack(self.take(2))[0]

@@ -148,11 +148,14 @@ def _api(request: Any, response: Any) -> Api:
     return Api(request.API_KEY, name, request, response, _LOWEST.get(name, low), _HIGHEST.get(name, high))
 
 
-APIS: dict[int, Api] = {api.key: api for api in (
-    _api(value, globals()[name.removesuffix("Request") + "Response"])
-    for name, value in list(globals().items())
-    if name.endswith("Request") and isinstance(value, type) and value is not ApiMessage
-)}
+APIS: dict[int, Api] = {
+    api.key: api
+    for api in (
+        _api(value, globals()[name.removesuffix("Request") + "Response"])
+        for name, value in list(globals().items())
+        if name.endswith("Request") and isinstance(value, type) and value is not ApiMessage
+    )
+}
 API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
 API_VERSIONS = ApiVersionsRequest.API_KEY
@@ -190,7 +193,7 @@ def parse_request_header(frame: memoryview) -> RequestHeader:
         if n > end - pos:
             raise ProtocolError(f"client id of {n} bytes in a request of {end} bytes")
         try:
-            client_id = str(frame[pos:pos + n], "utf-8")
+            client_id = str(frame[pos : pos + n], "utf-8")
         except UnicodeDecodeError as e:
             raise ProtocolError("client id is not UTF-8") from e
         pos += n
@@ -354,9 +357,14 @@ class ErrorKind(NamedTuple):
 
 
 ERRORS: dict[int, ErrorKind] = {
-    code: ErrorKind(ErrorCode(code).name if code in list(ErrorCode) else kind.message, bool(kind.retriable),
-                    bool(kind.invalid_metadata) or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER), kind.description or "")
-    for code, kind in kafka_errors.items() if code is not None
+    code: ErrorKind(
+        ErrorCode(code).name if code in list(ErrorCode) else kind.message,
+        bool(kind.retriable),
+        bool(kind.invalid_metadata) or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER),
+        kind.description or "",
+    )
+    for code, kind in kafka_errors.items()
+    if code is not None
 }
 
 

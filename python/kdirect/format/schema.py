@@ -181,7 +181,7 @@ def _bitfield_reader(label: str) -> Reader:
     def read(data: memoryview, pos: int, end: int) -> tuple[Any, int]:
         if end - pos < 4:
             raise _truncated(label, pos, end)
-        word = int.from_bytes(data[pos:pos + 4], "big")
+        word = int.from_bytes(data[pos : pos + 4], "big")
         bits = {bit for bit in range(32) if word >> bit & 1}
         return (None if bits == {31} else bits), pos + 4
 
@@ -192,7 +192,7 @@ def _uuid_reader(label: str) -> Reader:
     def read(data: memoryview, pos: int, end: int) -> tuple[Any, int]:
         if end - pos < 16:
             raise _truncated(label, pos, end)
-        value = uuid.UUID(bytes=bytes(data[pos:pos + 16]))
+        value = uuid.UUID(bytes=bytes(data[pos : pos + 16]))
         return (None if value == _ZERO_UUID else value), pos + 16
 
     return read
@@ -230,7 +230,7 @@ def _string_reader(label: str, flexible: bool, nullable: bool) -> Reader:
                 raise ProtocolError(f"{label} is null")
             return None, pos
         try:
-            return str(data[pos:pos + n], "utf-8"), pos + n
+            return str(data[pos : pos + n], "utf-8"), pos + n
         except UnicodeDecodeError as e:
             raise ProtocolError(f"{label} is not UTF-8") from e
 
@@ -246,7 +246,7 @@ def _bytes_reader(label: str, flexible: bool, nullable: bool, *, copy: bool) -> 
             if not nullable:
                 raise ProtocolError(f"{label} is null")
             return None, pos
-        view = data[pos:pos + n]
+        view = data[pos : pos + n]
         return (bytes(view) if copy else view), pos + n
 
     return read
@@ -313,3 +313,33 @@ def _nested_reader(f: Any, label: str, version: int, flexible: bool, nullable: b
         return inner(data, pos + 1, end)
 
     return read
+
+
+def build(cls: Any, **fields: Any) -> Any:
+    """A message from plain values: structs are given as dicts, arrays of structs as iterables of dicts.
+
+    Fields left out take the schema's default when the message is encoded; a name that the schema does not have
+    is an AttributeError.  Nothing is tied to a version, so that a field which some versions lack may be given.
+    """
+    message = cls()
+    _fill(message, cls._struct, fields)
+    return message
+
+
+def _fill(target: Any, schema: Any, values: dict[str, Any]) -> None:
+    known = schema.fields
+    for name, value in values.items():
+        f = known.get(name)
+        if f is None:
+            raise AttributeError(f"{schema._name} has no field {name}")
+        if value is not None and f.is_struct_array():
+            value = [_nested(f.array_of, item) for item in value]
+        elif value is not None and f.is_struct():
+            value = _nested(f, value)
+        setattr(target, name, value)
+
+
+def _nested(schema: Any, values: dict[str, Any]) -> Any:
+    out = object.__new__(schema.data_class)
+    _fill(out, schema, values)
+    return out

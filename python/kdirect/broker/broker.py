@@ -1,0 +1,206 @@
+"""A broker inside this process: `kdirect.Broker`.
+
+The broker runs on an event loop of its own, in a daemon thread, so that it serves while the caller's thread
+does something else (a test, a notebook cell).  `start` and `stop` may be called from any thread; a broker that
+was stopped can be started again on the same directories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import os
+import shutil
+import tempfile
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kdirect.broker.config import BrokerConfig
+from kdirect.broker.server import BrokerServer
+from kdirect.errors import BrokerUnavailableError, TimedOutError
+
+log = logging.getLogger("kdirect.broker")
+
+START_TIMEOUT_SECONDS = 120.0
+STOP_TIMEOUT_SECONDS = 60.0
+SHARED_MEMORY = Path("/dev/shm")
+TEMPORARY_ROOM_BYTES = 2 << 30
+_running: weakref.WeakSet[Broker] = weakref.WeakSet()
+
+
+class Broker:
+    """A broker of this process.
+
+    `log_dirs`: a directory, several, or None: a temporary one, in shared memory if there is room, which is removed
+    by `stop`.  `listeners` as in the properties file; port 0 takes a free port.  Other properties are keyword
+    arguments with underscores for dots, or go into the mapping `properties` under their own names::
+
+        with kdirect.Broker(num_partitions=3) as b:
+            print(b.bootstrap_servers)
+    """
+
+    def __init__(
+        self,
+        log_dirs: str | Path | Iterable[str | Path] | None = None,
+        listeners: str | Iterable[str] = "127.0.0.1:0",
+        *,
+        properties: Mapping[str, Any] | None = None,
+        **keywords: Any,
+    ) -> None:
+        given = {"listeners": listeners, **(properties or {})}
+        self._temporary: Path | None = None
+        self._wants_temporary = log_dirs is None and not {"log.dirs", "log.dir"} & set(given) and not {"log_dir"} & set(keywords)
+        if log_dirs is not None:
+            given["log.dirs"] = [str(log_dirs)] if isinstance(log_dirs, str | Path) else [str(d) for d in log_dirs]
+        self._config = BrokerConfig.from_arguments(given, **keywords)  # mistakes show here, not at start
+        self._arguments = (given, keywords)
+        self._thread: threading.Thread | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server: BrokerServer | None = None
+        self._stop_event: asyncio.Event | None = None
+        self._ready = threading.Event()
+        self._error: BaseException | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def start(self) -> Broker:
+        """Serve.  KdirectError says what is in the way; nothing is left running then."""
+        with self._lock:
+            if self._thread is not None:
+                return self
+            given, keywords = self._arguments
+            if self._wants_temporary:
+                self._temporary = _temporary_directory()
+                given = {**given, "log.dirs": [str(self._temporary)]}
+            try:
+                self._config = BrokerConfig.from_arguments(given, **keywords)
+                self._server = BrokerServer(self._config)
+                self._ready.clear()
+                self._error = None
+                self._pid = os.getpid()
+                self._thread = threading.Thread(target=self._run, name="kdirect-broker", daemon=True)
+                self._thread.start()
+                if not self._ready.wait(START_TIMEOUT_SECONDS):
+                    raise TimedOutError("the broker did not start in time", hint="recovering a large log takes long; see the log")
+                if self._error is not None:
+                    self._thread.join(STOP_TIMEOUT_SECONDS)
+                    raise self._error
+            except BaseException:
+                self._thread = None
+                self._server = None
+                self._remove_temporary()
+                raise
+            _running.add(self)
+        return self
+
+    def stop(self) -> None:
+        """Finish what is under way and stop; the second call does nothing."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None:
+                return
+            _running.discard(self)
+            if self._pid != os.getpid():  # a forked child holds a copy of the object, not of the thread
+                self._server = None
+                return
+            loop, event = self._loop, self._stop_event
+            if loop is not None and event is not None and thread.is_alive():
+                try:
+                    loop.call_soon_threadsafe(event.set)
+                except RuntimeError:  # it has ended by itself
+                    pass
+            thread.join(STOP_TIMEOUT_SECONDS)
+            self._server = None
+            self._remove_temporary()
+            if thread.is_alive():
+                raise TimedOutError("the broker did not stop in time", hint="see its log; the process may be ended without harm")
+            if self._error is not None:
+                raise self._error
+
+    def __enter__(self) -> Broker:
+        return self.start()
+
+    def __exit__(self, *exception: object) -> None:
+        self.stop()
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+            self._temporary = None
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as e:
+            self._error = e
+            if self._ready.is_set():
+                log.exception("the broker ended with an error")
+        finally:
+            self._ready.set()
+
+    async def _serve(self) -> None:
+        assert self._server is not None
+        self._loop = asyncio.get_running_loop()
+        self._stop_event = asyncio.Event()
+        await self._server.start()
+        self._ready.set()
+        try:
+            await self._stop_event.wait()
+        finally:
+            await self._server.stop()
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    @property
+    def server(self) -> BrokerServer:
+        """The running server; BrokerUnavailableError when the broker is not started."""
+        if self._server is None or self._thread is None:
+            raise BrokerUnavailableError("the broker is not running", hint="call start(), or use it in a with statement")
+        return self._server
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """``host:port``, for clients."""
+        return self.server.bootstrap_servers
+
+    @property
+    def log_dirs(self) -> list[Path]:
+        """Where the partitions are."""
+        return list(self.server.logs.log_dirs)
+
+    def statistics(self) -> dict[str, Any]:
+        """Counters by the names of `kdirect.metrics`."""
+        return self.server.statistics()
+
+    def __repr__(self) -> str:
+        if self._thread is None or self._server is None:
+            return "Broker(stopped)"
+        return f"Broker({self._server.bootstrap_servers})"
+
+
+def _temporary_directory() -> Path:
+    """In shared memory, where RDMA writes cost no disk, if there is room."""
+    parent: Path | None = None
+    try:
+        stat = os.statvfs(SHARED_MEMORY)
+        if stat.f_bavail * stat.f_frsize >= TEMPORARY_ROOM_BYTES and os.access(SHARED_MEMORY, os.W_OK):
+            parent = SHARED_MEMORY
+    except OSError:
+        pass
+    return Path(tempfile.mkdtemp(prefix="kdirect-", dir=parent))
+
+
+@atexit.register
+def _stop_all() -> None:
+    """A notebook or test that forgot `stop` still leaves a clean log and no temporary directory."""
+    for broker in list(_running):
+        try:
+            broker.stop()
+        except Exception:
+            log.exception("stopping %r at exit failed", broker)

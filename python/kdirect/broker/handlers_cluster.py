@@ -1,0 +1,328 @@
+"""Requests about the cluster and its topics: ApiVersions, Metadata, topics, partitions, log directories.
+
+Errors are per topic; a request changes everything of a topic or nothing of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kdirect.broker.failures import explain
+from kdirect.broker.topics import OFFSETS_TOPIC, Topic, TopicExistsError
+from kdirect.errors import ConfigError, KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+from kdirect.model import TopicPartition, check_topic_name
+
+if TYPE_CHECKING:
+    from kdirect.broker.connection import Connection
+    from kdirect.broker.server import BrokerServer
+
+BROKER_RESOURCE = 4
+TOPIC_RESOURCE = 2
+
+
+class ClusterHandlers:
+    """Handlers about the cluster; one for the broker."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self._server = server
+        self._config = server.config
+        self._node_id: int = server.config["node.id"]
+
+    # -- versions ----------------------------------------------------------------------------------------
+
+    def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return self.versions(0)
+
+    def versions(self, error: int) -> Any:
+        """An ApiVersions response; with UNSUPPORTED_VERSION it goes out as version 0, whatever was asked."""
+        keys = [{"api_key": a.key, "min_version": a.low, "max_version": a.high} for a in sorted(self._server.apis(), key=lambda a: a.key)]
+        return build(p.ApiVersionsResponse, error_code=error, api_keys=keys)
+
+    # -- metadata ----------------------------------------------------------------------------------------
+
+    def metadata(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        version = header.api_version
+        wanted = request.topics
+        if wanted is None or (version == 0 and not wanted):
+            rows = [self._topic_row(t) for t in self._server.topics]
+        else:
+            create = self._config["auto.create.topics.enable"] and (version < 4 or request.allow_auto_topic_creation)
+            rows = [self._metadata_of(w, create) for w in wanted]
+        host, port = self._server.advertised(connection)
+        return build(
+            p.MetadataResponse,
+            brokers=[{"node_id": self._node_id, "host": host, "port": port, "rack": None}],
+            cluster_id=self._server.logs.cluster_id,
+            controller_id=self._node_id,
+            topics=rows,
+        )
+
+    def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
+        topics = self._server.topics
+        if wanted.name is None:
+            topic = topics.by_id(wanted.topic_id)
+            if topic is None or topic.deleting:
+                return {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topic_id": wanted.topic_id, "partitions": []}
+            return self._topic_row(topic)
+        name = wanted.name
+        missing = {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": name, "topic_id": None, "partitions": []}
+        topic = topics.get(name)
+        if topic is not None:
+            return missing if topic.deleting else self._topic_row(topic)
+        try:
+            check_topic_name(name)
+            if not create:
+                return missing
+            topic = topics.create(name, self._config["num.partitions"], {}) if name != OFFSETS_TOPIC else self._server.offsets.topic()
+            return self._topic_row(topic)
+        except ConfigError:
+            return {**missing, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
+        except KdirectError as e:
+            return {**missing, "error_code": explain(e, f"creation of topic {name}")[0]}
+
+    def _partition_row(self, topic: Topic, index: int) -> dict[str, Any]:
+        partition = self._server.logs.partitions.get(TopicPartition(topic.name, index))
+        me = [self._node_id]
+        if partition is None:  # its directory could not be made
+            return {
+                "error_code": ErrorCode.LEADER_NOT_AVAILABLE,
+                "partition_index": index,
+                "leader_id": -1,
+                "leader_epoch": -1,
+                "replica_nodes": me,
+                "isr_nodes": [],
+                "offline_replicas": me,
+            }
+        return {
+            "error_code": 0,
+            "partition_index": index,
+            "leader_id": self._node_id,
+            "leader_epoch": partition.leader_epoch,
+            "replica_nodes": me,
+            "isr_nodes": me,
+            "offline_replicas": [],
+        }
+
+    def _topic_row(self, topic: Topic) -> dict[str, Any]:
+        return {
+            "error_code": 0,
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "is_internal": topic.internal,
+            "partitions": [self._partition_row(topic, i) for i in range(topic.partition_count)],
+        }
+
+    def describe_topic_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        """In name order from the cursor on, at most `response_partition_limit` partitions."""
+        left = max(1, min(request.response_partition_limit, 2000))
+        names = sorted({t.name for t in request.topics})
+        first = 0
+        if request.cursor is not None:
+            names = [n for n in names if n >= request.cursor.topic_name]
+            first = max(0, request.cursor.partition_index) if names and names[0] == request.cursor.topic_name else 0
+        rows: list[dict[str, Any]] = []
+        cursor = None
+        for name in names:
+            if left <= 0:
+                cursor = {"topic_name": name, "partition_index": 0}
+                break
+            topic = self._server.topics.get(name)
+            if topic is None or topic.deleting:
+                rows.append({"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": name, "topic_id": None, "partitions": []})
+                first = 0
+                continue
+            end = min(topic.partition_count, first + left)
+            parts = [{**self._partition_row(topic, i), "eligible_leader_replicas": None, "last_known_elr": None} for i in range(first, end)]
+            rows.append({"error_code": 0, "name": name, "topic_id": topic.topic_id, "is_internal": topic.internal, "partitions": parts})
+            left -= len(parts)
+            if end < topic.partition_count:
+                cursor = {"topic_name": name, "partition_index": end}
+                break
+            first = 0
+        return build(p.DescribeTopicPartitionsResponse, topics=rows, next_cursor=cursor)
+
+    def describe_cluster(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        host, port = self._server.advertised(connection)
+        return build(
+            p.DescribeClusterResponse, error_code=0, error_message=None, endpoint_type=1, cluster_id=self._server.logs.cluster_id,
+            controller_id=self._node_id, brokers=[{"broker_id": self._node_id, "host": host, "port": port, "rack": None}],
+        )  # fmt: skip
+
+    def describe_log_dirs(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        wanted = None if request.topics is None else {TopicPartition(t.topic, i) for t in request.topics for i in t.partitions}
+        results = []
+        for directory in self._server.logs.log_dirs:
+            topics: dict[str, list[dict[str, Any]]] = {}
+            for tp, partition in list(self._server.logs.partitions.items()):
+                if (wanted is None or tp in wanted) and partition.directory.parent == directory:
+                    row = {"partition_index": tp.partition, "partition_size": partition.size, "offset_lag": 0, "is_future_key": False}
+                    topics.setdefault(tp.topic, []).append(row)
+            try:
+                stat = os.statvfs(directory)
+                total, usable, error = stat.f_blocks * stat.f_frsize, stat.f_bavail * stat.f_frsize, 0
+            except OSError:
+                total, usable, error = -1, -1, int(ErrorCode.KAFKA_STORAGE_ERROR)
+            rows = [{"name": name, "partitions": parts} for name, parts in topics.items()]
+            results.append({"error_code": error, "log_dir": str(directory), "topics": rows, "total_bytes": total, "usable_bytes": usable})
+        return build(p.DescribeLogDirsResponse, error_code=0, results=results)
+
+    # -- topics ------------------------------------------------------------------------------------------
+
+    def create_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        names = [t.name for t in request.topics]
+        return build(
+            p.CreateTopicsResponse,
+            topics=[self._create(t, request.validate_only, names.count(t.name) > 1) for t in {t.name: t for t in request.topics}.values()],
+        )
+
+    def _create(self, wanted: Any, validate_only: bool, twice: bool) -> dict[str, Any]:
+        def refused(code: int, message: str) -> dict[str, Any]:
+            return {
+                "name": wanted.name,
+                "topic_id": None,
+                "error_code": code,
+                "error_message": message,
+                "num_partitions": -1,
+                "replication_factor": -1,
+                "configs": None,
+            }
+
+        if twice:
+            return refused(ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is in the request twice")
+        try:
+            check_topic_name(wanted.name)
+        except ConfigError as e:
+            return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, str(e))
+        partitions = wanted.num_partitions
+        if wanted.assignments:
+            problem = self._bad_assignment([a.broker_ids for a in wanted.assignments])
+            if sorted(a.partition_index for a in wanted.assignments) != list(range(len(wanted.assignments))):
+                problem = "partitions of an assignment are numbered from 0 without gaps"
+            if problem or wanted.num_partitions != -1 or wanted.replication_factor != -1:
+                return refused(
+                    ErrorCode.INVALID_REPLICA_ASSIGNMENT if problem else ErrorCode.INVALID_REQUEST,
+                    problem or "give an assignment, or numbers of partitions and replicas, not both",
+                )
+            partitions = len(wanted.assignments)
+        elif partitions == -1:
+            partitions = self._config["num.partitions"]
+        if wanted.replication_factor not in (-1, 1):
+            return refused(
+                ErrorCode.INVALID_REPLICATION_FACTOR, f"replication factor {wanted.replication_factor}: there is one broker; use 1"
+            )
+        if partitions < 1:
+            return refused(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions; give at least 1")
+        topics = self._server.topics
+        configs = {c.name: c.value for c in wanted.configs}
+        try:
+            if validate_only:
+                topic = Topic(wanted.name, None, partitions, topics.check_new(wanted.name, partitions, configs))  # type: ignore[arg-type]
+            else:
+                topic = topics.create(wanted.name, partitions, configs)
+            rows = self._server.configs.topic_rows(topic)
+        except TopicExistsError as e:
+            return refused(ErrorCode.TOPIC_ALREADY_EXISTS, str(e))
+        except ConfigError as e:
+            return refused(ErrorCode.INVALID_TOPIC_EXCEPTION if "collides" in e.message else ErrorCode.INVALID_CONFIG, str(e))
+        except KdirectError as e:
+            return refused(*explain(e, f"creation of topic {wanted.name}"))
+        shown = [{k: row[k] for k in ("name", "value", "read_only", "config_source", "is_sensitive")} for row in rows]
+        return {
+            "name": wanted.name,
+            "topic_id": topic.topic_id,
+            "error_code": 0,
+            "error_message": None,
+            "num_partitions": partitions,
+            "replication_factor": 1,
+            "configs": shown,
+        }
+
+    def _bad_assignment(self, assignments: Iterable[list[int]]) -> str:
+        for brokers in assignments:
+            if brokers != [self._node_id]:
+                return f"replicas {brokers}: the only broker is {self._node_id}"
+        return ""
+
+    def delete_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        if header.api_version >= 6:
+            wanted = [(t.name, t.topic_id) for t in request.topics]
+        else:
+            wanted = [(name, None) for name in request.topic_names]
+        return build(p.DeleteTopicsResponse, responses=[self._delete(name, topic_id) for name, topic_id in wanted])
+
+    def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
+        topics = self._server.topics
+        topic = topics.get(name) if name is not None else topics.by_id(topic_id)
+        out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
+        if topic is None or topic.deleting:
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name is not None else ErrorCode.UNKNOWN_TOPIC_ID
+            return {**out, "error_code": code, "error_message": "there is no such topic"}
+        out.update(name=topic.name, topic_id=topic.topic_id)
+        if not self._config["delete.topic.enable"]:
+            return {**out, "error_code": ErrorCode.TOPIC_DELETION_DISABLED, "error_message": "delete.topic.enable is false"}
+        if topic.internal:
+            return {**out, "error_code": ErrorCode.INVALID_REQUEST, "error_message": f"topic {topic.name} is the broker's own"}
+        try:
+            self._server.delete_topic(topic)
+        except KdirectError as e:
+            refused = explain(e, f"deletion of topic {topic.name}")
+            return {**out, "error_code": refused[0], "error_message": refused[1]}
+        return out
+
+    def create_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return build(p.CreatePartitionsResponse, results=[self._grow(t, request.validate_only) for t in request.topics])
+
+    def _grow(self, wanted: Any, validate_only: bool) -> dict[str, Any]:
+        def result(code: int, message: str | None) -> dict[str, Any]:
+            return {"name": wanted.name, "error_code": code, "error_message": message}
+
+        topic = self._server.topics.get(wanted.name)
+        if topic is None or topic.deleting:
+            return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {wanted.name}")
+        if topic.internal:
+            return result(ErrorCode.INVALID_REQUEST, f"topic {topic.name} is the broker's own")
+        if wanted.count <= topic.partition_count:
+            return result(
+                ErrorCode.INVALID_PARTITIONS, f"topic {topic.name} has {topic.partition_count} partitions; they can only become more"
+            )
+        if wanted.assignments is not None:
+            problem = self._bad_assignment([a.broker_ids for a in wanted.assignments])
+            if problem or len(wanted.assignments) != wanted.count - topic.partition_count:
+                return result(ErrorCode.INVALID_REPLICA_ASSIGNMENT, problem or "an assignment covers each new partition")
+        try:
+            if not validate_only:
+                self._server.topics.grow(topic, wanted.count)
+        except KdirectError as e:
+            return result(*explain(e, f"growth of topic {topic.name}"))
+        return result(0, None)
+
+    def elect_leaders(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        if request.topic_partitions is None:
+            return build(p.ElectLeadersResponse, error_code=0, replica_election_results=[])
+        results = []
+        for t in request.topic_partitions:
+            rows = []
+            for i in t.partitions:
+                exists = TopicPartition(t.topic, i) in self._server.logs.partitions
+                code = ErrorCode.ELECTION_NOT_NEEDED if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                rows.append({"partition_id": i, "error_code": code, "error_message": None})
+            results.append({"topic": t.topic, "partition_result": rows})
+        return build(p.ElectLeadersResponse, error_code=0, replica_election_results=results)
+
+    def table(self) -> Iterable[tuple[str, Any, bool]]:
+        return (
+            ("ApiVersions", self.api_versions, True),
+            ("Metadata", self.metadata, True),
+            ("DescribeTopicPartitions", self.describe_topic_partitions, True),
+            ("DescribeCluster", self.describe_cluster, True),
+            ("DescribeLogDirs", self.describe_log_dirs, True),
+            ("CreateTopics", self.create_topics, True),
+            ("DeleteTopics", self.delete_topics, True),
+            ("CreatePartitions", self.create_partitions, True),
+            ("ElectLeaders", self.elect_leaders, True),
+        )

@@ -1,0 +1,206 @@
+"""Requests about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
+
+Topics have configs of their own that can be changed; the broker's come from its properties and are read-only
+while it runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from kdirect.broker.failures import explain
+from kdirect.broker.topics import Topic
+from kdirect.errors import ConfigError, KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+from kdirect.options import BROKER, TOPIC
+
+if TYPE_CHECKING:
+    from kdirect.broker.connection import Connection
+    from kdirect.broker.server import BrokerServer
+
+TOPIC_RESOURCE = 2
+BROKER_RESOURCE = 4
+
+SOURCE_TOPIC = 1
+SOURCE_STATIC_BROKER = 4
+SOURCE_DEFAULT = 5
+
+_TYPES = {"bool": 1, "str": 2, "enum": 2, "int": 3, "ms": 5, "bytes": 5, "float": 6, "list": 7}
+SET, DELETE, APPEND, SUBTRACT = range(4)
+
+
+def _text(value: Any) -> str | None:
+    if value is None:
+        return None
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
+
+
+class ConfigHandlers:
+    """Handlers about configs; one for the broker."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self._server = server
+
+    def topic_rows(self, topic: Topic) -> list[dict[str, Any]]:
+        """Every property of a topic as it is in force, in the form of DescribeConfigs."""
+        out = []
+        for name, value in self._server.topics.log_config(topic).topic_properties().items():
+            row = TOPIC.find(name)
+            own = name in topic.configs
+            broker_name = row.help.removeprefix("Overrides ").split(";")[0].rstrip(".") if row.help.startswith("Overrides ") else ""
+            given = broker_name in self._server.config.given
+            source = SOURCE_TOPIC if own else SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT
+            synonyms = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
+            if broker_name:
+                default = _text(self._server.config.get(broker_name))
+                synonyms.append({"name": broker_name, "value": default, "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT})
+            out.append(
+                {
+                    "name": name,
+                    "value": value,
+                    "read_only": False,
+                    "config_source": source,
+                    "is_sensitive": False,
+                    "synonyms": synonyms,
+                    "config_type": _TYPES[row.kind],
+                    "documentation": row.help,
+                    "is_default": not own,
+                }
+            )
+        return out
+
+    def broker_rows(self) -> list[dict[str, Any]]:
+        """Every property of the broker, in the form of DescribeConfigs."""
+        out = []
+        for row in BROKER.rows:
+            source = SOURCE_STATIC_BROKER if row.name in self._server.config.given else SOURCE_DEFAULT
+            value = _text(self._server.config[row.name])
+            out.append(
+                {
+                    "name": row.name,
+                    "value": value,
+                    "read_only": True,
+                    "config_source": source,
+                    "is_sensitive": False,
+                    "synonyms": [{"name": row.name, "value": value, "source": source}],
+                    "config_type": _TYPES[row.kind],
+                    "documentation": row.help,
+                    "is_default": source == SOURCE_DEFAULT,
+                }
+            )
+        return out
+
+    def describe(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        results = []
+        for r in request.resources:
+            code, message, rows = self._describe(r.resource_type, r.resource_name)
+            if r.configuration_keys is not None:
+                wanted = set(r.configuration_keys)
+                rows = [row for row in rows if row["name"] in wanted]
+            for row in rows:
+                if not request.include_synonyms:
+                    row["synonyms"] = []
+                if not request.include_documentation:
+                    row["documentation"] = None
+            results.append(
+                {
+                    "error_code": code,
+                    "error_message": message,
+                    "resource_type": r.resource_type,
+                    "resource_name": r.resource_name,
+                    "configs": rows,
+                }
+            )
+        return build(p.DescribeConfigsResponse, results=results)
+
+    def _describe(self, kind: int, name: str) -> tuple[int, str | None, list[dict[str, Any]]]:
+        if kind == TOPIC_RESOURCE:
+            topic = self._server.topics.get(name)
+            if topic is None or topic.deleting:
+                return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}", []
+            return 0, None, self.topic_rows(topic)
+        if kind == BROKER_RESOURCE:
+            if name not in ("", str(self._server.config["node.id"])):
+                return ErrorCode.INVALID_REQUEST, f"there is no broker {name}", []
+            return 0, None, self.broker_rows()
+        return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs here", []
+
+    # -- changing ----------------------------------------------------------------------------------------
+
+    def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        """AlterConfigs: what is given replaces all that the topic had set."""
+
+        def new_configs(topic: Topic, r: Any) -> dict[str, str]:
+            return {c.name: c.value for c in r.configs if c.value is not None}
+
+        rows = [self._change(r, request.validate_only, new_configs) for r in request.resources]
+        return build(p.AlterConfigsResponse, responses=rows)
+
+    def alter_incrementally(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        def new_configs(topic: Topic, r: Any) -> dict[str, str]:
+            configs = dict(topic.configs)
+            for c in r.configs:
+                row = TOPIC.find(c.name)
+                if c.config_operation == DELETE:
+                    configs.pop(row.name, None)
+                elif c.config_operation == SET and c.value is not None:
+                    configs[row.name] = c.value
+                elif c.config_operation in (APPEND, SUBTRACT):
+                    raise ConfigError(f"config {c.name} is no list", hint="set it instead of appending or subtracting")
+                else:
+                    raise ConfigError(f"config {c.name}: operation {c.config_operation} without a value", hint="give a value, or delete it")
+            return configs
+
+        rows = [self._change(r, request.validate_only, new_configs) for r in request.resources]
+        return build(p.IncrementalAlterConfigsResponse, responses=rows)
+
+    def _change(self, r: Any, validate_only: bool, new_configs: Any) -> dict[str, Any]:
+        def result(code: int, message: str | None) -> dict[str, Any]:
+            return {"error_code": code, "error_message": message, "resource_type": r.resource_type, "resource_name": r.resource_name}
+
+        if r.resource_type == BROKER_RESOURCE:
+            return result(
+                ErrorCode.INVALID_REQUEST,
+                "the broker's properties cannot change while it runs; set them in its properties file and restart it",
+            )
+        if r.resource_type != TOPIC_RESOURCE:
+            return result(ErrorCode.INVALID_REQUEST, f"resources of type {r.resource_type} have no configs here")
+        topics = self._server.topics
+        topic = topics.get(r.resource_name)
+        if topic is None or topic.deleting:
+            return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {r.resource_name}")
+        if len({c.name for c in r.configs}) != len(r.configs):
+            return result(ErrorCode.INVALID_REQUEST, f"a config of topic {topic.name} is in the request twice")
+        try:
+            configs = new_configs(topic, r)
+            if validate_only:
+                topics.check_configs(configs)
+            else:
+                topics.configure(topic, configs)
+        except KdirectError as e:
+            return result(*explain(e, f"change of topic {topic.name}"))
+        return result(0, None)
+
+    def list_resources(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        kinds = request.resource_types if header.api_version >= 1 else [16]  # version 0 lists client metrics only
+        rows: list[dict[str, Any]] = []
+        if not kinds and header.api_version >= 1:
+            kinds = [TOPIC_RESOURCE, BROKER_RESOURCE]
+        if TOPIC_RESOURCE in kinds:
+            rows += [{"resource_name": t.name, "resource_type": TOPIC_RESOURCE} for t in self._server.topics if not t.deleting]
+        if BROKER_RESOURCE in kinds:
+            rows.append({"resource_name": str(self._server.config["node.id"]), "resource_type": BROKER_RESOURCE})
+        return build(p.ListConfigResourcesResponse, error_code=0, config_resources=rows)
+
+    def table(self) -> Iterable[tuple[str, Any, bool]]:
+        return (
+            ("DescribeConfigs", self.describe, True),
+            ("AlterConfigs", self.alter, True),
+            ("IncrementalAlterConfigs", self.alter_incrementally, True),
+            ("ListConfigResources", self.list_resources, True),
+        )

@@ -1,0 +1,313 @@
+"""Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch, InitProducerId.
+
+Law: record bytes are neither copied nor decoded here.  A produced batch goes from the receive buffer to the
+partition, a fetched one from the segment's mapping to the socket.  Errors are per partition and leave the
+others alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kdirect.broker.failures import explain
+from kdirect.broker.topics import INTERNAL_TOPICS
+from kdirect.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
+from kdirect.format import protocol as p
+from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+from kdirect.log.partition import Partition
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.broker.connection import Connection
+    from kdirect.broker.server import BrokerServer
+
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+_TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
+
+_KERNEL_MESSAGES = {
+    ErrorCode.CORRUPT_MESSAGE: "a record batch is damaged: its frame or CRC does not match",
+    ErrorCode.MESSAGE_TOO_LARGE: "a record batch is larger than max.message.bytes of the topic",
+    ErrorCode.INVALID_RECORD: "the records are not whole record batches (v2) that this topic takes",
+    ErrorCode.INVALID_TIMESTAMP: "a timestamp is further from the broker's clock than the topic allows",
+    ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
+}
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class DataHandlers:
+    """Handlers of the data path; one for the broker."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self._server = server
+        self._fetch_max_bytes: int = server.config["fetch.max.bytes"]
+
+    # -- Produce -----------------------------------------------------------------------------------------
+
+    def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> list[Any] | Awaitable[list[Any] | None] | None:
+        version = header.api_version
+        refusal: tuple[int, str] | None = None
+        if version < 3:
+            refusal = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batch v2 is taken (Produce version 3 and later)"
+        elif request.acks not in (-1, 0, 1):
+            refusal = ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
+        elif request.transactional_id is not None:
+            refusal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _TRANSACTIONS
+        topics: list[tuple[str, list[Produced]]] = []
+        to_flush: list[Partition] = []
+        now_ms = _wall_ms()
+        for topic in request.topic_data:
+            done = []
+            for data in topic.partition_data:
+                if refusal is not None:
+                    done.append(Produced(data.index, refusal[0], -1, -1, -1, refusal[1]))
+                else:
+                    done.append(self._append(topic.name, data.index, data.records, now_ms, to_flush))
+            topics.append((topic.name, done))
+        if request.acks == 0:
+            failed = [f"{name}-{d.partition}: {p.error_kind(d.error).name}" for name, done in topics for d in done if d.error]
+            if failed:  # the only way to tell a producer that asked for no answer
+                connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
+            return None
+        if to_flush:
+            return self._acknowledge_flushed(version, topics, to_flush)
+        return [produce_response(version, topics)]
+
+    def _append(self, name: str, index: int, records: Any, now_ms: int, to_flush: list[Partition]) -> Produced:
+        server = self._server
+        try:
+            if name in INTERNAL_TOPICS:
+                return Produced(index, ErrorCode.INVALID_TOPIC_EXCEPTION, -1, -1, -1, f"topic {name} is the broker's own")
+            partition = server.topics.partition(name, index)
+            if not records:
+                return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
+            if server.access is not None:
+                server.access.before_append(partition)
+            result = partition.append(records, now_ms)
+        except UnknownTopicError as e:
+            return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
+        except Exception as e:
+            server.counters.append_errors += 1
+            code, message = explain(e, f"append to {name}-{index}")
+            return Produced(index, code, -1, -1, -1, message)
+        if result.error:
+            server.counters.append_errors += 1
+            return Produced(index, result.error, -1, -1, partition.log_start_offset, _KERNEL_MESSAGES.get(result.error))
+        server.counters.appends += 1
+        server.counters.append_bytes += len(records)
+        if partition.config.flush_before_ack:
+            to_flush.append(partition)
+        else:
+            server.waiters.notify(partition.topic_partition, len(records))
+        return Produced(index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None)
+
+    async def _acknowledge_flushed(self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]) -> list[Any]:
+        """Answer once what was appended is on disk (`log.flush.before.ack`)."""
+        outcomes = await asyncio.gather(*(self._server.flusher.flushed(x) for x in partitions), return_exceptions=True)
+        failed = {x.topic_partition: e for x, e in zip(partitions, outcomes, strict=True) if isinstance(e, BaseException)}
+        if failed:
+            topics = [
+                (name, [self._failed_flush(name, d, failed.get(TopicPartition(name, d.partition))) for d in done]) for name, done in topics
+            ]
+        return [produce_response(version, topics)]
+
+    def _failed_flush(self, name: str, done: Produced, error: BaseException | None) -> Produced:
+        if error is None or done.error:
+            return done
+        code, message = explain(error, f"flush of {name}-{done.partition}")
+        return Produced(done.partition, code, -1, -1, done.log_start_offset, message)
+
+    # -- Fetch -------------------------------------------------------------------------------------------
+
+    def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> list[Any] | Awaitable[list[Any]]:
+        version = header.api_version
+        if request.session_id != 0:  # sessions are never given out
+            return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
+        result, size, urgent = self._collect(request)
+        if size >= request.min_bytes or request.max_wait_ms <= 0 or urgent or not result:
+            return fetch_response(version, 0, result)
+        return self._wait_for_records(version, request, size)
+
+    async def _wait_for_records(self, version: int, request: Any, size: int) -> list[Any]:
+        """Long poll: look again when records arrive, answer when there are enough or time is up."""
+        server = self._server
+        partitions = [TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions]
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + request.max_wait_ms / 1000
+        server.counters.fetch_waits += 1
+        while True:
+            waiter = server.waiters.add(partitions, request.min_bytes - size)
+            timer = loop.call_at(deadline, waiter.wake)
+            try:
+                if server.access is not None:
+                    for tp in partitions:
+                        server.access.watch(tp)
+                # Records that came between the first look and the registration have woken nobody.
+                result, size, urgent = self._collect(request)
+                if size >= request.min_bytes or urgent or server.waiters.closed:
+                    return fetch_response(version, 0, result)
+                await waiter.future
+            finally:
+                timer.cancel()
+                server.waiters.remove(waiter)
+            result, size, urgent = self._collect(request)
+            if size >= request.min_bytes or urgent or loop.time() >= deadline or server.waiters.closed:
+                return fetch_response(version, 0, result)
+
+    def _collect(self, request: Any) -> tuple[list[tuple[str, list[Fetched]]], int, bool]:
+        """What there is to answer now: (topics, bytes of records, does an error make waiting pointless?)."""
+        room = min(request.max_bytes, self._fetch_max_bytes)
+        committed_only = request.isolation_level == 1
+        total = 0
+        urgent = False
+        topics = []
+        for topic in request.topics:
+            fetched = []
+            for x in topic.partitions:
+                one = self._read(topic.topic, x, room - total, committed_only, total == 0)
+                total += one.size
+                urgent = urgent or one.error != 0
+                fetched.append(one)
+            topics.append((topic.topic, fetched))
+        return topics, total, urgent
+
+    def _read(self, name: str, x: Any, room: int, committed_only: bool, first: bool) -> Fetched:
+        index = x.partition
+        try:
+            partition = self._server.topics.partition(name, index)
+            error = _epoch_error(partition, x.current_leader_epoch)
+            if error:
+                return Fetched(index, error, -1, -1, -1, (), 0)
+            high_watermark = partition.high_watermark
+            stable = partition.last_stable_offset
+            start = partition.log_start_offset
+            limit = min(x.partition_max_bytes, room)
+            end = stable if committed_only else high_watermark
+            if x.fetch_offset >= end or (limit <= 0 and not first):
+                if not start <= x.fetch_offset <= partition.log_end_offset:
+                    return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0)
+                return Fetched(index, 0, high_watermark, stable, start, (), 0)
+            buffers = partition.read(x.fetch_offset, max(limit, 1), committed_only=committed_only)
+            size = sum(len(b) for b in buffers)
+            if size > limit and not first:  # the first batch is larger than what is left: next time
+                buffers, size = [], 0
+            return Fetched(index, 0, high_watermark, stable, start, buffers, size)
+        except UnknownTopicError:
+            return Fetched(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, (), 0)
+        except OffsetOutOfRangeError:
+            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0)
+        except Exception as e:
+            return Fetched(index, explain(e, f"read of {name}-{index}")[0], -1, -1, -1, (), 0)
+
+    # -- offsets -----------------------------------------------------------------------------------------
+
+    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        committed_only = request.isolation_level == 1
+        return build(
+            p.ListOffsetsResponse,
+            topics=[
+                {"name": t.name, "partitions": [self._list_offset(t.name, x, committed_only) for x in t.partitions]} for t in request.topics
+            ],
+        )
+
+    def _list_offset(self, name: str, x: Any, committed_only: bool) -> dict[str, Any]:
+        out = {"partition_index": x.partition_index, "error_code": 0, "timestamp": -1, "offset": -1, "leader_epoch": -1}
+        try:
+            partition = self._server.topics.partition(name, x.partition_index)
+            error = _epoch_error(partition, x.current_leader_epoch)
+            if error:
+                return {**out, "error_code": error}
+            found = self._find_offset(partition, x.timestamp, committed_only)
+        except UnknownTopicError:
+            return {**out, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        except Exception as e:
+            return {**out, "error_code": explain(e, f"offset lookup in {name}-{x.partition_index}")[0]}
+        if found is None:
+            return out
+        return {**out, "offset": found[0], "timestamp": found[1], "leader_epoch": partition.leader_epoch}
+
+    def _find_offset(self, partition: Partition, timestamp: int, committed_only: bool) -> tuple[int, int] | None:
+        """(offset, its timestamp or -1)."""
+        end = partition.last_stable_offset if committed_only else partition.high_watermark
+        if timestamp == LATEST_OFFSET:
+            return end, -1
+        if timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL):
+            return partition.log_start_offset, -1
+        if timestamp == MAX_TIMESTAMP:
+            found = partition.largest_timestamp()
+        elif timestamp >= 0:
+            found = partition.offset_for_timestamp(timestamp)
+        else:  # of tiered storage, which there is none of
+            return None
+        return found if found is not None and found[0] < end else None
+
+    def offset_for_leader_epoch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return build(
+            p.OffsetForLeaderEpochResponse,
+            topics=[{"topic": t.topic, "partitions": [self._epoch_end(t.topic, x) for x in t.partitions]} for t in request.topics],
+        )
+
+    def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
+        out = {"error_code": 0, "partition": x.partition, "leader_epoch": -1, "end_offset": -1}
+        try:
+            partition = self._server.topics.partition(name, x.partition)
+            error = _epoch_error(partition, x.current_leader_epoch)
+            if error:
+                return {**out, "error_code": error}
+            epoch, end = partition.end_offset_for_epoch(x.leader_epoch)
+            return {**out, "leader_epoch": epoch, "end_offset": end}
+        except Exception as e:
+            return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
+
+    def delete_records(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return build(
+            p.DeleteRecordsResponse,
+            topics=[{"name": t.name, "partitions": [self._delete_before(t.name, x) for x in t.partitions]} for t in request.topics],
+        )
+
+    def _delete_before(self, name: str, x: Any) -> dict[str, Any]:
+        out = {"partition_index": x.partition_index, "low_watermark": -1, "error_code": 0}
+        try:
+            if name in INTERNAL_TOPICS:
+                return {**out, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
+            partition = self._server.topics.partition(name, x.partition_index)
+            partition.delete_records(partition.high_watermark if x.offset == -1 else x.offset)
+            return {**out, "low_watermark": partition.log_start_offset}
+        except Exception as e:
+            return {**out, "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0]}
+
+    def init_producer_id(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        if request.transactional_id is not None:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.transactional_id else ErrorCode.INVALID_REQUEST
+            return build(p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1)
+        try:
+            return build(p.InitProducerIdResponse, error_code=0, producer_id=self._server.topics.next_producer_id(), producer_epoch=0)
+        except LogError as e:
+            return build(p.InitProducerIdResponse, error_code=explain(e, "a new producer id")[0], producer_id=-1, producer_epoch=-1)
+
+    def table(self) -> Iterable[tuple[str, Any, bool]]:
+        """(API name, handler, does it hold up later requests while it waits?)."""
+        return (
+            ("Produce", self.produce, False),
+            ("Fetch", self.fetch, False),
+            ("ListOffsets", self.list_offsets, True),
+            ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),
+            ("DeleteRecords", self.delete_records, True),
+            ("InitProducerId", self.init_producer_id, True),
+        )
+
+
+def _epoch_error(partition: Partition, asked: int) -> int:
+    """Is a client's idea of the leader epoch (-1: none) out of date?"""
+    if asked < 0 or asked == partition.leader_epoch:
+        return 0
+    return ErrorCode.FENCED_LEADER_EPOCH if asked < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH

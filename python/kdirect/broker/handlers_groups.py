@@ -1,0 +1,477 @@
+"""Requests about consumer groups: membership, offsets, administration.
+
+Turns requests into events of the group coordinator and carries out its effects; offsets go to the offset
+store.  Joining and syncing may wait for other members: such a request is answered through a future, which
+is the coordinator's token for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kdirect.broker.failures import explain
+from kdirect.broker.groups import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    FOREVER,
+    PREPARING,
+    STABLE,
+    Effect,
+    Group,
+    GroupCoordinator,
+    GroupSettings,
+    JoinResult,
+    Member,
+    Persist,
+    SyncResult,
+)
+from kdirect.broker.offsets import LoadedGroup
+from kdirect.errors import FormatError, KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.group_records import CommittedOffset, GroupRecord, MemberRecord, subscribed_topics
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.broker.connection import Connection
+    from kdirect.broker.server import BrokerServer
+
+GROUP_KEY = 0
+TRANSACTION_KEY = 1
+
+
+def _clock_ms() -> float:
+    return time.monotonic() * 1000
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+class GroupHandlers:
+    """Handlers about groups; one for the broker."""
+
+    def __init__(self, server: BrokerServer) -> None:
+        self._server = server
+        config = server.config
+        self.coordinator = GroupCoordinator(
+            GroupSettings(
+                min_session_timeout_ms=config["group.min.session.timeout.ms"],
+                max_session_timeout_ms=config["group.max.session.timeout.ms"],
+                initial_rebalance_delay_ms=config["group.initial.rebalance.delay.ms"],
+                max_size=config["group.max.size"],
+            )
+        )
+        self._metadata_max: int = config["offset.metadata.max.bytes"]
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = FOREVER
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def restore(self, loaded: Iterable[LoadedGroup]) -> None:
+        """Groups as they were when the broker stopped: members go on with their heartbeats, or their sessions end."""
+        now = _clock_ms()
+        for item in loaded:
+            r = item.record
+            group = Group(
+                item.group_id,
+                generation=r.generation,
+                protocol_type=r.protocol_type or None,
+                protocol=r.protocol,
+                leader=r.leader,
+                since_ms=now,
+            )
+            for m in r.members:
+                group.members[m.member_id] = Member(
+                    m.member_id,
+                    m.instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.session_timeout_ms,
+                    m.rebalance_timeout_ms,
+                    [(r.protocol or "", m.subscription)],
+                    m.assignment,
+                    deadline=now + m.session_timeout_ms,
+                )
+                if m.instance_id is not None:
+                    group.static[m.instance_id] = m.member_id
+            group.state = STABLE if group.members else EMPTY
+            self.coordinator.groups[group.group_id] = group
+            self._arm(group.group_id)
+
+    def close(self) -> None:
+        """Answer everybody who waits: the broker goes, the coordinator is elsewhere or back soon."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        for group in self.coordinator.groups.values():
+            for m in group.members.values():
+                for token, result in (
+                    (m.join_token, JoinResult(ErrorCode.NOT_COORDINATOR, member_id=m.member_id)),
+                    (m.sync_token, SyncResult(ErrorCode.NOT_COORDINATOR)),
+                ):
+                    if isinstance(token, asyncio.Future) and not token.done():
+                        token.set_result(result)
+
+    def _run(self, group_id: str, effects: list[Effect]) -> None:
+        """Carry out effects, in order."""
+        for effect in effects:
+            if isinstance(effect, Persist):
+                self._persist(effect.group)
+            else:
+                token: Any = effect.token
+                if not token.done():
+                    token.set_result(effect.result)
+        self._arm(group_id)
+
+    def _persist(self, group: Group) -> None:
+        members = tuple(
+            MemberRecord(
+                m.member_id,
+                m.instance_id,
+                m.client_id,
+                m.client_host,
+                m.rebalance_timeout_ms,
+                m.session_timeout_ms,
+                m.metadata(group.protocol),
+                m.assignment,
+            )
+            for m in group.members.values()
+        )
+        record = GroupRecord(group.protocol_type or "", group.generation, group.protocol, group.leader, _wall_ms(), members)
+        try:
+            self._server.offsets.save_group(group.group_id, record)
+        except KdirectError as e:
+            # The group works on; after a restart its members have to join again.
+            explain(e, f"saving of group {group.group_id}")
+
+    def _arm(self, group_id: str) -> None:
+        """Have the timer fire at the group's next deadline, if that is earlier than what it is set to."""
+        at = self.coordinator.deadline(group_id)
+        if at >= self._timer_at:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = at
+        self._timer = asyncio.get_running_loop().call_later(max(0.0, (at - _clock_ms()) / 1000), self._expire)
+
+    def _expire(self) -> None:
+        self._timer = None
+        self._timer_at = FOREVER
+        for effect in self.coordinator.expire(_clock_ms()):
+            self._run("", [effect])
+        for group_id in list(self.coordinator.groups):
+            self._arm(group_id)
+
+    def expire_offsets(self) -> None:
+        """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
+        retention_ms = self._server.config["offsets.retention.minutes"] * 60_000
+        now, wall = _clock_ms(), _wall_ms()
+        store = self._server.offsets
+        for group_id in store.groups():
+            group = self.coordinator.groups.get(group_id)
+            if group is not None and (group.state != EMPTY or (group.generation > 0 and now - group.since_ms < retention_ms)):
+                continue
+            store.expire(group_id, wall - retention_ms)
+        for group in list(self.coordinator.groups.values()):
+            if group.state == EMPTY and not group.pending and now - group.since_ms >= retention_ms and not store.offsets(group.group_id):
+                store.forget_group(group.group_id)
+                del self.coordinator.groups[group.group_id]
+
+    # -- finding -----------------------------------------------------------------------------------------
+
+    def find_coordinator(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        host, port = self._server.advertised(connection)
+        node = self._server.config["node.id"]
+        keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
+        rows = []
+        for key in keys:
+            if request.key_type == GROUP_KEY:
+                rows.append({"key": key, "node_id": node, "host": host, "port": port, "error_code": 0, "error_message": None})
+            else:
+                code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.key_type == TRANSACTION_KEY else ErrorCode.INVALID_REQUEST
+                rows.append(
+                    {
+                        "key": key,
+                        "node_id": -1,
+                        "host": "",
+                        "port": -1,
+                        "error_code": code,
+                        "error_message": "this broker coordinates consumer groups; transactions are not available",
+                    }
+                )
+        if header.api_version >= 4:
+            return build(p.FindCoordinatorResponse, coordinators=rows)
+        row = rows[0]
+        del row["key"]
+        return build(p.FindCoordinatorResponse, **row)
+
+    # -- membership --------------------------------------------------------------------------------------
+
+    def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+        version = header.api_version
+        future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
+        rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
+        effects = self.coordinator.join(
+            future, request.group_id, request.member_id, request.group_instance_id if version >= 5 else None, header.client_id or "",
+            "/" + connection.peer.rpartition(":")[0], request.session_timeout_ms, max(0, rebalance), request.protocol_type,
+            [(x.name, x.metadata) for x in request.protocols], _clock_ms(), require_member_id=version >= 4, understands_skip=version >= 9,
+        )  # fmt: skip
+        self._run(request.group_id, effects)
+        if future.done():
+            return self._joined(version, future.result())
+        return self._join_later(version, future)
+
+    async def _join_later(self, version: int, future: asyncio.Future[JoinResult]) -> Any:
+        return self._joined(version, await future)
+
+    def _joined(self, version: int, r: JoinResult) -> Any:
+        protocol = r.protocol if r.protocol is not None or version >= 7 else ""
+        return build(
+            p.JoinGroupResponse, error_code=r.error, generation_id=r.generation, protocol_type=r.protocol_type, protocol_name=protocol,
+            leader=r.leader, skip_assignment=r.skip_assignment, member_id=r.member_id,
+            members=[{"member_id": m, "group_instance_id": i, "metadata": data} for m, i, data in r.members],
+        )  # fmt: skip
+
+    def sync(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+        version = header.api_version
+        future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
+        effects = self.coordinator.sync(
+            future, request.group_id, request.generation_id, request.member_id, request.group_instance_id if version >= 3 else None,
+            request.protocol_type if version >= 5 else None, request.protocol_name if version >= 5 else None,
+            [(a.member_id, a.assignment) for a in request.assignments], _clock_ms(),
+        )  # fmt: skip
+        self._run(request.group_id, effects)
+        if future.done():
+            return self._synced(future.result())
+        return self._sync_later(future)
+
+    async def _sync_later(self, future: asyncio.Future[SyncResult]) -> Any:
+        return self._synced(await future)
+
+    def _synced(self, r: SyncResult) -> Any:
+        return build(
+            p.SyncGroupResponse, error_code=r.error, protocol_type=r.protocol_type, protocol_name=r.protocol, assignment=r.assignment
+        )
+
+    def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        instance = request.group_instance_id if header.api_version >= 3 else None
+        code = self.coordinator.heartbeat(request.group_id, request.generation_id, request.member_id, instance, _clock_ms())
+        return build(p.HeartbeatResponse, error_code=code)
+
+    def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        now = _clock_ms()
+        if header.api_version < 3:
+            code, effects = self.coordinator.leave(request.group_id, request.member_id, None, now)
+            self._run(request.group_id, effects)
+            return build(p.LeaveGroupResponse, error_code=code)
+        rows = []
+        for m in request.members:
+            code, effects = self.coordinator.leave(request.group_id, m.member_id, m.group_instance_id, now)
+            self._run(request.group_id, effects)
+            rows.append({"member_id": m.member_id, "group_instance_id": m.group_instance_id, "error_code": code})
+        return build(p.LeaveGroupResponse, error_code=0, members=rows)
+
+    # -- offsets -----------------------------------------------------------------------------------------
+
+    def offset_commit(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+        version = header.api_version
+        error = self.coordinator.check_commit(
+            request.group_id,
+            request.generation_id_or_member_epoch,
+            request.member_id,
+            request.group_instance_id if version >= 7 else None,
+            _clock_ms(),
+        )
+        self._arm(request.group_id)
+        now = _wall_ms()
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        rows = []
+        for t in request.topics:
+            parts = []
+            for x in t.partitions:
+                code = error or self._check_offset(t.name, x)
+                if not code:
+                    epoch = x.committed_leader_epoch if version >= 6 else -1
+                    offsets[TopicPartition(t.name, x.partition_index)] = CommittedOffset(
+                        x.committed_offset, epoch, x.committed_metadata or "", now
+                    )
+                parts.append({"partition_index": x.partition_index, "error_code": code})
+            rows.append({"name": t.name, "partitions": parts})
+        try:
+            partition = self._server.offsets.commit(request.group_id, offsets)
+        except KdirectError as e:
+            self._fail_rows(rows, e)
+            partition = None
+        if partition is not None and partition.config.flush_before_ack:
+            return self._commit_flushed(partition, rows)
+        return build(p.OffsetCommitResponse, topics=rows)
+
+    async def _commit_flushed(self, partition: Any, rows: list[dict[str, Any]]) -> Any:
+        try:
+            await self._server.flusher.flushed(partition)
+        except (KdirectError, OSError) as e:
+            self._fail_rows(rows, e)
+        return build(p.OffsetCommitResponse, topics=rows)
+
+    def _fail_rows(self, rows: list[dict[str, Any]], error: BaseException) -> None:
+        explain(error, "a commit of offsets")
+        for row in rows:
+            for part in row["partitions"]:
+                # Kafka's clients retry this one; they do not expect a storage error from a coordinator.
+                part["error_code"] = part["error_code"] or ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+    def _check_offset(self, topic: str, x: Any) -> int:
+        if len((x.committed_metadata or "").encode()) > self._metadata_max:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        known = self._server.topics.get(topic)
+        if known is None or known.deleting or not 0 <= x.partition_index < known.partition_count:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return 0
+
+    def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        if header.api_version >= 8:
+            groups = [{"group_id": g.group_id, "topics": self._fetched(g.group_id, g.topics), "error_code": 0} for g in request.groups]
+            return build(p.OffsetFetchResponse, groups=groups)
+        return build(p.OffsetFetchResponse, error_code=0, topics=self._fetched(request.group_id, request.topics))
+
+    def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
+        known = self._server.offsets.offsets(group)
+        wanted: dict[str, list[int]] = {}
+        if topics is None:
+            for tp in known:
+                wanted.setdefault(tp.topic, []).append(tp.partition)
+        else:
+            for t in topics:
+                wanted.setdefault(t.name, []).extend(t.partition_indexes)
+        rows = []
+        for name, indexes in wanted.items():
+            parts = []
+            for i in indexes:
+                c = known.get(TopicPartition(name, i)) or CommittedOffset(-1, -1, "", 0)
+                parts.append(
+                    {
+                        "partition_index": i,
+                        "committed_offset": c.offset,
+                        "committed_leader_epoch": c.leader_epoch,
+                        "metadata": c.metadata,
+                        "error_code": 0,
+                    }
+                )
+            rows.append({"name": name, "partitions": parts})
+        return rows
+
+    def offset_delete(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        group = self.coordinator.groups.get(request.group_id)
+        if group is None and request.group_id not in self._server.offsets.groups():
+            return build(p.OffsetDeleteResponse, error_code=ErrorCode.GROUP_ID_NOT_FOUND, topics=[])
+        used: frozenset[str] = frozenset()
+        if group is not None and group.members:
+            if group.protocol_type != "consumer":
+                return build(p.OffsetDeleteResponse, error_code=ErrorCode.NON_EMPTY_GROUP, topics=[])
+            used = self._subscribed(group)
+        gone, rows = [], []
+        for t in request.topics:
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if t.name in used else ErrorCode.NONE
+            if not code:
+                gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
+            rows.append({"name": t.name, "partitions": [{"partition_index": x.partition_index, "error_code": code} for x in t.partitions]})
+        try:
+            self._server.offsets.forget(request.group_id, gone)
+        except KdirectError as e:
+            return build(p.OffsetDeleteResponse, error_code=explain(e, "deletion of offsets")[0], topics=[])
+        return build(p.OffsetDeleteResponse, error_code=0, topics=rows)
+
+    def _subscribed(self, group: Group) -> frozenset[str]:
+        out: set[str] = set()
+        for m in group.members.values():
+            try:
+                out |= subscribed_topics(m.metadata(group.protocol or (m.protocols[0][0] if m.protocols else None)))
+            except FormatError:  # a client's own format: we cannot tell
+                pass
+        return frozenset(out)
+
+    # -- administration ----------------------------------------------------------------------------------
+
+    def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        states = {s.lower() for s in request.states_filter} if header.api_version >= 4 else set()
+        types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
+        rows = []
+        for name in sorted({*self.coordinator.groups, *self._server.offsets.groups()}):
+            group = self.coordinator.groups.get(name)
+            state = group.state if group is not None else EMPTY
+            kind = (group.protocol_type if group is not None else None) or ""
+            if (not states or state.lower() in states) and (not types or "classic" in types):
+                rows.append({"group_id": name, "protocol_type": kind, "group_state": state, "group_type": "classic"})
+        return build(p.ListGroupsResponse, error_code=0, groups=rows)
+
+    def describe_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return build(p.DescribeGroupsResponse, groups=[self._describe(g, header.api_version) for g in request.groups])
+
+    def _describe(self, name: str, version: int) -> dict[str, Any]:
+        group = self.coordinator.groups.get(name)
+        out: dict[str, Any] = {
+            "error_code": 0,
+            "error_message": None,
+            "group_id": name,
+            "group_state": DEAD,
+            "protocol_type": "",
+            "protocol_data": "",
+            "members": [],
+        }
+        if group is None:
+            if name in self._server.offsets.groups():
+                out["group_state"] = EMPTY
+            elif version >= 6:
+                out.update(error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=f"there is no group {name}")
+            return out
+        stable = group.state in (STABLE, COMPLETING)
+        out.update(group_state=group.state, protocol_type=group.protocol_type or "", protocol_data=(group.protocol or "") if stable else "")
+        out["members"] = [
+            {
+                "member_id": m.member_id,
+                "group_instance_id": m.instance_id,
+                "client_id": m.client_id,
+                "client_host": m.client_host,
+                "member_metadata": m.metadata(group.protocol) if stable else b"",
+                "member_assignment": m.assignment if group.state == STABLE else b"",
+            }
+            for m in group.members.values()
+        ]
+        return out
+
+    def delete_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return build(p.DeleteGroupsResponse, results=[{"group_id": g, "error_code": self._delete(g)} for g in request.groups_names])
+
+    def _delete(self, name: str) -> int:
+        group = self.coordinator.groups.get(name)
+        if group is None and name not in self._server.offsets.groups():
+            return ErrorCode.GROUP_ID_NOT_FOUND
+        if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
+            return ErrorCode.NON_EMPTY_GROUP
+        try:
+            self._server.offsets.forget_group(name)
+        except KdirectError as e:
+            return explain(e, f"deletion of group {name}")[0]
+        self.coordinator.groups.pop(name, None)
+        return 0
+
+    def table(self) -> Iterable[tuple[str, Any, bool]]:
+        return (
+            ("FindCoordinator", self.find_coordinator, True),
+            ("JoinGroup", self.join, True),
+            ("SyncGroup", self.sync, True),
+            ("Heartbeat", self.heartbeat, True),
+            ("LeaveGroup", self.leave, True),
+            ("OffsetCommit", self.offset_commit, True),
+            ("OffsetFetch", self.offset_fetch, True),
+            ("OffsetDelete", self.offset_delete, True),
+            ("ListGroups", self.list_groups, True),
+            ("DescribeGroups", self.describe_groups, True),
+            ("DeleteGroups", self.delete_groups, True),
+        )

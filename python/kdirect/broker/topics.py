@@ -1,0 +1,284 @@
+"""Which topics there are: ids, partition counts, configs; and the small files that remember them.
+
+Owns: ``topics.json`` (topics) and ``producer_ids`` (the next block of producer ids), both in the first log
+directory.  The partitions' directories with everything in them are the log's.
+
+Invariants: a file is replaced whole (written beside, synced, renamed), so a crash leaves the old or the new
+one; a topic is in ``topics.json`` before its first directory exists, and is marked there before its first
+directory goes, so that a crash in between is finished at the next start.  Directories that no topic claims
+(a copied Kafka log) are adopted.
+
+The registry decides and remembers; it is called on the event loop only.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, UnknownTopicError
+from kdirect.log.config import LogConfig
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
+from kdirect.model import TopicPartition, check_topic_name
+
+OFFSETS_TOPIC = "__consumer_offsets"
+INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
+MAX_PARTITIONS = 100_000
+PRODUCER_ID_BLOCK = 1000
+
+
+class TopicExistsError(LogError):
+    """A topic of that name, or one whose metrics name collides, exists."""
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Put `text` in place of the file, so that a crash leaves either; LogError names the file."""
+    beside = path.with_name(path.name + ".tmp")
+    try:
+        with open(beside, "w", encoding="utf-8") as f:
+            f.write(text)
+            f.flush()
+            os.fsync(f.fileno())
+        os.replace(beside, path)
+        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except OSError as e:
+        raise LogError(f"cannot write {path}: {e.strerror}", hint="check space and permissions of the log directory") from e
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise CorruptLogError(f"cannot read {path}: {e}", hint="restore it, or move the log directory away") from e
+
+
+@dataclass(slots=True)
+class Topic:
+    """One topic.  `configs` are the properties that it sets itself, as text."""
+
+    name: str
+    topic_id: uuid.UUID
+    partition_count: int
+    configs: dict[str, str] = field(default_factory=dict)
+    deleting: bool = False
+
+    @property
+    def internal(self) -> bool:
+        return self.name in INTERNAL_TOPICS
+
+
+def kafka_uuid(value: uuid.UUID) -> str:
+    """Kafka's way to write a UUID: 22 characters of URL-safe base 64."""
+    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
+
+
+def parse_kafka_uuid(text: str) -> uuid.UUID:
+    """The reverse of `kafka_uuid`; ValueError."""
+    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
+
+
+class Registry:
+    """All topics of this broker, by name and by id."""
+
+    def __init__(self, logs: LogManager) -> None:
+        self._file = logs.log_dirs[0] / "topics.json"
+        self._ids_file = logs.log_dirs[0] / "producer_ids"
+        self._logs = logs
+        self._defaults = logs.config
+        self._topics: dict[str, Topic] = {}
+        self._by_id: dict[uuid.UUID, Topic] = {}
+        self._next_producer_id = 0
+        self._producer_id_limit = 0
+
+    # -- life --------------------------------------------------------------------------------------------
+
+    def open(self) -> None:
+        """Read the file, finish what a crash interrupted, make missing partitions, adopt unclaimed ones."""
+        text = _read(self._file)
+        if text is not None:
+            self._load(text)
+        for doomed in [t for t in self._topics.values() if t.deleting]:
+            self._logs.delete_topic(doomed.name)
+            self._forget(doomed)
+        found: dict[str, list[Partition]] = {}
+        for tp, partition in sorted(self._logs.partitions.items()):
+            found.setdefault(tp.topic, []).append(partition)
+        for name, partitions in found.items():
+            count = partitions[-1].topic_partition.partition + 1
+            topic = self._topics.get(name)
+            if topic is None:
+                self._remember(Topic(name, partitions[0].topic_id, count, dict(partitions[0].config.overrides or {})))
+            else:
+                topic.partition_count = max(topic.partition_count, count)
+                if any(dict(x.config.overrides or {}) != topic.configs for x in partitions):
+                    self._logs.alter_topic(name, topic.configs)
+        for topic in self._topics.values():
+            self._make_partitions(topic, 0)
+        self._save()
+
+    def _load(self, text: str) -> None:
+        try:
+            rows = json.loads(text)["topics"]
+            for name, row in rows.items():
+                configs = {str(k): str(v) for k, v in row["configs"].items()}
+                self._remember(
+                    Topic(check_topic_name(name), parse_kafka_uuid(row["id"]), int(row["partitions"]), configs, bool(row.get("deleting")))
+                )
+        except (ValueError, KeyError, TypeError, AttributeError) as e:
+            raise CorruptLogError(
+                f"{self._file} is damaged: {e}",
+                hint="restore it, or remove it: topics are then found by their directories, without their configs",
+            ) from e
+
+    def _save(self) -> None:
+        rows = {}
+        for t in self._topics.values():
+            rows[t.name] = {"id": kafka_uuid(t.topic_id), "partitions": t.partition_count, "configs": t.configs}
+            if t.deleting:
+                rows[t.name]["deleting"] = True
+        replace_file(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
+
+    def _remember(self, topic: Topic) -> None:
+        self._topics[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+
+    def _forget(self, topic: Topic) -> None:
+        self._topics.pop(topic.name, None)
+        self._by_id.pop(topic.topic_id, None)
+
+    # -- looking -----------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Topic | None:
+        return self._topics.get(name)
+
+    def by_id(self, topic_id: uuid.UUID | None) -> Topic | None:
+        return self._by_id.get(topic_id) if topic_id is not None else None
+
+    def __iter__(self) -> Iterator[Topic]:
+        return iter(list(self._topics.values()))
+
+    def __len__(self) -> int:
+        return len(self._topics)
+
+    def log_config(self, topic: Topic) -> LogConfig:
+        """The settings in force for a topic."""
+        return self._defaults.with_overrides(topic.configs)
+
+    # -- changing ----------------------------------------------------------------------------------------
+
+    def check_new(self, name: str, partitions: int, configs: Mapping[str, Any]) -> dict[str, str]:
+        """May this topic be created?  Its configs as text; ConfigError or TopicExistsError."""
+        check_topic_name(name)
+        for other in self._topics:
+            # Kafka's rule: names that differ in '.' and '_' only would share a metrics name.
+            if other == name:
+                raise TopicExistsError(f"topic {name} already exists", hint="choose another name")
+            if other.replace(".", "_") == name.replace(".", "_"):
+                raise ConfigError(f"topic {name} collides with topic {other}", hint="names may not differ in '.' and '_' only")
+        if not 1 <= partitions <= MAX_PARTITIONS:
+            raise ConfigError(f"topic {name}: {partitions} partitions", hint=f"give 1 to {MAX_PARTITIONS}")
+        return dict(self._defaults.with_overrides(configs).overrides or {})
+
+    def check_configs(self, configs: Mapping[str, Any]) -> None:
+        """ConfigError for properties that a topic may not have."""
+        self._defaults.with_overrides(configs)
+
+    def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:
+        """Create a topic with its partitions; ConfigError, TopicExistsError, LogError."""
+        topic = Topic(name, uuid.uuid4(), partitions, self.check_new(name, partitions, configs))
+        self._remember(topic)
+        try:
+            self._save()
+            self._make_partitions(topic, 0)
+        except KdirectError:
+            topic.deleting = True
+            self._logs.delete_topic(name)
+            self._forget(topic)
+            self._save()
+            raise
+        return topic
+
+    def grow(self, topic: Topic, partitions: int) -> None:
+        """Add partitions up to `partitions` in all."""
+        before = topic.partition_count
+        topic.partition_count = partitions
+        try:
+            self._save()
+            self._make_partitions(topic, before)
+        except KdirectError:
+            topic.partition_count = max([before, *(tp.partition + 1 for tp in self._logs.partitions if tp.topic == topic.name)])
+            self._save()
+            raise
+
+    def delete(self, topic: Topic) -> None:
+        """Delete a topic and its partitions."""
+        topic.deleting = True
+        self._save()
+        self._logs.delete_topic(topic.name)
+        self._forget(topic)
+        self._save()
+
+    def configure(self, topic: Topic, configs: Mapping[str, str]) -> None:
+        """Replace the topic's own properties; ConfigError leaves the old ones."""
+        resolved = self._defaults.with_overrides(configs)
+        before = topic.configs
+        topic.configs = dict(resolved.overrides or {})
+        try:
+            self._save()
+        except LogError:
+            topic.configs = before
+            raise
+        self._logs.alter_topic(topic.name, topic.configs)
+
+    def _make_partitions(self, topic: Topic, start: int) -> None:
+        for i in range(start, topic.partition_count):
+            tp = TopicPartition(topic.name, i)
+            if tp not in self._logs.partitions:
+                self._logs.create_partition(tp, topic.configs, topic.topic_id)
+
+    def partition(self, name: str, index: int) -> Partition:
+        """UnknownTopicError names what is missing."""
+        partition = self._logs.partitions.get(TopicPartition(name, index))
+        topic = self._topics.get(name)
+        if partition is None or topic is None or topic.deleting:
+            raise UnknownTopicError(
+                f"partition {name}-{index} does not exist", hint="create the topic, or check its name and number of partitions"
+            )
+        return partition
+
+    # -- producer ids ------------------------------------------------------------------------------------
+
+    def next_producer_id(self) -> int:
+        """A producer id that was never given before, in this run or an earlier one."""
+        if self._next_producer_id >= self._producer_id_limit:
+            text = _read(self._ids_file)
+            try:
+                start = int(text) if text is not None else self._first_producer_id()
+            except ValueError as e:
+                raise CorruptLogError(
+                    f"{self._ids_file} is damaged: {text!r}", hint="write a number above every producer id in use into it"
+                ) from e
+            replace_file(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
+            self._next_producer_id, self._producer_id_limit = start, start + PRODUCER_ID_BLOCK
+        out = self._next_producer_id
+        self._next_producer_id += 1
+        return out
+
+    def _first_producer_id(self) -> int:
+        """0 for a new log.  One that was copied from elsewhere may hold ids that we do not know: start far above them."""
+        empty = all(x.log_end_offset == 0 for x in self._logs.partitions.values())
+        return 0 if empty else int(time.time()) << 20

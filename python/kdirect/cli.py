@@ -1,0 +1,261 @@
+"""The command line: ``kdirect broker`` and a few tools.
+
+Standard output carries what a script may want to read; everything else goes to standard error.  Exit status:
+0 well, 1 the thing failed, 2 the command or its configuration is wrong.  A KdirectError is one line, never a
+stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import kdirect
+from kdirect.errors import ConfigError, KdirectError
+from kdirect.options import BROKER
+
+DEFAULT_BROKER = "127.0.0.1:9092"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the exit status."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.run is None:
+        options.parser.print_help(sys.stderr)
+        return 2
+    logging.basicConfig(
+        level=getattr(logging, options.log_level.upper()), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    try:
+        return int(options.run(options))
+    except ConfigError as e:
+        print(f"kdirect: {e}", file=sys.stderr)
+        return 2
+    except KdirectError as e:
+        print(f"kdirect: {e}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _parser() -> argparse.ArgumentParser:
+    common = argparse.ArgumentParser(add_help=False)
+    common.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what goes to standard error")
+    client = argparse.ArgumentParser(add_help=False, parents=[common])
+    client.add_argument("--broker", "--bootstrap-servers", default=DEFAULT_BROKER, metavar="HOST:PORT", help=f"default {DEFAULT_BROKER}")
+    client.add_argument("--transport", default="auto", choices=("auto", "verbs", "shm", "tcp"), help="how records travel")
+    client.set_defaults(log_level="warning")
+
+    parser = argparse.ArgumentParser(prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA.")
+    parser.set_defaults(run=None, parser=parser, log_level="info")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    _broker_parser(commands, common)
+
+    topic = commands.add_parser("topic", help="create, list, describe, delete topics")
+    topic.set_defaults(parser=topic, run=None)
+    verbs = topic.add_subparsers(title="commands", metavar="COMMAND")
+    create = verbs.add_parser("create", parents=[client], help="create a topic")
+    create.add_argument("name")
+    create.add_argument("--partitions", type=int, default=1)
+    create.add_argument(
+        "--config", action="append", default=[], metavar="KEY=VALUE", help="a property of the topic, e.g. retention.ms=60000"
+    )
+    create.add_argument("--if-not-exists", action="store_true")
+    create.set_defaults(run=_topic_create)
+    listing = verbs.add_parser("list", parents=[client], help="list topics, one a line")
+    listing.add_argument("--internal", action="store_true", help="the broker's own too")
+    listing.set_defaults(run=_topic_list)
+    describe = verbs.add_parser("describe", parents=[client], help="show a topic's partitions, offsets and properties")
+    describe.add_argument("name")
+    describe.set_defaults(run=_topic_describe)
+    delete = verbs.add_parser("delete", parents=[client], help="delete a topic")
+    delete.add_argument("name")
+    delete.add_argument("--if-exists", action="store_true")
+    delete.set_defaults(run=_topic_delete)
+
+    produce = commands.add_parser("produce", parents=[client], help="produce the lines of standard input")
+    produce.add_argument("topic")
+    produce.add_argument("--partition", type=int, help="default: by key, or spread")
+    produce.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value in a line; default: lines have no key")
+    produce.set_defaults(run=_produce)
+    consume = commands.add_parser("consume", parents=[client], help="print a topic's values, one a line")
+    consume.add_argument("topic")
+    consume.add_argument("--partition", type=int, action="append", help="default: all")
+    consume.add_argument("--from", dest="start", default="earliest", metavar="earliest|latest|OFFSET")
+    consume.add_argument("--count", type=int, help="stop after so many records")
+    consume.add_argument("--follow", action="store_true", help="wait for more at the end")
+    consume.add_argument(
+        "--show", default="value", choices=("value", "all"), help="all: partition, offset, timestamp, key, value, separated by tabs"
+    )
+    consume.set_defaults(run=_consume)
+
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+# -- broker ------------------------------------------------------------------------------------------------
+def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
+    broker = commands.add_parser(
+        "broker", parents=[common], help="run a broker",
+        description="Runs a broker until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` once it serves. Flags beat the file.",
+    )  # fmt: skip
+    broker.add_argument("--config", metavar="FILE", help="a Java properties file, such as Kafka's server.properties")
+    broker.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="set a property; repeat for more")
+    properties = broker.add_argument_group("properties (see docs/options.md)")
+    for row in BROKER.rows:
+        flags = ["--" + name.replace(".", "-") for name in (row.name, *row.aliases)]
+        text = row.help.split(". ")[0].replace("%", "%%")
+        properties.add_argument(*flags, dest=f"property:{row.name}", metavar=row.kind.upper(), help=text)
+    broker.set_defaults(run=_broker)
+
+
+def _broker(options: argparse.Namespace) -> int:
+    from kdirect.broker.config import BrokerConfig, read_properties
+    from kdirect.broker.server import BrokerServer
+
+    properties: dict[str, Any] = dict(read_properties(options.config)) if options.config else {}
+    flags = {
+        name.removeprefix("property:"): value for name, value in vars(options).items() if name.startswith("property:") and value is not None
+    }
+    settings = _pairs(options.settings, "--set")
+    for given in (settings, flags):
+        for name in given:
+            row = BROKER.find(name)
+            for other in (row.name, *row.aliases):
+                properties.pop(other, None)
+        properties.update(given)
+    return asyncio.run(_serve(BrokerServer(BrokerConfig(properties))))
+
+
+async def _serve(server: Any) -> int:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    log = logging.getLogger("kdirect.broker")
+    log.info("kdirect %s, log directories: %s", kdirect.__version__, ", ".join(str(d) for d in server.logs.log_dirs))
+    await server.start()
+    print(f"kdirect broker ready on {server.bootstrap_servers.split(',')[0]}", flush=True)
+    await stop.wait()
+    log.info("stopping")
+    await server.stop()
+    log.info("stopped")
+    return 0
+
+
+def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
+    out = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE", hint=f"write for example {flag} num.partitions=3")
+        out[key.strip()] = value.strip()
+    return out
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+def _settings(options: argparse.Namespace) -> dict[str, Any]:
+    return {"bootstrap.servers": options.broker, "transport": options.transport, "client.id": "kdirect-cli"}
+
+
+def _topic_create(options: argparse.Namespace) -> int:
+    admin = kdirect.connect(_settings(options)).admin
+    created = admin.create_topic(
+        options.name, options.partitions, configs=_pairs(options.config, "--config"), if_not_exists=options.if_not_exists
+    )
+    print(f"created {options.name}" if created else f"{options.name} exists")
+    return 0
+
+
+def _topic_list(options: argparse.Namespace) -> int:
+    for name, info in sorted(kdirect.connect(_settings(options)).admin.list_topics(internal=options.internal).items()):
+        print(f"{name}\t{info.partitions}")
+    return 0
+
+
+def _topic_describe(options: argparse.Namespace) -> int:
+    from kdirect.model import TopicPartition
+
+    session = kdirect.connect(_settings(options))
+    info = session.admin.describe_topic(options.name)
+    print(f"topic\t{info.name}\nid\t{info.topic_id or '-'}\npartitions\t{info.partitions}")
+    tps = [TopicPartition(options.name, i) for i in range(info.partitions)]
+    earliest, latest = session.earliest_offsets(tps), session.latest_offsets(tps)
+    for tp in tps:
+        print(f"partition {tp.partition}\toffsets [{earliest[tp]}, {latest[tp]})")
+    for name, entry in sorted(session.admin.describe_configs(options.name).items()):
+        if not entry.is_default:
+            print(f"config {name}\t{entry.value}")
+    return 0
+
+
+def _topic_delete(options: argparse.Namespace) -> int:
+    deleted = kdirect.connect(_settings(options)).admin.delete_topic(options.name, if_exists=options.if_exists)
+    print(f"deleted {options.name}" if deleted else f"{options.name} does not exist")
+    return 0
+
+
+def _produce(options: argparse.Namespace) -> int:
+    count = 0
+    separator = options.key_separator.encode() if options.key_separator else None
+    with kdirect.Producer(_settings(options)) as producer:
+        for line in sys.stdin.buffer:
+            value, key = line.rstrip(b"\r\n"), None
+            if separator is not None:
+                key, found, rest = value.partition(separator)
+                key, value = (key, rest) if found else (None, value)
+            producer.produce(options.topic, value, key=key, partition=options.partition)
+            count += 1
+        producer.flush()
+    print(f"{count} records", file=sys.stderr)
+    return 0
+
+
+def _consume(options: argparse.Namespace) -> int:
+    from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+
+    session = kdirect.connect(_settings(options))
+    try:
+        start = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}.get(options.start)
+        start = int(options.start) if start is None else start
+    except ValueError as e:
+        raise ConfigError(f"--from {options.start!r} is no offset", hint="give earliest, latest or a number") from e
+    indexes = options.partition if options.partition is not None else range(session.admin.describe_topic(options.topic).partitions)
+    tps = [TopicPartition(options.topic, i) for i in indexes]
+    ends = session.latest_offsets(tps)
+    left = options.count if options.count is not None else -1
+    out = sys.stdout.buffer
+    with kdirect.Consumer(_settings(options), session=session) as consumer:
+        consumer.assign(dict.fromkeys(tps, start))
+        while left != 0 and (options.follow or any(consumer.position(tp) < ends[tp] for tp in tps)):
+            record = consumer.poll(500)
+            if record is None:
+                out.flush()
+                continue
+            if options.show == "all":
+                key = b"" if record.key is None else record.key
+                out.write(b"%d\t%d\t%d\t%s\t" % (record.partition, record.offset, record.timestamp, key))
+            out.write((record.value or b"") + b"\n")
+            left -= 1
+    out.flush()
+    return 0
+
+
+def _version(options: argparse.Namespace) -> int:
+    print(f"kdirect {kdirect.__version__}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
