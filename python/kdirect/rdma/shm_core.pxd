@@ -67,6 +67,9 @@ cdef extern from "shm_ring.h" nogil:
     uint64_t kd_compare_swap(uint64_t*, uint64_t, uint64_t)
     int kd_cas32(uint32_t*, uint32_t, uint32_t)
     void kd_fence()
+    void kd_compiler_fence()
+    int kd_register_fences()
+    void kd_heavy_fence(int asymmetric, int everywhere)
     void kd_pause()
     void kd_lock(uint32_t*)
     void kd_unlock(uint32_t*)
@@ -169,7 +172,11 @@ ctypedef struct kd_stats:
     uint64_t wakeups
 
 ctypedef struct kd_cq:
-    uint32_t lock           # guards the attachments and everything pollers own
+    uint32_t light          # this process is registered for heavy fences
+    uint32_t polling        # the poller is inside; with `changing`, guards the attachments
+    uint32_t changing
+    uint32_t guard          # of pollers that come from Python
+    uint32_t lock           # of who changes the attachments
     uint32_t armed          # a local completion must signal `event_fd`
     uint32_t wake
     uint32_t errors         # queue pairs that went to ERROR, ever
@@ -194,6 +201,7 @@ ctypedef struct kd_qp:
     uint32_t max_recv_wr
     uint32_t max_send_bytes
     uint32_t forked
+    uint32_t light          # both processes are registered for heavy fences
     int64_t rnr_timeout_ns
     uint64_t send_mask
     uint64_t recv_mask
@@ -261,20 +269,17 @@ ctypedef struct kd_qp:
     uint32_t recv_failed
 
 # life
+cdef bint fences_register() noexcept
 cdef kd_domain* domain_new() noexcept
 cdef void domain_unref(kd_domain* d) noexcept nogil
-cdef kd_cq* cq_new(int event_fd) noexcept
-cdef void cq_free(kd_cq* cq) noexcept nogil
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept
 cdef void qp_unref(kd_qp* qp) noexcept nogil
-cdef void cq_detach_all(kd_cq* cq) noexcept nogil
-cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil
 # connection
 cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes, uint32_t active_recv_wr,
                          uint32_t passive_send_bytes) noexcept nogil
-cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, uint32_t peer_recv_wr,
-                     uint32_t peer_send_bytes) noexcept nogil
+cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_light,
+                     uint32_t peer_recv_wr, uint32_t peer_send_bytes) noexcept nogil
 cdef void qp_set_ready(kd_qp* qp) noexcept nogil
 cdef void qp_set_error(kd_qp* qp) noexcept nogil
 cdef void qp_quiesce(kd_qp* qp) noexcept nogil
@@ -283,11 +288,3 @@ cdef void link_forget_remotes(kd_qp* qp) noexcept nogil
 cdef int link_send(kd_qp* qp, const kd_message* m, int fd, int64_t timeout_ns) noexcept nogil
 cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogil
 cdef void forked_child() noexcept nogil
-# work
-cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil
-cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil
-cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil
-cdef bint cq_arm(kd_cq* cq) noexcept nogil
-cdef int cq_wait(kd_cq* cq, int64_t deadline, int64_t spin_until) noexcept nogil
-
-cdef kd_wr* qp_reserve(kd_qp* qp, int* rc) noexcept nogil

@@ -46,8 +46,9 @@ HANDSHAKE_TIMEOUT_S = 5.0
 MSG_HELLO = 1
 MSG_WELCOME = 2
 MSG_REFUSED = 3
-_HELLO = struct.Struct("<4sHH16s16sIII")  # magic, version, type, token of the target, own token, qp_num, max_recv_wr, max_send_bytes
-_REPLY = struct.Struct("<4sHHIII")  # magic, version, type, qp_num, max_recv_wr, max_send_bytes; REFUSED: UTF-8 text follows
+# magic, version, type, [HELLO: token of the target, own token,] qp_num, max_recv_wr, max_send_bytes, fences
+_HELLO = struct.Struct("<4sHH16s16sIIII")
+_REPLY = struct.Struct("<4sHHIIII")  # REFUSED: UTF-8 text follows
 _MAGIC = b"KDSL"
 _ADDRESS = struct.Struct("<4sH16s16sQIB")  # magic, version, token, boot id, network namespace, qp_num, length of the name that follows
 _ADDRESS_MAGIC = b"KDSA"
@@ -102,6 +103,7 @@ class Peer:
     qp_num: int
     max_recv_wr: int
     max_send_bytes: int
+    fences: bool  # registered for heavy fences (shm_ring.h)
 
 
 def place() -> tuple[bytes, int]:
@@ -139,16 +141,16 @@ def close_fds(fds: Any) -> None:
 
 
 def send_hello(sock: socket.socket, target: bytes, own: Peer, fds: list[int]) -> None:
-    send_fds(sock, _HELLO.pack(_MAGIC, VERSION, MSG_HELLO, target, own.token, own.qp_num, own.max_recv_wr, own.max_send_bytes), fds)
+    send_fds(sock, _HELLO.pack(_MAGIC, VERSION, MSG_HELLO, target, own.token, own.qp_num, own.max_recv_wr, own.max_send_bytes, own.fences), fds)
 
 
 def send_welcome(sock: socket.socket, own: Peer, fds: list[int]) -> None:
-    send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_WELCOME, own.qp_num, own.max_recv_wr, own.max_send_bytes), fds)
+    send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_WELCOME, own.qp_num, own.max_recv_wr, own.max_send_bytes, own.fences), fds)
 
 
 def send_refused(sock: socket.socket, text: str) -> None:
     with contextlib.suppress(OSError):
-        send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_REFUSED, 0, 0, 0) + text.encode()[:200], [])
+        send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_REFUSED, 0, 0, 0, 0) + text.encode()[:200], [])
 
 
 def _sane(max_recv_wr: int, max_send_bytes: int) -> bool:
@@ -183,9 +185,9 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
         raise TransportError(f"queue pair {address.qp_num} did not answer: {e.strerror or e}",
                              hint="its process is stopped or overloaded; try again, or use transport=tcp") from e
     if len(data) >= _REPLY.size and data[:4] == _MAGIC:
-        _, version, kind, qp_num, max_recv_wr, max_send_bytes = _REPLY.unpack_from(data)
+        _, version, kind, qp_num, max_recv_wr, max_send_bytes, fences = _REPLY.unpack_from(data)
         if version == VERSION and kind == MSG_WELCOME and len(fds) == 3 and _sane(max_recv_wr, max_send_bytes):
-            return Peer(address.token, qp_num, max_recv_wr, max_send_bytes), fds
+            return Peer(address.token, qp_num, max_recv_wr, max_send_bytes, bool(fences)), fds
         if kind == MSG_REFUSED:
             close_fds(fds)
             raise TransportError(f"queue pair {address.qp_num} refused the connection: {data[_REPLY.size:].decode(errors='replace')}",
@@ -371,8 +373,8 @@ class LinkService:
         elif kind != MSG_HELLO or len(data) != _HELLO.size or len(fds) != 2:
             refusal = "malformed greeting"
         else:
-            _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes = _HELLO.unpack(data)
-            peer = Peer(token, qp_num, max_recv_wr, max_send_bytes)
+            _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes, fences = _HELLO.unpack(data)
+            peer = Peer(token, qp_num, max_recv_wr, max_send_bytes, bool(fences))
             with self._lock:
                 qp = self._expected.get(target)
                 if qp is None:

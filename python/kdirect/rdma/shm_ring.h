@@ -41,6 +41,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/membarrier.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
@@ -51,6 +52,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
@@ -92,6 +94,24 @@ static inline void kd_pause(void)
 #elif defined(__aarch64__)
     __asm__ __volatile__("yield");
 #endif
+}
+
+/* Asymmetric fences: the data path pays nothing (light: the compiler keeps the order), who takes
+ * something away or goes to sleep makes every running thread execute a full fence (heavy: membarrier).
+ * Light is allowed only where every party registered and can be heavy; else both are full fences. */
+static inline void kd_compiler_fence(void) { __atomic_signal_fence(__ATOMIC_SEQ_CST); }
+static inline int kd_membarrier(int command) { return (int)syscall(SYS_membarrier, command, 0, 0); }
+/* 1 when this process is registered and the kernel lets it be heavy. */
+static inline int kd_register_fences(void)
+{
+    return kd_membarrier(MEMBARRIER_CMD_REGISTER_PRIVATE_EXPEDITED) == 0 && kd_membarrier(MEMBARRIER_CMD_REGISTER_GLOBAL_EXPEDITED) == 0
+        && kd_membarrier(MEMBARRIER_CMD_PRIVATE_EXPEDITED) == 0 && kd_membarrier(MEMBARRIER_CMD_GLOBAL_EXPEDITED) == 0;
+}
+static inline void kd_heavy_fence(int asymmetric, int everywhere)
+{
+    kd_fence();
+    if (asymmetric)
+        kd_membarrier(everywhere ? MEMBARRIER_CMD_GLOBAL_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 }
 
 /* A lock for sections of nanoseconds that never wait for anything else; a holder that was preempted is

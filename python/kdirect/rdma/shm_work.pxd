@@ -1,0 +1,18 @@
+"""C face of the data side of the shm engine: see shm_work.pyx."""
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from kdirect.rdma.contract cimport work_completion
+from kdirect.rdma.shm_core cimport kd_cq, kd_qp, kd_wr
+
+# work requests: reserve a slot, fill it in, submit
+cdef kd_wr* qp_reserve(kd_qp* qp, int* rc) noexcept nogil
+cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil
+cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil
+# completion queues
+cdef kd_cq* cq_new(int event_fd) noexcept
+cdef void cq_free(kd_cq* cq) noexcept nogil
+cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil
+cdef void cq_detach_all(kd_cq* cq) noexcept nogil
+cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil
+cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil
+cdef bint cq_arm(kd_cq* cq) noexcept nogil
+cdef int cq_wait(kd_cq* cq, int64_t deadline, int64_t spin_until) noexcept nogil

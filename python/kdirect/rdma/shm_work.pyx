@@ -1,0 +1,684 @@
+# cython: language_level=3, boundscheck=False, wraparound=False
+"""Engine of the shm provider, data side: work requests and completions, without the GIL.
+
+Law of the room: plain structs and nogil functions; no Python object is touched and the GIL is never
+taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked; a peer that
+writes what cannot be is cut: its queue pair goes to ERROR, the others do not notice.
+
+Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else the poller
+of the send CQ.  The ring of work requests says which: [polled, done) have run and wait to be polled,
+[done, posted) are deferred (the receiver was not ready) and belong to the poller.  The posting thread
+runs a request only when done == posted, and publishes `done` before `posted`; so the role passes with
+those two stores and needs no lock.
+
+A poller goes into a CQ by a flag; who changes its attachments waits until the poller is outside.  The
+pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a completion and
+a thread that goes to sleep for it.  A poller inside a CQ waits for nobody who waits for it.
+
+Local memory of a request is the transport's until its completion is polled (READ, WRITE, atomics and SEND
+are done with it when the post returns, unless they were deferred; receives until their completion).
+"""
+
+from libc.errno cimport EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memcpy, memset
+
+from kdirect.rdma.contract cimport (
+    LOCAL_WRITE, QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, WC_COMP_SWAP,
+    WC_FETCH_ADD, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RDMA_READ, WC_RDMA_WRITE, WC_RECV,
+    WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR,
+    WC_RNR_RETRY_EXC_ERR, WC_SEND, WC_SUCCESS, WC_WR_FLUSH_ERR, work_completion)
+from kdirect.rdma.shm_core cimport *
+
+cdef extern from "shm_ring.h" nogil:
+    enum:
+        POLLIN
+    struct pollfd:
+        int fd
+        short events
+        short revents
+    struct timespec:
+        long tv_sec
+        long tv_nsec
+    int ppoll(pollfd*, unsigned long, const timespec*, const void*)
+
+cdef enum:
+    RUN_RNR = -1            # no receive posted
+    RUN_FULL = -2           # no room for the payload until the peer polls
+    RUN_GONE = -3           # not in RTS
+    RUN_UNKNOWN_KEY = -4
+    QUOTA = 16              # completions one attachment may give before the next one's turn
+
+cdef int64_t RNR_TICK_NS = 1000000
+
+cdef uint32_t[6] WC_OPCODES     # by kind
+WC_OPCODES[:] = [WC_RDMA_READ, WC_RDMA_WRITE, WC_RDMA_WRITE, WC_SEND, WC_FETCH_ADD, WC_COMP_SWAP]
+
+
+cdef inline void light_fence(bint light) noexcept nogil:
+    if light:
+        kd_compiler_fence()
+    else:
+        kd_fence()
+
+
+cdef inline void pause_or_yield(int n) noexcept nogil:
+    if n & 63:
+        kd_pause()
+    else:
+        sched_yield()
+
+
+cdef void cut(kd_qp* qp, uint32_t why) noexcept nogil:
+    """The peer broke a rule: this queue pair ends, and nothing more of it is looked at."""
+    kd_cas32(&qp.cut, 0, why)
+    qp_set_error(qp)
+
+
+# -- execution of work requests -----------------------------------------------------------------------------
+cdef inline void enter(kd_qp* qp) noexcept nogil:
+    kd_store64(&qp.busy, qp.busy + 1)
+    kd_store64(&qp.out.busy, qp.busy)
+    light_fence(qp.light)
+
+
+cdef inline void leave(kd_qp* qp) noexcept nogil:
+    kd_store64(&qp.busy, qp.busy + 1)
+    kd_store64(&qp.out.busy, qp.busy)
+
+
+cdef inline bint local_ok(kd_domain* d, uint32_t lkey, uint64_t address, uint64_t length, uint32_t need) noexcept nogil:
+    cdef kd_local* l = &d.locals[lkey & KD_KEY_INDEX_MASK]
+    if lkey == 0 or kd_load32(&l.key) != lkey or (l.access & need) != need:
+        return False
+    return address >= l.address and length <= l.length and address - l.address <= l.length - length
+
+
+cdef inline uint8_t* remote_at(kd_qp* qp, uint32_t rkey, uint64_t address, uint64_t length, uint32_t need,
+                               int* status) noexcept nogil:
+    cdef uint32_t index = rkey & KD_KEY_INDEX_MASK
+    cdef kd_remote* r = <kd_remote*> kd_load_pointer(&qp.remotes[index])
+    if r == NULL or r.rkey != rkey:
+        status[0] = RUN_UNKNOWN_KEY
+        return NULL
+    if kd_load32(&qp.peer_keys[index]) != rkey or not r.access & need or address < r.address or length > r.length \
+            or address - r.address > r.length - length:
+        status[0] = WC_REM_ACCESS_ERR
+        return NULL
+    return r.base + (address - r.address)
+
+
+cdef inline int credit(kd_qp* qp) noexcept nogil:
+    """Is a receive posted for the next entry?  0 yes, else RUN_RNR or an error status."""
+    cdef uint64_t posted
+    if qp.sent < qp.credits:
+        return 0
+    posted = kd_load64(&qp.out.posted)
+    if posted - qp.sent > qp.out_mask + 1:      # also when it went backwards
+        cut(qp, CUT_CREDITS)
+        return WC_RETRY_EXC_ERR
+    qp.credits = posted
+    return 0 if posted != qp.sent else RUN_RNR
+
+
+cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm, uint64_t position) noexcept nogil:
+    """Make the next entry visible, and wake the target if it sleeps (flag and entry: see shm_ring.h)."""
+    cdef kd_entry* e = &qp.out_entries[qp.sent & qp.out_mask]
+    e.byte_position = position
+    e.opcode = opcode
+    e.byte_len = byte_len
+    e.imm_data = imm
+    qp.sent += 1
+    kd_exchange64(&e.sequence, qp.sent)
+    if kd_load32(&qp.out.sleeping) and kd_exchange32(&qp.out.sleeping, 0):
+        qp.stats.wakeups += 1
+        kd_signal(qp.peer_event_fd)
+
+
+cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    cdef uint64_t head, start, ring = qp.out_ring
+    cdef int status = credit(qp)
+    if status != 0:
+        return status
+    if wr.length and not local_ok(qp.domain, wr.lkey, wr.local, wr.length, 0):
+        return WC_LOC_PROT_ERR
+    if wr.length > kd_load32(&qp.out_lengths[qp.sent & qp.out_mask]):
+        publish(qp, WC_RECV, wr.length, 0, qp.byte_tail)        # the target's completion says it too
+        return WC_REM_INV_REQ_ERR
+    start = qp.byte_tail
+    if wr.length:
+        head = kd_load64(&qp.out.byte_head)
+        if qp.byte_tail - head > ring:
+            cut(qp, CUT_CREDITS)
+            return WC_RETRY_EXC_ERR
+        if head == qp.byte_tail or (start & (ring - 1)) + wr.length > ring:
+            start = kd_round_up(start, ring)    # an empty ring restarts where its pages are warm
+        if head != qp.byte_tail and start + wr.length - head > ring:
+            return RUN_FULL
+        memcpy(qp.out_payload + (start & (ring - 1)), <void*><uintptr_t> wr.local, wr.length)
+        qp.byte_tail = start + wr.length
+    publish(qp, WC_RECV, wr.length, 0, start)
+    qp.stats.sends += 1
+    return WC_SUCCESS
+
+
+cdef int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    """Run one request while busy.  A WC_* status, or RUN_* when it did nothing yet."""
+    cdef uint8_t* at
+    cdef uint64_t old
+    cdef int status = WC_SUCCESS
+    if wr.kind == KIND_READ:
+        if wr.length:
+            if not local_ok(qp.domain, wr.lkey, wr.local, wr.length, LOCAL_WRITE):
+                return WC_LOC_PROT_ERR
+            at = remote_at(qp, wr.rkey, wr.remote, wr.length, REMOTE_READ, &status)
+            if at == NULL:
+                return status
+            memcpy(<void*><uintptr_t> wr.local, at, wr.length)
+        qp.stats.reads += 1
+        qp.stats.read_bytes += wr.length
+        return WC_SUCCESS
+    if wr.kind <= KIND_WRITE_IMM:
+        if wr.kind == KIND_WRITE_IMM:
+            status = credit(qp)
+            if status != 0:
+                return status
+        if wr.length:
+            if not local_ok(qp.domain, wr.lkey, wr.local, wr.length, 0):
+                return WC_LOC_PROT_ERR
+            at = remote_at(qp, wr.rkey, wr.remote, wr.length, REMOTE_WRITE, &status)
+            if at == NULL:
+                return status
+            memcpy(at, <void*><uintptr_t> wr.local, wr.length)
+        if wr.kind == KIND_WRITE_IMM:
+            publish(qp, WC_RECV_RDMA_WITH_IMM, wr.length, <uint32_t> wr.arg0, 0)
+        qp.stats.writes += 1
+        qp.stats.write_bytes += wr.length
+        return WC_SUCCESS
+    if wr.kind == KIND_SEND:
+        return execute_send(qp, wr)
+    if not local_ok(qp.domain, wr.lkey, wr.local, 8, LOCAL_WRITE):
+        return WC_LOC_PROT_ERR
+    at = remote_at(qp, wr.rkey, wr.remote, 8, REMOTE_ATOMIC, &status)
+    if at == NULL:
+        return status
+    if <uintptr_t> at & 7:
+        return WC_REM_ACCESS_ERR
+    if wr.kind == KIND_FETCH_ADD:
+        old = kd_fetch_add(<uint64_t*> at, wr.arg0)
+    else:
+        old = kd_compare_swap(<uint64_t*> at, wr.arg0, wr.arg1)
+    memcpy(<void*><uintptr_t> wr.local, &old, 8)
+    qp.stats.atomics += 1
+    return WC_SUCCESS
+
+
+cdef int run(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    cdef int status
+    enter(qp)
+    if kd_load32(&qp.state) != QPS_RTS:
+        leave(qp)
+        return RUN_GONE
+    status = execute(qp, wr)
+    leave(qp)
+    if status != RUN_UNKNOWN_KEY:
+        return status
+    # The announcement may wait in the control socket: it was sent before anybody was told the key.
+    link_drain(qp)
+    enter(qp)
+    status = execute(qp, wr) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
+    leave(qp)
+    return WC_REM_ACCESS_ERR if status == RUN_UNKNOWN_KEY else status
+
+
+cdef inline void signal_local(kd_cq* cq) noexcept nogil:
+    """After a completion was stored: wake a sleeper of another thread."""
+    light_fence(cq.light)
+    if kd_load32(&cq.armed) and kd_exchange32(&cq.armed, 0):
+        kd_signal(cq.event_fd)
+
+
+cdef inline int not_ready(kd_qp* qp) noexcept nogil:
+    return ECHILD if qp.forked else ENOTCONN
+
+
+cdef kd_wr* qp_reserve(kd_qp* qp, int* rc) noexcept nogil:
+    """The slot of the next send-side work request, to be filled in and submitted; NULL with an errno."""
+    if kd_load32(&qp.state) != QPS_RTS:
+        rc[0] = not_ready(qp)
+        return NULL
+    if qp.posted - kd_load64(&qp.polled) >= qp.max_send_wr:
+        rc[0] = ENOMEM
+        return NULL
+    return &qp.send_ring[qp.posted & qp.send_mask]
+
+
+cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    cdef uint64_t posted = qp.posted
+    cdef int status
+    if wr.length > KD_MAX_MESSAGE_BYTES or (wr.kind == KIND_SEND and wr.length > qp.max_send_bytes):
+        return EINVAL
+    if wr.kind >= KIND_FETCH_ADD and wr.remote & 7:
+        return EINVAL
+    if kd_load64(&qp.done) == posted:
+        status = run(qp, wr)
+        if status == RUN_GONE:
+            return not_ready(qp)
+        if status >= 0:
+            wr.status = status
+            kd_store64(&qp.done, posted + 1)
+            kd_store64(&qp.posted, posted + 1)
+            if status != WC_SUCCESS:
+                qp_set_error(qp)
+            signal_local(qp.send_cq)
+            return 0
+        qp.rnr_deadline = 0
+    # deferred: the poller of the send CQ runs it, in order
+    kd_store64(&qp.posted, posted + 1)
+    signal_local(qp.send_cq)
+    return 0
+
+
+cdef bint progress(kd_qp* qp) noexcept nogil:
+    """Run what is deferred, as far as it goes; by the poller.  True while something stays deferred."""
+    cdef uint64_t done
+    cdef kd_wr* wr
+    cdef int status
+    cdef int64_t now
+    while True:
+        done = qp.done
+        if <int64_t> (kd_load64(&qp.posted) - done) <= 0:
+            return False
+        wr = &qp.send_ring[done & qp.send_mask]
+        status = WC_WR_FLUSH_ERR if kd_load32(&qp.state) != QPS_RTS else run(qp, wr)
+        if status == RUN_GONE:
+            status = WC_WR_FLUSH_ERR
+        elif status == RUN_FULL:
+            return True
+        elif status == RUN_RNR:
+            now = kd_now_ns()
+            if qp.rnr_deadline == 0:
+                qp.rnr_deadline = now + qp.rnr_timeout_ns
+            if now < qp.rnr_deadline:
+                return True
+            status = WC_RNR_RETRY_EXC_ERR
+        qp.rnr_deadline = 0
+        wr.status = status
+        kd_store64(&qp.done, done + 1)
+        if status != WC_SUCCESS and status != WC_WR_FLUSH_ERR:
+            qp_set_error(qp)
+
+
+# -- receiving ------------------------------------------------------------------------------------------------
+cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil:
+    cdef uint64_t posted
+    cdef kd_recv* r
+    if kd_load32(&qp.state) == QPS_ERROR:
+        return not_ready(qp)
+    kd_lock(&qp.recv_lock)
+    posted = qp.recv_posted
+    if posted - kd_load64(&qp.received) >= qp.max_recv_wr:
+        kd_unlock(&qp.recv_lock)
+        return ENOMEM
+    r = &qp.recv_ring[posted & qp.recv_mask]
+    r.wr_id = wr_id
+    r.local = local
+    r.lkey = lkey
+    r.length = length
+    kd_store64(&qp.recv_posted, posted + 1)
+    if qp.into != NULL:
+        kd_store32(&qp.in_lengths[posted & qp.in_mask], length)
+        kd_store64(&qp.into.posted, posted + 1)
+    kd_unlock(&qp.recv_lock)
+    light_fence(qp.recv_cq.light)
+    if kd_load32(&qp.state) == QPS_ERROR:
+        kd_signal(qp.recv_cq.event_fd)      # it will be flushed: let a sleeper see
+    return 0
+
+
+cdef inline int arrived(kd_qp* qp) noexcept nogil:
+    """1: an entry is there; 0: none; -1: what is there cannot be, and the peer was cut."""
+    cdef uint64_t n = qp.received
+    cdef uint64_t sequence = kd_load64(&qp.in_entries[n & qp.in_mask].sequence)
+    if sequence == n + 1:
+        if n >= kd_load64(&qp.recv_posted):
+            cut(qp, CUT_FLOOD)
+            return -1
+        return 1
+    if sequence == (0 if n <= qp.in_mask else n - qp.in_mask):
+        return 0                # what the slot held a turn ago
+    cut(qp, CUT_SEQUENCE)
+    return -1
+
+
+cdef inline bint deliverable(kd_qp* qp) noexcept nogil:
+    """An entry is there and counts: also in ERROR, since what arrived before the peer left has completed
+    there; not after a failed receive, a cut or a close."""
+    return qp.into != NULL and not qp.recv_failed and not qp.cut and not qp.closed and arrived(qp) == 1
+
+
+cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t position) noexcept nogil:
+    """Copy a SEND's payload into the posted receive.  A status; a forged position or length cuts."""
+    cdef uint64_t ring = qp.in_ring
+    cdef int status = WC_SUCCESS
+    if byte_len > r.length:
+        return WC_LOC_LEN_ERR
+    if byte_len == 0:
+        return WC_SUCCESS
+    if byte_len > qp.in_max_bytes:
+        cut(qp, CUT_LENGTH)
+        return WC_WR_FLUSH_ERR
+    if (position != qp.in_head and position != kd_round_up(qp.in_head, ring)) or (position & (ring - 1)) + byte_len > ring:
+        cut(qp, CUT_POSITION)
+        return WC_WR_FLUSH_ERR
+    kd_store64(&qp.recv_busy, qp.recv_busy + 1)
+    light_fence(qp.light)
+    if not local_ok(qp.domain, r.lkey, r.local, byte_len, LOCAL_WRITE):
+        status = WC_LOC_PROT_ERR
+    elif qp.closed:
+        status = WC_WR_FLUSH_ERR
+    else:
+        memcpy(<void*><uintptr_t> r.local, qp.in_payload + (position & (ring - 1)), byte_len)
+    kd_store64(&qp.recv_busy, qp.recv_busy + 1)
+    qp.in_head = position + byte_len
+    kd_store64(&qp.into.byte_head, qp.in_head)
+    return status
+
+
+cdef int recv_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
+    cdef int k = 0
+    cdef uint32_t state = kd_load32(&qp.state), opcode
+    cdef uint64_t posted
+    cdef kd_entry* e
+    cdef kd_recv* r
+    cdef work_completion* wc
+    if state != QPS_INIT:
+        while k < n and deliverable(qp):
+            e = &qp.in_entries[qp.received & qp.in_mask]
+            r = &qp.recv_ring[qp.received & qp.recv_mask]
+            wc = &out[k]
+            opcode = kd_load32(&e.opcode)
+            wc.wr_id = r.wr_id
+            wc.qp_num = qp.qp_num
+            wc.opcode = opcode
+            wc.byte_len = kd_load32(&e.byte_len)
+            wc.imm_data = kd_load32(&e.imm_data)
+            if opcode == WC_RECV_RDMA_WITH_IMM:
+                wc.has_imm = 1
+                wc.status = WC_SUCCESS
+            elif opcode == WC_RECV:
+                wc.has_imm = 0
+                wc.imm_data = 0
+                wc.status = take_payload(qp, r, wc.byte_len, kd_load64(&e.byte_position))
+            else:
+                cut(qp, CUT_OPCODE)
+                break
+            if wc.status != WC_SUCCESS:
+                wc.byte_len = 0
+                qp.recv_failed = 1
+                qp_set_error(qp)
+            else:
+                qp.receives += 1
+            k += 1
+            kd_store64(&qp.received, qp.received + 1)
+            if wc.status != WC_SUCCESS:
+                break
+    if k < n and kd_load32(&qp.state) == QPS_ERROR and not deliverable(qp):
+        posted = kd_load64(&qp.recv_posted)
+        while k < n and qp.received < posted:
+            r = &qp.recv_ring[qp.received & qp.recv_mask]
+            wc = &out[k]
+            memset(wc, 0, sizeof(work_completion))
+            wc.wr_id = r.wr_id
+            wc.qp_num = qp.qp_num
+            wc.opcode = WC_RECV
+            wc.status = WC_WR_FLUSH_ERR
+            k += 1
+            kd_store64(&qp.received, qp.received + 1)
+    return k
+
+
+cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
+    if kd_load32(&qp.state) != QPS_INIT and deliverable(qp):
+        return True
+    return kd_load32(&qp.state) == QPS_ERROR and qp.received < kd_load64(&qp.recv_posted)
+
+
+# -- completion queues ------------------------------------------------------------------------------------------
+cdef kd_cq* cq_new(int event_fd) noexcept:
+    cdef kd_cq* cq = <kd_cq*> calloc(1, sizeof(kd_cq))
+    if cq != NULL:
+        cq.event_fd = event_fd
+        cq.light = fences_register()
+    return cq
+
+
+cdef void cq_free(kd_cq* cq) noexcept nogil:
+    cq_detach_all(cq)
+    free(cq.attachments)
+    free(cq)
+
+
+cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
+    """The poller goes in, unless somebody is changing the attachments: then after them."""
+    while True:
+        kd_store32(&cq.polling, 1)
+        light_fence(cq.light)
+        if not kd_load32(&cq.changing):
+            return
+        kd_store32(&cq.polling, 0)
+        while kd_load32(&cq.changing):
+            sched_yield()
+
+
+cdef void change_enter(kd_cq* cq) noexcept nogil:
+    cdef int n = 0
+    kd_lock(&cq.lock)
+    kd_store32(&cq.changing, 1)
+    kd_heavy_fence(cq.light, False)
+    while kd_load32(&cq.polling):
+        n += 1
+        pause_or_yield(n)
+
+
+cdef void change_leave(kd_cq* cq) noexcept nogil:
+    kd_store32(&cq.changing, 0)
+    kd_unlock(&cq.lock)
+
+
+cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
+    """Drop what closed queue pairs left unpolled."""
+    cdef int i
+    change_enter(cq)
+    for i in range(cq.count):
+        qp_unref(cq.attachments[i].qp)
+    cq.count = 0
+    change_leave(cq)
+
+
+cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
+    """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more."""
+    cdef kd_attachment* grown
+    cdef int rc = 0
+    change_enter(cq)
+    if cq.count == cq.capacity:
+        grown = <kd_attachment*> realloc(cq.attachments, (2 * cq.capacity + 4) * sizeof(kd_attachment))
+        if grown == NULL:
+            rc = ENOMEM
+        else:
+            cq.attachments = grown
+            cq.capacity = 2 * cq.capacity + 4
+    if rc == 0:
+        kd_add32(&qp.refs, 1)
+        cq.attachments[cq.count].qp = qp
+        cq.attachments[cq.count].is_recv = is_recv
+        cq.count += 1
+    change_leave(cq)
+    return rc
+
+
+cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
+    cdef int k = 0
+    cdef uint64_t polled = qp.polled, done
+    cdef kd_wr* wr
+    cdef work_completion* wc
+    if <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0:
+        progress(qp)
+    done = kd_load64(&qp.done)
+    while k < n and polled != done:
+        wr = &qp.send_ring[polled & qp.send_mask]
+        wc = &out[k]
+        wc.wr_id = wr.wr_id
+        wc.status = wr.status
+        wc.opcode = WC_OPCODES[wr.kind]
+        wc.byte_len = wr.length if wr.status == WC_SUCCESS else 0
+        wc.imm_data = 0
+        wc.qp_num = qp.qp_num
+        wc.has_imm = 0
+        k += 1
+        polled += 1
+    if k:
+        kd_store64(&qp.polled, polled)
+    return k
+
+
+cdef inline bint spent(kd_attachment* a) noexcept nogil:
+    """A closed queue pair with nothing left for this CQ."""
+    if not kd_load32(&a.qp.closed):
+        return False
+    if a.is_recv:
+        return a.qp.received == kd_load64(&a.qp.recv_posted)
+    return a.qp.polled == kd_load64(&a.qp.posted)
+
+
+cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
+    """At most `n` completions, round robin over the attachments; -ECHILD in a forked child."""
+    cdef int k = 0, got, want, visits = 0, i
+    cdef bint more = False
+    cdef kd_attachment* a
+    cdef kd_qp* gone
+    if cq.forked:
+        return -ECHILD
+    poll_enter(cq)
+    i = cq.next
+    while k < n and cq.count:
+        if visits >= cq.count:
+            if not more:
+                break
+            visits = 0
+            more = False
+        if i >= cq.count:
+            i = 0
+        a = &cq.attachments[i]
+        want = n - k if n - k < QUOTA else QUOTA
+        got = recv_poll(a.qp, out + k, want) if a.is_recv else send_poll(a.qp, out + k, want)
+        k += got
+        visits += 1
+        more |= got == want
+        if spent(a):
+            gone = a.qp
+            cq.count -= 1
+            cq.attachments[i] = cq.attachments[cq.count]
+            qp_unref(gone)
+        else:
+            i += 1
+    cq.next = i
+    kd_store32(&cq.polling, 0)
+    return k
+
+
+cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil:
+    """For callers from Python, who need not keep to one poller a queue (cq_wait and cq_arm are guarded)."""
+    cdef int k
+    kd_lock(&cq.guard)
+    k = cq_poll(cq, out, n)
+    kd_unlock(&cq.guard)
+    return k
+
+
+cdef int scan(kd_cq* cq, bint set_sleeping) noexcept nogil:
+    """1: a completion or an error is there; 2: something is deferred (may be combined)."""
+    cdef int i, r = 0
+    cdef uint32_t errors
+    cdef kd_qp* qp
+    kd_lock(&cq.guard)
+    poll_enter(cq)
+    if set_sleeping:
+        for i in range(cq.count):
+            qp = cq.attachments[i].qp
+            if cq.attachments[i].is_recv and qp.into != NULL and not kd_load32(&qp.into.sleeping):
+                kd_store32(&qp.into.sleeping, 1)
+        kd_fence()
+    for i in range(cq.count):
+        qp = cq.attachments[i].qp
+        if cq.attachments[i].is_recv:
+            if recv_ready(qp):
+                r |= 1
+                break
+        else:
+            if <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0 and progress(qp):
+                r |= 2
+            if qp.polled != kd_load64(&qp.done):
+                r |= 1
+                break
+    errors = kd_load32(&cq.errors)
+    if errors != cq.errors_seen:
+        cq.errors_seen = errors
+        r |= 1
+    kd_store32(&cq.polling, 0)
+    kd_unlock(&cq.guard)
+    return r
+
+
+cdef bint cq_arm(kd_cq* cq) noexcept nogil:
+    kd_drain_signal(cq.event_fd)
+    kd_store32(&cq.armed, 1)
+    kd_heavy_fence(cq.light, False)
+    return scan(cq, True) != 0      # what is deferred needs polls, so it counts as there
+
+
+cdef int cq_wait(kd_cq* cq, int64_t deadline, int64_t spin_until) noexcept nogil:
+    """1 ready, 0 timeout, WAIT_WOKEN, WAIT_INTERRUPTED (call again), -ECHILD, -EBADF (closed).
+    `deadline` in ns of the monotonic clock, or negative for none."""
+    cdef int r, i
+    cdef int64_t now, limit
+    cdef pollfd p
+    cdef timespec t
+    while True:
+        if cq.forked:
+            return -ECHILD
+        if kd_load32(&cq.closed):
+            return -EBADF
+        if kd_load32(&cq.wake) and kd_exchange32(&cq.wake, 0):
+            return WAIT_WOKEN
+        r = scan(cq, False)
+        if r & 1:
+            return 1
+        now = kd_now_ns()
+        if now < spin_until and (deadline < 0 or now < deadline):
+            for i in range(8):
+                kd_pause()
+            continue
+        if 0 <= deadline <= now:
+            return 0
+        kd_store32(&cq.armed, 1)
+        kd_heavy_fence(cq.light, False)
+        r = scan(cq, True)
+        if r & 1:
+            return 1
+        if kd_load32(&cq.wake) or kd_load32(&cq.closed):
+            continue
+        limit = -1 if deadline < 0 else deadline - now
+        if r & 2 and (limit < 0 or limit > RNR_TICK_NS):
+            limit = RNR_TICK_NS
+        p.fd = cq.event_fd
+        p.events = POLLIN
+        p.revents = 0
+        t.tv_sec = limit // 1000000000
+        t.tv_nsec = limit % 1000000000
+        r = ppoll(&p, 1, NULL if limit < 0 else &t, NULL)
+        if r < 0 and errno == EINTR:
+            return WAIT_INTERRUPTED
+        if r > 0:
+            kd_drain_signal(cq.event_fd)
