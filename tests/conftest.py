@@ -1,5 +1,7 @@
 """What all tests share: the printed seed, and the flag that turns skips into failures.
 
+Brokers too: `broker` is one inside the test's process, `broker_process` starts real ones, which can be killed.
+
 KDIRECT_SEED=n repeats a run's random choices.  KDIRECT_NO_SKIPS=1 (continuous integration sets it) makes a skipped test fail, but for
 one whose reason begins with a word of `MAY_SKIP`: what a machine cannot be made to have by installing something.
 """
@@ -8,6 +10,12 @@ from __future__ import annotations
 
 import os
 import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -60,3 +68,81 @@ def seed(request: pytest.FixtureRequest) -> int:
     own = random.Random(f"{SEED}:{request.node.nodeid}").randrange(2**32)
     print(f"seed {own} (KDIRECT_SEED={SEED})")
     return own
+
+
+@pytest.fixture
+def broker() -> Iterator[Any]:
+    """A `kdirect.Broker` of this test's own, on a free port, with a temporary log."""
+    import kdirect
+
+    with kdirect.Broker() as b:
+        yield b
+
+
+class BrokerProcess:
+    """`kdirect broker` in a process of its own.  `start` after `kill` or `stop` brings it back: same port, same log."""
+
+    def __init__(self, log_dir: Path, properties: dict[str, Any]) -> None:
+        self.log_dir = log_dir
+        self.properties = properties
+        self.bootstrap_servers = ""
+        self.errors = log_dir.with_name(log_dir.name + ".err")  # what it wrote to standard error
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the broker does not run"
+        return self.process.pid
+
+    def start(self) -> BrokerProcess:
+        command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", str(self.log_dir)]
+        for name, value in {"listeners": self.bootstrap_servers or "127.0.0.1:0", **self.properties}.items():
+            command += ["--set", f"{name}={value}"]
+        with open(self.errors, "a") as errors:
+            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        ready = "kdirect broker ready on "
+        if not line.startswith(ready):
+            self.process.wait(30)
+            raise AssertionError(f"the broker did not start: {self.errors.read_text()[-3000:]}")
+        self.bootstrap_servers = line.removeprefix(ready).strip()
+        return self
+
+    def _end(self, number: int) -> int:
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        if number != signal.SIGKILL:
+            process.send_signal(signal.SIGCONT)
+        try:
+            return process.wait(30)
+        finally:
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
+
+
+@pytest.fixture
+def broker_process(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
+    """``broker_process(log_dir=None, **properties)`` starts a broker; those still running are killed after the test."""
+    started: list[BrokerProcess] = []
+
+    def start(log_dir: Path | None = None, **properties: Any) -> BrokerProcess:
+        directory = log_dir if log_dir is not None else tmp_path / f"log{len(started)}"
+        process = BrokerProcess(directory, {name.replace("_", "."): value for name, value in properties.items()})
+        started.append(process)
+        return process.start()
+
+    yield start
+    for process in started:
+        process.kill()
