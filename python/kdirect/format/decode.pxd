@@ -1,0 +1,47 @@
+"""C face of decode.pyx."""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+from kdirect.format.batch cimport batch_info
+from kdirect.format.blocks cimport Block
+from kdirect.format.compression cimport Decompressor
+from kdirect.format.records cimport columns, section
+
+cdef class ArrowDecoder:
+    cdef readonly str topic
+    cdef readonly int32_t partition
+    cdef readonly int64_t start_offset
+    cdef readonly int64_t stop_offset
+    cdef readonly int64_t next_offset       # after the last batch consumed
+    cdef readonly size_t next_batch_bytes   # size of the batch that the last feed could not take whole; 0: not known
+    cdef readonly int64_t target_rows
+    cdef readonly int64_t target_bytes
+    cdef readonly uint64_t max_decompressed_bytes
+    cdef readonly object schema
+    cdef readonly bint include_headers
+    cdef bint check_crc
+    cdef bint stopped                       # the columns may not grow further, whatever the targets
+    cdef int64_t row_bytes
+    cdef columns c
+    cdef batch_info info                    # of the batch under work
+    cdef int64_t row_capacity, value_capacity, key_capacity, header_capacity, header_rows_capacity
+    cdef bint keys_wanted
+    cdef list types                         # (first row, timestamp type), a new entry where the type changes
+    cdef int last_type
+    cdef Block value_offsets, value_data, value_validity, key_offsets, key_data, key_validity, offset, timestamp
+    cdef Block list_offsets, list_validity, header_key_offsets, header_key_data, header_key_validity
+    cdef Block header_value_offsets, header_value_data, header_value_validity
+    cdef Decompressor decompressor
+
+    cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n) except -1
+    cdef int64_t c_pending_bytes(self) noexcept nogil
+    cdef bint c_full(self) noexcept nogil
+    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n) except -1
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position) noexcept nogil
+    cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
+    cdef void _passed(self) noexcept nogil
+    cdef int _take_compressed(self, const uint8_t* p) except -100
+    cdef int _reserve(self, size_t section_bytes, size_t n) except -1
+    cdef object _fault(self, int code, const uint8_t* p, size_t n)
+    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data, Block validity, int64_t used)
+    cdef object _headers(self, int64_t rows)
+    cdef object _timestamp_types(self, int64_t rows)

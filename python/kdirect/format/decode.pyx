@@ -1,0 +1,666 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Segment bytes to Arrow.
+
+Owns: the decoder of one topic partition, and the columns it has under construction.  Memory is reserved
+batch by batch before the inner loop (`records`) runs, so that loop checks no capacities; columns are
+blocks that return to free lists when the last Arrow array that shows them is gone.
+
+Invariants
+- A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
+- Rows have rising offsets in [start_offset, stop_offset), each at most once, also when bytes are fed twice.
+- Input bytes may change while they are read (see `records`); compressed ones are copied first.
+- Columns that say the same in every row (topic, partition, usually timestampType, an absent key) are
+  shared, read-only memory, and cost nothing per batch.
+"""
+
+import pyarrow as pa
+
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy, memset
+
+from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
+from kdirect.model import Record
+
+from kdirect.format.batch import CODEC_NAMES, batch_error
+from kdirect.format.batch cimport (
+    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
+from kdirect.format.blocks cimport Block, take_block
+from kdirect.format.compression cimport Decompressor
+from kdirect.format.layout cimport (
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_RECORDS,
+    CODEC_NONE, CODEC_ZSTD)
+from kdirect.format.records cimport (
+    COLUMN_MIXED, COLUMN_NULL, COLUMN_VALID, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET, RECORDS_NEED_KEYS, RECORDS_OK,
+    RECORDS_TRAILING, columns, decode_section,
+    parse_header, parse_record, record_view, records_error, section)
+
+cdef extern from "crc32c.h" nogil:
+    uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
+
+cdef extern from "wire.h" nogil:
+    uint32_t kd_get32(const uint8_t* p)
+
+DEFAULT_TARGET_ROWS = 1 << 17
+DEFAULT_TARGET_BYTES = 8 << 20
+DEFAULT_MAX_DECOMPRESSED_BYTES = 64 << 20
+NO_STOP = INT64_MAX
+
+_HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
+_FIELDS = [
+    pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("topic", pa.string()), pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")), pa.field("timestampType", pa.int32())]
+SCHEMA = pa.schema(_FIELDS)
+SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
+
+_EMPTY = [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
+
+cdef enum:
+    # why _run came back, beside the codes of batch.pxd (positive, below 100)
+    RUN_DONE = 0                # nothing more to take: full, or the rest is not a whole batch
+    RUN_RESERVE = -1            # the batch at *position needs more room
+    RUN_COMPRESSED = -2
+    RUN_HEADER = -3             # its header contradicts itself
+    RUN_CODEC = -4
+    RUN_RECORDS = 100           # RUN_RECORDS + a code of records.pxd
+    LARGEST_COLUMN = 0x7FFFFFFF - 64    # INT32_MAX - COPY_SLACK
+
+cdef object _MICROSECONDS = pa.timestamp("us", tz="UTC")
+cdef object _BINARY = pa.binary()
+cdef object _STRING = pa.string()
+cdef object _INT32 = pa.int32()
+cdef object _INT64 = pa.int64()
+
+_HEADER_HINT = "read past it with another offset, or restore the segment from a good copy"
+
+
+# -- columns that say the same in every row -------------------------------------------------------------
+
+cdef dict _constants = {}           # what -> (rows, buffers); read-only, shared by all decoders of the process
+cdef enum:
+    CONSTANTS_MAX = 64
+
+
+cdef tuple _constant(object what, int64_t rows):
+    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), or None (binary null)."""
+    cdef tuple found = _constants.get(what)
+    cdef int64_t capacity = 1024, i, n
+    cdef Block first, second
+    cdef int32_t* numbers
+    cdef bytes text
+    if found is not None and <int64_t>found[0] >= rows:
+        return found[1]
+    while capacity < rows:
+        capacity *= 2
+    first = take_block((capacity + 1) * sizeof(int32_t))
+    numbers = <int32_t*>first.data
+    if what is None:
+        memset(numbers, 0, (capacity + 1) * sizeof(int32_t))
+        buffers = (_buffer(first, capacity // 8), _buffer(first, (capacity + 1) * sizeof(int32_t)), _buffer(first, 0))
+    elif isinstance(what, str):
+        text = what.encode()
+        n = len(text)
+        if capacity > INT32_MAX // n:
+            capacity = INT32_MAX // n
+        second = take_block(capacity * n)
+        for i in range(capacity):
+            numbers[i] = <int32_t>(i * n)
+        numbers[capacity] = <int32_t>(capacity * n)
+        memcpy(second.data, PyBytes_AS_STRING(text), n)
+        i = n
+        while i < capacity * n:
+            memcpy(second.data + i, second.data, min(i, capacity * n - i))
+            i *= 2
+        buffers = (None, _buffer(first, (capacity + 1) * sizeof(int32_t)), _buffer(second, capacity * n))
+    else:
+        for i in range(capacity):
+            numbers[i] = what
+        buffers = (None, _buffer(first, capacity * sizeof(int32_t)))
+    _constants.pop(what, None)
+    while len(_constants) >= CONSTANTS_MAX:
+        del _constants[next(iter(_constants))]
+    _constants[what] = (capacity, buffers)
+    return buffers
+
+
+cdef object _buffer(Block block, int64_t n):
+    return pa.foreign_buffer(<uintptr_t>block.data, n, block)
+
+
+# -- the decoder ----------------------------------------------------------------------------------------
+
+cdef Block _grown(Block block, size_t used, size_t need):
+    """A block of at least `need` bytes that starts with the `used` bytes of `block`."""
+    cdef Block larger
+    if block is not None and block.capacity >= need:
+        return block
+    larger = take_block(need)
+    if used:
+        memcpy(larger.data, block.data, used)
+    return larger
+
+
+cdef Block _fitting(Block block, size_t used):
+    """`block`, or a copy of what is used of it where most of it is not: arrays may be kept for long."""
+    cdef Block smaller
+    if block.capacity <= 4096 or used * 4 > block.capacity:
+        return block
+    smaller = take_block(used)
+    memcpy(smaller.data, block.data, used)
+    return smaller
+
+
+cdef class ArrowDecoder:
+    """Decodes record batches of one topic partition into pending columns, and hands them out as Arrow.
+
+    ``feed`` takes whole batches until `target_rows` or `target_bytes` (bytes of the columns) is reached,
+    so a batch of rows may be larger than the target by one record batch.  ``take`` gives the pending rows
+    and starts anew.  Control batches are skipped.  One thread at a time; no other process's memory is kept:
+    the columns are copies.
+
+    `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows below
+    it are never given again.  `next_batch_bytes` is the size of the incomplete batch that the last ``feed``
+    ended at, or 0: a caller's buffer must be able to hold that many bytes.
+
+    A timestamp that microseconds since 1970 cannot hold is clamped to the nearest that they can."""
+
+    def __init__(self, str topic not None, int32_t partition, *, int64_t start_offset=0, int64_t stop_offset=INT64_MAX,
+                 bint include_headers=False, int64_t target_rows=DEFAULT_TARGET_ROWS, int64_t target_bytes=DEFAULT_TARGET_BYTES,
+                 bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
+        if not topic:
+            raise ConfigError("a decoder's topic is empty", hint="name the topic that the bytes are from")
+        if target_rows < 1 or target_rows > 1 << 22 or target_bytes < 1 or target_bytes > 1 << 30:
+            raise ConfigError(f"targets of {target_rows} rows and {target_bytes} bytes are out of range",
+                              hint=f"give 1 to {1 << 22} rows and 1 to {1 << 30} bytes")
+        if max_decompressed_bytes < 1 or max_decompressed_bytes > 1 << 30:
+            raise ConfigError(f"max_decompressed_bytes {max_decompressed_bytes} is out of range", hint=f"give 1 to {1 << 30}")
+        self.topic = topic
+        self.partition = partition
+        self.start_offset = start_offset
+        self.stop_offset = stop_offset
+        self.next_offset = start_offset
+        self.next_batch_bytes = 0
+        self.include_headers = include_headers
+        self.target_rows = target_rows
+        self.target_bytes = target_bytes
+        self.check_crc = check_crc
+        self.max_decompressed_bytes = max_decompressed_bytes
+        self.schema = SCHEMA_WITH_HEADERS if include_headers else SCHEMA
+        self.row_bytes = 4 + 4 + (4 + len(topic.encode())) + 4 + 8 + 8 + 4
+        self.decompressor = Decompressor()
+        self._reset()
+
+    def _reset(self):
+        memset(&self.c, 0, sizeof(columns))
+        self.c.with_headers = self.include_headers
+        self.row_capacity = self.value_capacity = self.key_capacity = self.header_capacity = self.header_rows_capacity = 0
+        self.stopped = False
+        self.types = []
+        self.last_type = -1
+        self.value_offsets = self.value_data = self.value_validity = self.offset = self.timestamp = None
+        self.key_offsets = self.key_data = self.key_validity = None
+        self.list_offsets = self.list_validity = self.header_key_offsets = self.header_key_data = self.header_key_validity = None
+        self.header_value_offsets = self.header_value_data = self.header_value_validity = None
+
+    @property
+    def rows(self):
+        """Pending rows."""
+        return self.c.rows
+
+    @property
+    def pending_bytes(self):
+        """Bytes of the pending columns as Arrow counts them."""
+        return self.c_pending_bytes()
+
+    @property
+    def full(self):
+        """A target is reached: take() before feeding more."""
+        return self.c_full()
+
+    cdef int64_t c_pending_bytes(self) noexcept nogil:
+        cdef int64_t n = self.c.rows * self.row_bytes + self.c.value.used + self.c.key.used
+        if self.c.with_headers:
+            n += self.c.header_key.used + self.c.header_value.used + 8 * self.c.header_rows + 4 * self.c.rows
+        return n
+
+    cdef bint c_full(self) noexcept nogil:
+        return self.c.rows >= self.target_rows or self.stopped or self.c_pending_bytes() >= self.target_bytes
+
+    def feed(self, data):
+        """Decode whole batches from the start of a bytes-like object; returns the bytes consumed.
+
+        0: the first batch is incomplete, or the decoder is full.  Raises CorruptBatchError or
+        UnsupportedFormatError when the first batch is not acceptable; a later one is left for the next call."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self.c_feed(<const uint8_t*>view.buf, view.len)
+        finally:
+            PyBuffer_Release(&view)
+
+    cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n) except -1:
+        """`feed` over n bytes of memory at `address`, which must stay readable during the call."""
+        return self.c_feed(<const uint8_t*><uintptr_t>address, n)
+
+    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n) except -1:
+        cdef size_t position = 0, before = 0
+        cdef int code
+        self.next_batch_bytes = 0
+        while True:
+            with nogil:
+                code = self._run(data, n, &position)
+            if code == RUN_DONE:
+                return position
+            before = position
+            if code == RUN_RESERVE:
+                self._reserve(self.info.size, n - position)
+                continue
+            if code == RUN_COMPRESSED:
+                try:
+                    code = self._take_compressed(data + position)
+                except FormatError:
+                    if position:
+                        return position
+                    raise
+                if code == RUN_DONE:
+                    return position
+                if code == RUN_RESERVE:     # taken
+                    position += self.info.size
+                    continue
+            if position:
+                return position     # the batches before it are good; the next call starts with this one
+            raise self._fault(code, data + position, n - position)
+
+    cdef void _passed(self) noexcept nogil:
+        """The batch in `info` is consumed."""
+        cdef int64_t after = self.info.base_offset + self.info.last_offset_delta + 1
+        if after > self.next_offset:
+            self.next_offset = after
+
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position) noexcept nogil:
+        """Take uncompressed batches from data[position, n), advancing `position`, until something else is needed."""
+        cdef const uint8_t* p
+        cdef int code
+        cdef batch_info* info = &self.info
+        while not self.c_full():
+            if position[0] == n:
+                return RUN_DONE
+            p = data + position[0]
+            code = parse_batch_header(p, n - position[0], info)
+            if code == BATCH_TRUNCATED:
+                self.next_batch_bytes = info.size
+                return RUN_DONE
+            if code != BATCH_OK:
+                return code
+            if info.size > n - position[0]:
+                self.next_batch_bytes = info.size
+                return RUN_DONE
+            if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
+                    or info.records_count < 0:
+                return RUN_HEADER
+            if info.base_offset >= self.stop_offset or info.base_offset + info.last_offset_delta < self.next_offset:
+                self._passed()      # nothing in it is wanted: not even its CRC
+                position[0] += info.size
+                continue
+            if info.attributes & ATTRIBUTE_CODEC_MASK:
+                if (info.attributes & ATTRIBUTE_CODEC_MASK) > CODEC_ZSTD:
+                    return RUN_CODEC
+                return RUN_COMPRESSED
+            if info.records_count > <int64_t>(info.size - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
+                return RUN_HEADER
+            if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
+                self.stopped = True
+                return RUN_DONE
+            if self.c.rows + info.records_count > self.row_capacity or self.c.value.used + info.size + COPY_SLACK > self.value_capacity \
+                    or (self.keys_wanted and self.c.key.used + info.size + COPY_SLACK > self.key_capacity) \
+                    or (self.c.with_headers and (self.c.header_key.used + info.size > self.header_capacity
+                                                 or self.c.header_value.used + info.size > self.header_capacity
+                                                 or self.c.header_rows + info.size // 2 > self.header_rows_capacity)):
+                return RUN_RESERVE
+            if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
+                return BATCH_BAD_CRC
+            if not info.attributes & ATTRIBUTE_CONTROL:
+                code = self._decode(p + BATCH_RECORDS, p + info.size)
+                if code == RECORDS_NEED_KEYS:
+                    self.keys_wanted = True
+                    return RUN_RESERVE
+                if code != RECORDS_OK:
+                    return RUN_RECORDS + code
+            self._passed()
+            position[0] += info.size
+        return RUN_DONE
+
+    cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
+        """The records of the batch in `info`; the columns have room.  All of them, or none."""
+        cdef columns before = self.c
+        cdef section s
+        cdef int code, kind
+        s.base_offset = self.info.base_offset
+        s.count = self.info.records_count
+        s.last_offset_delta = self.info.last_offset_delta
+        s.base_timestamp = self.info.base_timestamp
+        s.max_timestamp = self.info.max_timestamp
+        s.log_append_time = (self.info.attributes & ATTRIBUTE_LOG_APPEND_TIME) != 0
+        s.start_offset = self.next_offset
+        s.stop_offset = self.stop_offset
+        code = decode_section(&self.c, &s, p, end)
+        if code != RECORDS_OK:
+            self.c = before
+            return code
+        kind = 1 if s.log_append_time else 0
+        if kind != self.last_type and self.c.rows > before.rows:
+            with gil:
+                self.types.append((before.rows, kind))
+            self.last_type = kind
+        return RECORDS_OK
+
+    cdef int _take_compressed(self, const uint8_t* p) except -100:
+        """RUN_RESERVE: the compressed batch in `info` at p is taken; RUN_DONE: it does not fit this time; else a fault's code."""
+        cdef batch_info* info = &self.info
+        cdef uint32_t size = info.size - BATCH_HEADER_BYTES
+        cdef bytes private = PyBytes_FromStringAndSize(NULL, size)
+        cdef uint8_t* body = <uint8_t*>PyBytes_AS_STRING(private)
+        cdef uint32_t crc = 0
+        cdef Py_buffer view
+        cdef int code = RECORDS_OK
+        with nogil:
+            memcpy(body, p + BATCH_RECORDS, size)
+            if self.check_crc:
+                crc = kd_crc32c(kd_crc32c(0, p + BATCH_ATTRIBUTES, BATCH_RECORDS - BATCH_ATTRIBUTES), body, size)
+        if self.check_crc and crc != kd_get32(p + BATCH_CRC):
+            return BATCH_BAD_CRC
+        if info.records_count == 0 or info.attributes & ATTRIBUTE_CONTROL:
+            self._passed()
+            return RUN_RESERVE
+        try:
+            plain = self.decompressor.run(info.attributes & ATTRIBUTE_CODEC_MASK, private, self.max_decompressed_bytes)
+        except FormatError as e:
+            raise CorruptBatchError(f"{self._where()}: {e.message}", hint=e.hint or _HEADER_HINT) from e
+        PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
+        try:
+            if info.records_count > view.len // RECORD_MIN_BYTES:
+                return RUN_HEADER
+            if self.c.value.used + view.len > LARGEST_COLUMN and self.c.rows:
+                self.stopped = True
+                return RUN_DONE
+            while True:
+                self._reserve(view.len, 0)
+                with nogil:
+                    code = self._decode(<const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len)
+                if code != RECORDS_NEED_KEYS:
+                    break
+                self.keys_wanted = True
+        finally:
+            PyBuffer_Release(&view)
+        if code != RECORDS_OK:
+            return RUN_RECORDS + code
+        self._passed()
+        return RUN_RESERVE
+
+    cdef int _reserve(self, size_t section_bytes, size_t n) except -1:
+        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes lie before us, for what is likely to follow."""
+        cdef int64_t rows = self.c.rows + self.info.records_count, likely_rows
+        cdef int64_t ahead = min(<int64_t>n, self.target_bytes - self.c_pending_bytes())
+        cdef size_t bytes_ = section_bytes
+        if ahead > <int64_t>section_bytes:
+            bytes_ += ahead
+            likely_rows = self.c.rows + <int64_t>(self.info.records_count * (1.125 * bytes_ / section_bytes))
+            rows = max(rows, min(likely_rows, self.target_rows + self.info.records_count))
+        if rows > self.row_capacity:
+            rows = max(rows, min(2 * self.row_capacity, self.target_rows + self.info.records_count))
+            self.value_offsets = _grown(self.value_offsets, (self.c.rows + 1) * 4 if self.row_capacity else 0, (rows + 1) * 4)
+            self.value_validity = _grown(self.value_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
+            self.offset = _grown(self.offset, self.c.rows * 8, rows * 8)
+            self.timestamp = _grown(self.timestamp, self.c.rows * 8, rows * 8)
+            if self.include_headers:
+                self.list_offsets = _grown(self.list_offsets, (self.c.rows + 1) * 4 if self.row_capacity else 0, (rows + 1) * 4)
+                self.list_validity = _grown(self.list_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
+            self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1, <int64_t>(self.offset.capacity // 8))
+            self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
+        if self.keys_wanted:
+            self.key_offsets = _grown(self.key_offsets, (self.c.rows + 1) * 4 if self.key_offsets is not None else 0, (self.row_capacity + 1) * 4)
+            self.key_validity = _grown(self.key_validity, (self.c.rows + 7) // 8 if self.key_validity is not None else 0,
+                                       (self.row_capacity + 7) // 8)
+            if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
+                self.key_data = _grown(self.key_data, self.c.key.used, self.c.key.used + bytes_ + COPY_SLACK)
+                self.key_capacity = self.key_data.capacity
+        if self.c.value.used + <int64_t>section_bytes + COPY_SLACK > self.value_capacity:
+            self.value_data = _grown(self.value_data, self.c.value.used, self.c.value.used + bytes_ + COPY_SLACK)
+            self.value_capacity = self.value_data.capacity
+        if self.include_headers:
+            self._reserve_headers(section_bytes)
+        self.c.value.offsets = <int32_t*>self.value_offsets.data
+        self.c.value.validity = self.value_validity.data
+        self.c.value.data = self.value_data.data
+        self.c.offset = <int64_t*>self.offset.data
+        self.c.timestamp = <int64_t*>self.timestamp.data
+        if self.keys_wanted:
+            self.c.key.offsets = <int32_t*>self.key_offsets.data
+            self.c.key.validity = self.key_validity.data
+            self.c.key.data = self.key_data.data
+        return 0
+
+    def _reserve_headers(self, size_t section_bytes):
+        cdef int64_t used = max(self.c.header_key.used, self.c.header_value.used), rows = self.c.header_rows
+        cdef int64_t rows_needed = rows + section_bytes // 2
+        if used + <int64_t>section_bytes > self.header_capacity:
+            self.header_key_data = _grown(self.header_key_data, self.c.header_key.used, used + section_bytes)
+            self.header_value_data = _grown(self.header_value_data, self.c.header_value.used, used + section_bytes)
+            self.header_capacity = min(self.header_key_data.capacity, self.header_value_data.capacity)
+        if rows_needed > self.header_rows_capacity:
+            first = self.header_rows_capacity == 0
+            self.header_key_offsets = _grown(self.header_key_offsets, 0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
+            self.header_key_validity = _grown(self.header_key_validity, (rows + 7) // 8, (rows_needed + 7) // 8)
+            self.header_value_offsets = _grown(self.header_value_offsets, 0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
+            self.header_value_validity = _grown(self.header_value_validity, (rows + 7) // 8, (rows_needed + 7) // 8)
+            self.header_rows_capacity = min(self.header_key_offsets.capacity // 4 - 1, self.header_key_validity.capacity * 8)
+        self.c.header_list.offsets = <int32_t*>self.list_offsets.data
+        self.c.header_list.validity = self.list_validity.data
+        self.c.header_list.data = NULL
+        self.c.header_key.offsets = <int32_t*>self.header_key_offsets.data
+        self.c.header_key.validity = self.header_key_validity.data
+        self.c.header_key.data = self.header_key_data.data
+        self.c.header_value.offsets = <int32_t*>self.header_value_offsets.data
+        self.c.header_value.validity = self.header_value_validity.data
+        self.c.header_value.data = self.header_value_data.data
+
+    def _where(self):
+        return f"{self.topic}-{self.partition}: record batch at offset {self.info.base_offset}"
+
+    cdef object _fault(self, int code, const uint8_t* p, size_t n):
+        if code == RUN_CODEC:
+            return UnsupportedFormatError(
+                f"{self._where()} has the unknown codec {self.info.attributes & ATTRIBUTE_CODEC_MASK}",
+                hint="this build reads " + ", ".join(CODEC_NAMES) + "; use another compression.type in the producer")
+        if code == RUN_HEADER:
+            return CorruptBatchError(f"{self._where()}: its header contradicts itself ({self.info.records_count} records in {self.info.size} "
+                                     f"bytes, last offset delta {self.info.last_offset_delta})", hint=_HEADER_HINT)
+        if code >= RUN_RECORDS:
+            return CorruptBatchError(f"{self._where()}: {records_error(code - RUN_RECORDS).decode()}", hint=_HEADER_HINT)
+        return batch_error(code, f"{self.topic}-{self.partition} offset {self.info.base_offset if n >= 8 else self.next_offset}",
+                           PyBytes_FromStringAndSize(<const char*>p, min(n, <size_t>BATCH_HEADER_BYTES)))
+
+    # -- Arrow out --------------------------------------------------------------------------------------
+
+    def take(self):
+        """The pending rows (0 or more) as a pyarrow.RecordBatch of `schema`; starts a new one."""
+        cdef int64_t rows = self.c.rows
+        if rows == 0:
+            self._reset()
+            return _EMPTY[self.include_headers]
+        from_buffers = pa.Array.from_buffers
+        arrays = [
+            self._text(_BINARY, rows, self.c.key.state, self.key_offsets, self.key_data, self.key_validity, self.c.key.used),
+            self._text(_BINARY, rows, self.c.value.state, self.value_offsets, self.value_data, self.value_validity, self.c.value.used),
+            from_buffers(_STRING, rows, list(_constant(self.topic, rows)), 0),
+            from_buffers(_INT32, rows, list(_constant(self.partition, rows)), 0),
+            from_buffers(_INT64, rows, [None, _buffer(_fitting(self.offset, rows * 8), rows * 8)], 0),
+            from_buffers(_MICROSECONDS, rows, [None, _buffer(_fitting(self.timestamp, rows * 8), rows * 8)], 0),
+            self._timestamp_types(rows),
+        ]
+        if self.include_headers:
+            arrays.append(self._headers(rows))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        self._reset()
+        return batch
+
+    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data, Block validity, int64_t used):
+        if state == COLUMN_NULL:
+            return pa.Array.from_buffers(kind, rows, list(_constant(None, rows)), rows)
+        bits = None
+        if state == COLUMN_MIXED:
+            bits = _buffer(_fitting(validity, (rows + 7) // 8), (rows + 7) // 8)
+        return pa.Array.from_buffers(kind, rows, [bits, _buffer(_fitting(offsets, (rows + 1) * 4), (rows + 1) * 4),
+                                                  _buffer(_fitting(data, used), used)], 0 if bits is None else -1)
+
+    cdef object _headers(self, int64_t rows):
+        cdef int64_t n = self.c.header_rows
+        if self.c.header_list.state == COLUMN_NULL:
+            return pa.nulls(rows, self.schema.field("headers").type)
+        keys = self._text(_STRING, n, self.c.header_key.state, self.header_key_offsets, self.header_key_data, self.header_key_validity,
+                          self.c.header_key.used)
+        try:
+            keys.validate(full=True)
+        except pa.ArrowInvalid:
+            # Not UTF-8: replace what is malformed, as Kafka's Java client does.
+            keys = pa.array([key.decode("utf-8", "replace") for key in keys.view(_BINARY).to_pylist()], _STRING)
+        values = self._text(_BINARY, n, self.c.header_value.state, self.header_value_offsets, self.header_value_data,
+                            self.header_value_validity, self.c.header_value.used)
+        elements = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER_TYPE))
+        bits = None
+        if self.c.header_list.state == COLUMN_MIXED:
+            bits = _buffer(_fitting(self.list_validity, (rows + 7) // 8), (rows + 7) // 8)
+        return pa.Array.from_buffers(self.schema.field("headers").type, rows,
+                                     [bits, _buffer(_fitting(self.list_offsets, (rows + 1) * 4), (rows + 1) * 4)],
+                                     0 if bits is None else -1, children=[elements])
+
+    cdef object _timestamp_types(self, int64_t rows):
+        cdef Block block
+        cdef int32_t* numbers
+        cdef int64_t row
+        cdef int32_t kind
+        if len(self.types) == 1:
+            return pa.Array.from_buffers(_INT32, rows, list(_constant(self.types[0][1], rows)), 0)
+        block = take_block(rows * 4)
+        numbers = <int32_t*>block.data
+        for i, (first, kind) in enumerate(self.types):
+            for row in range(first, self.types[i + 1][0] if i + 1 < len(self.types) else rows):
+                numbers[row] = kind
+        return pa.Array.from_buffers(_INT32, rows, [None, _buffer(block, rows * 4)], 0)
+
+
+# -- a few records, as objects --------------------------------------------------------------------------
+
+def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0, int64_t stop_offset=INT64_MAX, *,
+                   bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
+    """The records of the whole batches at the start of `data` with offsets in [start_offset, stop_offset).
+
+    Returns (list of `Record`, bytes consumed, next offset).  Raises as `ArrowDecoder.feed` does; batches
+    before the broken one are returned first."""
+    cdef Py_buffer view
+    cdef list out = []
+    cdef size_t position = 0
+    cdef int64_t next_offset = start_offset
+    cdef ArrowDecoder faults = None
+    cdef batch_info info
+    cdef const uint8_t* p
+    cdef int code
+    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+    try:
+        while position < <size_t>view.len:
+            p = <const uint8_t*>view.buf + position
+            if check_crc:
+                code = check_batch_crc(p, view.len - position, &info)
+            else:
+                code = parse_batch_header(p, view.len - position, &info)
+                if code == BATCH_OK and info.size > view.len - position:
+                    code = BATCH_TRUNCATED
+            if code == BATCH_TRUNCATED:
+                break
+            if code == BATCH_OK:
+                code = _decode_batch(out, p, &info, topic, partition, next_offset, stop_offset, max_decompressed_bytes)
+            if code != BATCH_OK:
+                if position:
+                    break
+                faults = ArrowDecoder(topic, partition, start_offset=start_offset)
+                faults.info = info
+                raise faults._fault(code, p, view.len)
+            next_offset = max(next_offset, info.base_offset + info.last_offset_delta + 1)
+            position += info.size
+    finally:
+        PyBuffer_Release(&view)
+    return out, position, next_offset
+
+
+cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str topic, int32_t partition, int64_t start_offset,
+                       int64_t stop_offset, uint64_t limit) except -100:
+    """Appends the records of one batch whose frame is good; a code as `ArrowDecoder._fault` takes it."""
+    cdef Py_buffer view
+    cdef int code
+    cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK
+    cdef Py_ssize_t before = len(out)
+    if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
+            or info.records_count < 0:
+        return RUN_HEADER
+    if codec > CODEC_ZSTD:
+        return RUN_CODEC
+    if info.attributes & ATTRIBUTE_CONTROL or info.base_offset >= stop_offset or info.base_offset + info.last_offset_delta < start_offset:
+        return BATCH_OK
+    if codec == CODEC_NONE:
+        code = _decode_plain(out, p + BATCH_RECORDS, p + info.size, info, topic, partition, start_offset, stop_offset)
+    elif info.records_count == 0:
+        return BATCH_OK
+    else:
+        try:
+            plain = Decompressor().run(codec, PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES), limit)
+        except FormatError as e:
+            raise CorruptBatchError(f"{topic}-{partition}: record batch at offset {info.base_offset}: {e.message}", hint=e.hint) from e
+        PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
+        try:
+            code = _decode_plain(out, <const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len, info, topic, partition, start_offset,
+                                 stop_offset)
+        finally:
+            PyBuffer_Release(&view)
+    if code != RECORDS_OK:
+        del out[before:]
+        return RUN_RECORDS + code
+    return BATCH_OK
+
+
+cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const batch_info* info, str topic, int32_t partition,
+                       int64_t start_offset, int64_t stop_offset) except -100:
+    cdef record_view r
+    cdef int error = 0
+    cdef int32_t i, j
+    cdef int64_t previous = -1, offset, timestamp, a, b
+    cdef int kind = 1 if info.attributes & ATTRIBUTE_LOG_APPEND_TIME else 0
+    cdef const uint8_t* q
+    cdef const uint8_t* name
+    cdef const uint8_t* value
+    for i in range(info.records_count):
+        p = parse_record(p, end, &r, &error)
+        if p == NULL:
+            return error
+        if r.offset_delta <= previous or r.offset_delta > info.last_offset_delta:
+            return RECORDS_BAD_OFFSET
+        previous = r.offset_delta
+        offset = info.base_offset + r.offset_delta
+        if offset < start_offset or offset >= stop_offset:
+            continue
+        timestamp = info.max_timestamp if kind else <int64_t>(<uint64_t>info.base_timestamp + <uint64_t>r.timestamp_delta)
+        headers = ()
+        if r.headers_count:
+            found = []
+            q = r.headers
+            for j in range(r.headers_count):
+                q = parse_header(q, r.end, &name, &a, &value, &b)
+                if q == NULL:
+                    return RECORDS_BAD_FIELD
+                found.append((PyBytes_FromStringAndSize(<const char*>name, a).decode("utf-8", "replace"),
+                              None if b < 0 else PyBytes_FromStringAndSize(<const char*>value, b)))
+            headers = tuple(found)
+        out.append(Record(topic, partition, offset, timestamp, kind,
+                          None if r.key_length < 0 else PyBytes_FromStringAndSize(<const char*>r.key, r.key_length),
+                          None if r.value_length < 0 else PyBytes_FromStringAndSize(<const char*>r.value, r.value_length), headers))
+    return RECORDS_OK if p == end else RECORDS_TRAILING

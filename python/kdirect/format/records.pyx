@@ -1,0 +1,308 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""The records of a batch: the inner loop of everything that reads.
+
+Owns: the layout of a record and of a header (zigzag varints), and how records become columns.  Holds no
+memory and raises nothing: callers give memory that is large enough, and get a number back.
+
+Invariants, for any bytes at all, also when they change while they are read: nothing outside [p, end) is
+read; every length is read once and compared with what is left before it is used; no column grows by more
+rows than the batch header counts or more bytes than the batch has.
+
+    record:  length, attributes (1 byte), timestamp delta, offset delta, key length, key, value length, value, headers count, headers
+    header:  key length, key, value length, value          lengths of -1 are null
+"""
+
+from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
+from libc.string cimport memcpy, memset
+
+cdef extern from "wire.h" nogil:
+    uint8_t kd_get8(const uint8_t* p)
+    const uint8_t* kd_get_varint(const uint8_t* p, const uint8_t* end, int64_t* out)
+    const uint8_t* kd_get_short_varint(const uint8_t* p, int64_t* out)
+    void kd_copy_over(uint8_t* to, const uint8_t* from_, int64_t n)
+
+cdef enum:
+    HEAD_SLACK = 32         # the fixed part of a record in short varints has at most 3 + 1 + 4 * 3 bytes
+    SHORT_COPY = 512        # above this memcpy is faster
+
+# Timestamps in this range plus any short delta fit into 64 bits as microseconds.
+cdef int64_t PLAIN_MS = INT64_MAX // 1000 - (1 << 28)
+
+
+cdef int64_t microseconds(int64_t ms) noexcept nogil:
+    if ms > INT64_MAX // 1000:
+        return INT64_MAX
+    if ms < -(INT64_MAX // 1000):
+        return INT64_MIN
+    return ms * 1000
+
+
+cdef const char* records_error(int error) noexcept nogil:
+    if error == RECORDS_BAD_NUMBER:
+        return "a number in a record is cut off or too long"
+    if error == RECORDS_BAD_LENGTH:
+        return "a record's length is negative or leaves the batch"
+    if error == RECORDS_BAD_FIELD:
+        return "a key, value or header leaves its record"
+    if error == RECORDS_BAD_END:
+        return "a record does not end where its length says"
+    if error == RECORDS_BAD_OFFSET:
+        return "offsets do not rise, or leave the range of the batch"
+    if error == RECORDS_TRAILING:
+        return "bytes are left behind the last record"
+    return "its records are broken"
+
+
+cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key, int64_t* key_length, const uint8_t** value,
+                                 int64_t* value_length) noexcept nogil:
+    cdef int64_t n
+    p = kd_get_varint(p, end, &n)
+    if p == NULL or n < 0 or n > end - p:
+        return NULL
+    key[0] = p
+    key_length[0] = n
+    p += n
+    p = kd_get_varint(p, end, &n)
+    if p == NULL or n > end - p or n < -1:
+        return NULL
+    value[0] = p
+    value_length[0] = n
+    return p + n if n > 0 else p
+
+
+cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out, int* error) noexcept nogil:
+    cdef int64_t n, a, b
+    cdef int32_t i
+    cdef const uint8_t* ignored
+    p = kd_get_varint(p, end, &n)
+    error[0] = RECORDS_BAD_NUMBER
+    if p == NULL:
+        return NULL
+    error[0] = RECORDS_BAD_LENGTH
+    if n < 1 or n > end - p:
+        return NULL
+    end = p + n
+    error[0] = RECORDS_BAD_NUMBER
+    p = kd_get_varint(p + 1, end, &out.timestamp_delta)
+    if p == NULL:
+        return NULL
+    p = kd_get_varint(p, end, &out.offset_delta)
+    if p == NULL:
+        return NULL
+    p = kd_get_varint(p, end, &n)
+    if p == NULL:
+        return NULL
+    error[0] = RECORDS_BAD_FIELD
+    if n < -1 or n > end - p:
+        return NULL
+    out.key = p
+    out.key_length = n
+    if n > 0:
+        p += n
+    error[0] = RECORDS_BAD_NUMBER
+    p = kd_get_varint(p, end, &n)
+    if p == NULL:
+        return NULL
+    error[0] = RECORDS_BAD_FIELD
+    if n < -1 or n > end - p:
+        return NULL
+    out.value = p
+    out.value_length = n
+    if n > 0:
+        p += n
+    error[0] = RECORDS_BAD_NUMBER
+    p = kd_get_varint(p, end, &n)
+    if p == NULL:
+        return NULL
+    error[0] = RECORDS_BAD_FIELD
+    if n < 0 or n > (end - p) // 2:
+        return NULL
+    out.headers = p
+    out.headers_count = <int32_t>n
+    for i in range(out.headers_count):
+        p = parse_header(p, end, &ignored, &a, &ignored, &b)
+        if p == NULL:
+            return NULL
+    error[0] = RECORDS_BAD_END
+    if p != end:
+        return NULL
+    out.end = end
+    error[0] = RECORDS_OK
+    return p
+
+
+cdef void _put_text(text_column* c, int64_t row, const uint8_t* data, int64_t length) noexcept nogil:
+    """Row `row` of a column; length -1 is null.  Changes the column's state when it must."""
+    if length < 0:
+        if c.state == COLUMN_NULL:
+            return
+        if c.state == COLUMN_VALID:
+            memset(c.validity, 0xFF, (row + 7) // 8)
+            c.state = COLUMN_MIXED
+        c.validity[row >> 3] &= <uint8_t>~(1 << (row & 7))
+        c.offsets[row + 1] = <int32_t>c.used
+        return
+    if c.state != COLUMN_VALID:
+        if c.state == COLUMN_NULL:
+            c.offsets[0] = 0
+            if row == 0:
+                c.state = COLUMN_VALID
+            else:
+                memset(c.offsets, 0, (row + 1) * sizeof(int32_t))
+                memset(c.validity, 0, (row + 7) // 8)
+                c.state = COLUMN_MIXED
+        if c.state == COLUMN_MIXED:
+            c.validity[row >> 3] = c.validity[row >> 3] | <uint8_t>(1 << (row & 7))
+    if c.data != NULL:
+        memcpy(c.data + c.used, data, length)
+    c.used += length
+    c.offsets[row + 1] = <int32_t>c.used
+
+
+cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
+    """The header row of row c.rows: null when there are none, as Spark's connector has it."""
+    cdef const uint8_t* p = r.headers
+    cdef const uint8_t* key
+    cdef const uint8_t* value
+    cdef int64_t key_length, value_length
+    cdef int32_t i
+    for i in range(r.headers_count):
+        # The bytes may have changed since parse_record saw them: every length is checked again here.
+        p = parse_header(p, r.end, &key, &key_length, &value, &value_length)
+        if p == NULL:
+            return RECORDS_BAD_FIELD
+        _put_text(&c.header_key, c.header_rows, key, key_length)
+        _put_text(&c.header_value, c.header_rows, value, value_length)
+        c.header_rows += 1
+    _put_text(&c.header_list, c.rows, NULL, r.headers_count if r.headers_count else -1)
+    return RECORDS_OK
+
+
+cdef inline const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index,
+                                      int64_t* previous, bint keyed) noexcept nogil:
+    """Appends records as long as their numbers are short and they fit the states the columns are in; stops before the first other one.
+
+    Checks everything that the careful way checks."""
+    cdef const uint8_t* q
+    cdef const uint8_t* stop
+    cdef const uint8_t* key = NULL
+    cdef int64_t length, timestamp_delta, offset_delta, key_length, value_length
+    cdef int64_t row = c.rows, used = c.value.used, key_used = c.key.used, last = previous[0]
+    cdef int64_t last_delta = s.last_offset_delta, base_offset = s.base_offset, base_us = microseconds(s.base_timestamp)
+    cdef int32_t* value_offsets = c.value.offsets
+    cdef int32_t* key_offsets = c.key.offsets
+    cdef int64_t* offsets = c.offset
+    cdef int64_t* timestamps = c.timestamp
+    cdef uint8_t* value_data = c.value.data
+    cdef uint8_t* key_data = c.key.data
+    cdef int32_t i = index[0], count = s.count
+    while i < count:
+        if end - p < HEAD_SLACK:
+            break
+        q = kd_get_short_varint(p, &length)
+        # Behind the record there must be slack for the copies, and for reading a number without looking.
+        if q == NULL or length < RECORD_MIN_BYTES - 1 or length > end - q - COPY_SLACK:
+            break
+        stop = q + length
+        q = kd_get_short_varint(q + 1, &timestamp_delta)
+        if q == NULL:
+            break
+        q = kd_get_short_varint(q, &offset_delta)
+        if q == NULL or offset_delta <= last or offset_delta > last_delta:
+            break
+        q = kd_get_short_varint(q, &key_length)
+        if q == NULL:
+            break
+        if keyed:
+            if key_length < 0 or key_length > stop - q:
+                break
+            key = q
+            q += key_length
+        elif key_length != -1:
+            break
+        q = kd_get_short_varint(q, &value_length)
+        # One byte is left behind the value: the number of headers, 0.
+        if q == NULL or value_length < 0 or value_length != stop - q - 1 or kd_get8(stop - 1) != 0:
+            break
+        if keyed:
+            if key_length <= SHORT_COPY:
+                kd_copy_over(key_data + key_used, key, key_length)
+            else:
+                memcpy(key_data + key_used, key, key_length)
+            key_used += key_length
+            key_offsets[row + 1] = <int32_t>key_used
+        if value_length <= SHORT_COPY:
+            kd_copy_over(value_data + used, q, value_length)
+        else:
+            memcpy(value_data + used, q, value_length)
+        used += value_length
+        value_offsets[row + 1] = <int32_t>used
+        offsets[row] = base_offset + offset_delta
+        timestamps[row] = base_us + timestamp_delta * 1000
+        last = offset_delta
+        p = stop
+        row += 1
+        i += 1
+    c.rows = row
+    c.value.used = used
+    c.key.used = key_used
+    index[0] = i
+    previous[0] = last
+    return p
+
+
+cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil:
+    cdef int64_t previous = -1, offset, row, first_row = c.rows, max_us
+    cdef int32_t i = 0
+    cdef int error
+    cdef record_view r
+    cdef bint whole = s.start_offset <= s.base_offset and s.stop_offset > s.base_offset + s.last_offset_delta
+    cdef bint short_way = whole and not c.with_headers and -PLAIN_MS < s.base_timestamp < PLAIN_MS
+    if c.rows == 0 and c.value.state == COLUMN_NULL:
+        c.value.state = COLUMN_VALID
+        c.value.offsets[0] = 0
+    while i < s.count:
+        if short_way and c.value.state == COLUMN_VALID:
+            if c.key.state == COLUMN_NULL:
+                p = _short_run(c, s, p, end, &i, &previous, False)
+            elif c.key.state == COLUMN_VALID:
+                p = _short_run(c, s, p, end, &i, &previous, True)
+            if i == s.count:
+                break
+        p = parse_record(p, end, &r, &error)
+        if p == NULL:
+            return error
+        if r.offset_delta <= previous or r.offset_delta > s.last_offset_delta:
+            return RECORDS_BAD_OFFSET
+        previous = r.offset_delta
+        i += 1
+        offset = s.base_offset + r.offset_delta
+        if not whole and (offset < s.start_offset or offset >= s.stop_offset):
+            continue
+        row = c.rows
+        if r.key_length >= 0 and c.key.offsets == NULL:
+            return RECORDS_NEED_KEYS
+        if c.with_headers:
+            error = _put_headers(c, &r)
+            if error:
+                return error
+        _put_text(&c.key, row, r.key, r.key_length)
+        _put_text(&c.value, row, r.value, r.value_length)
+        c.offset[row] = offset
+        c.timestamp[row] = microseconds(_add_clamped(s.base_timestamp, r.timestamp_delta))
+        c.rows = row + 1
+    if p != end:
+        return RECORDS_TRAILING
+    if s.log_append_time:
+        max_us = microseconds(s.max_timestamp)
+        for row in range(first_row, c.rows):
+            c.timestamp[row] = max_us
+    return RECORDS_OK
+
+
+cdef inline int64_t _add_clamped(int64_t a, int64_t b) noexcept nogil:
+    if b > 0 and a > INT64_MAX - b:
+        return INT64_MAX
+    if b < 0 and a < INT64_MIN - b:
+        return INT64_MIN
+    return a + b
