@@ -149,7 +149,8 @@ class AccessManager:
         self._loop = loop
 
     def stop(self) -> None:
-        """Cut every client, end every grant and the worker."""
+        """Cut every client, end every grant and the worker.  Any thread: nothing is scheduled on the loop from here on."""
+        self._loop = None
         for peer in list(self._peers.values()):
             self._close_peer(peer)
         if self._worker is not None and self._thread is not None:

@@ -137,7 +137,7 @@ class Session:
             raise TransportError("transport=verbs: this build has no verbs provider", hint="use transport=auto, shm or tcp")
         connection = self.cluster.control_connection()
         if not connection.supports(layout.API_OPEN_QUEUE_PAIR):
-            self._fall_back(TransportError(f"{connection.peer} is not a kdirect broker", hint="point bootstrap.servers at one, or use transport=tcp"))
+            self._fall_back(TransportError(f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp"))
             return
         try:
             self._spare.append(Channel(connection, "shm"))
