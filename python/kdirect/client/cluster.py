@@ -177,6 +177,8 @@ class Cluster:
         """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator` when it says NOT_COORDINATOR."""
         state = self._state()
         node = state.coordinators.get(group)
+        if not state.nodes:
+            self.refresh([])  # how many brokers there are decides about the address
         if node is None:
             def find(connection: Connection) -> Any:
                 response = connection.request(protocol.FindCoordinatorRequest(key=group, key_type=0))

@@ -64,7 +64,8 @@ class TcpFetcher:
     """Reads one partition from `start_offset` on.  For one thread at a time.
 
     It leases a connection with the first fetch, because a fetch that waits for records would hold up other requests,
-    and gives it back with `close`.  With `read_ahead` the next request is under way while the caller works on the answer of the last.
+    and gives it back with `close`.  With `read_ahead` the next request is under way while the caller works on the answer of the
+    last; it then waits for records as long as the fetch before it was allowed to.
     """
 
     def __init__(self, cluster: Cluster, tp: TopicPartition, start_offset: int, *, isolation_level: str | None = None,
@@ -348,6 +349,8 @@ class TcpAppender:
         if not waiting:
             return
         if self._connection is None or self._connection.closed:
+            if len(waiting) < len(self._queue):
+                return  # some went out on the connection that is closed now: they come first again, once their loss is noticed
             self._connection = self._cluster.connection_for(self.topic_partition, "data")
         r, tp = protocol.ProduceRequest, self.topic_partition
         for append in waiting:
