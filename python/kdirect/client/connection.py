@@ -223,7 +223,7 @@ class Connection:
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         deadline = time.monotonic() + timeout_ms / 1000
         pending = self._submit(message, None, deadline)
-        return self._await(pending, max(0.0, (deadline - time.monotonic()) * 1000)) if message.expect_response() else None
+        return self._await(pending, timeout_ms, deadline) if message.expect_response() else None
 
     def submit(self, message: Any, timeout_ms: float | None = None) -> Pending:
         """Send `message` without waiting for the answer.  An error raised here means that the broker did not get the
@@ -302,9 +302,9 @@ class Connection:
         while not pending.done and (self._read_one(deadline, pending) or pending.done or time.monotonic() < deadline):
             pass
 
-    def _await(self, pending: Pending, timeout_ms: float | None) -> Any:
+    def _await(self, pending: Pending, timeout_ms: float | None, deadline: float | None = None) -> Any:
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        self._arrival(pending, time.monotonic() + timeout_ms / 1000)
+        self._arrival(pending, time.monotonic() + timeout_ms / 1000 if deadline is None else deadline)
         if not pending.done:
             with self._wake:
                 if not pending.done:
