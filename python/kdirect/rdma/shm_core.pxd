@@ -78,6 +78,8 @@ cdef extern from "shm_ring.h" nogil:
     uint64_t kd_power_of_two(uint64_t)
     void kd_pair_layout(uint64_t start, uint32_t cap, uint64_t ring, kd_direction_layout* out)
     uint64_t kd_payload_ring_bytes(uint32_t cap, uint32_t max_send_bytes)
+    void kd_fill_completion(void* out, uint64_t wr_id, uint32_t status, uint32_t opcode, uint32_t byte_len,
+                            uint32_t imm_data, uint32_t qp_num, uint32_t has_imm)
     int kd_send_message(int sock, const kd_message*, int fd)
     int kd_receive_message(int sock, kd_message*, int* fd)
     int kd_peer_left(int sock)
@@ -108,7 +110,7 @@ cdef enum:
     CUT_OPCODE = 6
 
 ctypedef struct kd_wr:
-    # one send-side work request; after it ran, its completion (one cache line)
+    # one send-side work request: on the poster's stack, or in the ring of deferred ones
     uint64_t wr_id
     uint64_t local
     uint64_t remote
@@ -118,8 +120,11 @@ ctypedef struct kd_wr:
     uint32_t rkey
     uint32_t length
     uint32_t kind
-    uint32_t status
-    uint32_t reserved
+
+ctypedef struct kd_done:
+    # a send-side completion that waits to be polled
+    uint64_t wr_id
+    uint64_t result         # byte_len | status << 32 | opcode << 48
 
 ctypedef struct kd_recv:
     uint64_t wr_id
@@ -133,6 +138,7 @@ ctypedef struct kd_local:
     uint32_t access
     uint64_t address
     uint64_t length
+    uint64_t reserved       # two a cache line
 
 ctypedef struct kd_domain:
     uint32_t refs
@@ -161,112 +167,108 @@ ctypedef struct kd_remote:
     uint8_t* base           # where the byte at `address` is mapped here
     kd_mapping* mapping
 
-ctypedef struct kd_stats:
-    uint64_t reads
-    uint64_t writes
-    uint64_t read_bytes
-    uint64_t write_bytes
-    uint64_t sends
-    uint64_t receives
-    uint64_t atomics
-    uint64_t wakeups
-
 ctypedef struct kd_cq:
-    uint32_t light          # this process is registered for heavy fences
+    # what every poll touches
     uint32_t polling        # the poller is inside; with `changing`, guards the attachments
     uint32_t changing
-    uint32_t guard          # of pollers that come from Python
-    uint32_t lock           # of who changes the attachments
-    uint32_t armed          # a local completion must signal `event_fd`
-    uint32_t wake
-    uint32_t errors         # queue pairs that went to ERROR, ever
-    uint32_t errors_seen
-    uint32_t closed
+    uint32_t light          # this process is registered for heavy fences
     uint32_t forked
-    int event_fd
+    uint32_t armed          # a local completion must signal `event_fd`
+    uint32_t errors         # queue pairs that went to ERROR, ever
     int count
-    int capacity
     int next
     kd_attachment* attachments
+    # the rest
+    uint32_t guard          # of pollers that come from Python
+    uint32_t lock           # of who changes the attachments
+    uint32_t wake
+    uint32_t errors_seen
+    uint32_t closed
+    int event_fd
+    int capacity
 
 ctypedef struct kd_attachment:
     kd_qp* qp
     uint32_t is_recv
 
 ctypedef struct kd_qp:
+    # Cache lines in the order in which a READ and its poll touch them: after a large copy each of them is
+    # a miss.  (An address ending in 64-byte lines: qp_new aligns.)
+    # line 0: constant while in RTS
+    uint32_t state
+    uint32_t light          # both processes are registered for heavy fences
+    uint32_t max_send_wr
+    uint32_t qp_num
+    uint64_t send_mask
+    kd_done* done_ring
+    kd_direction* out
+    uint32_t* peer_keys     # mapped read-only
+    void** remotes          # KD_KEYS of kd_remote*
+    kd_local* locals        # of the domain
+    # line 1: the posting thread's `posted`, the send poller's `polled`; the others are the executor's: of the
+    # posting thread while nothing is deferred, else of the send poller
+    uint64_t posted
+    uint64_t polled
+    uint64_t done           # work requests that ran
+    uint64_t busy           # private copy of out.busy
+    uint64_t reads
+    uint64_t read_bytes
+    uint64_t sent           # entries sent
+    uint64_t credits        # value of out.posted last read
+    # line 2: receiving; `recv_posted` is the receive poster's, `received` and `recv_failed` the receive poller's
+    kd_direction* into
+    kd_entry* in_entries
+    uint64_t in_mask
+    uint64_t received
+    uint64_t recv_posted
+    uint32_t recv_lock
+    uint32_t recv_failed
+    uint32_t cut
+    uint32_t closed         # close() was called: nothing arrives any more, the rest is flushed
+    kd_cq* send_cq
+    # line 3 and on: entries and payloads
+    kd_entry* out_entries
+    uint64_t out_mask
+    uint64_t writes
+    uint64_t write_bytes
+    uint64_t wakeups
+    uint64_t sends
+    uint64_t atomics
+    int64_t rnr_deadline
+    kd_wr* send_ring        # deferred requests
+    uint32_t* out_lengths
+    uint8_t* out_payload
+    uint64_t out_ring
+    uint64_t byte_tail
+    kd_recv* recv_ring
+    uint64_t recv_mask
+    uint32_t* in_lengths
+    uint8_t* in_payload
+    uint64_t in_ring
+    uint64_t in_head
+    uint64_t recv_busy      # odd while a payload is being copied
+    uint64_t receives
+    uint32_t in_max_bytes
     # fixed at creation
     uint32_t refs
-    uint32_t qp_num
-    uint32_t max_send_wr
     uint32_t max_recv_wr
     uint32_t max_send_bytes
     uint32_t forked
-    uint32_t light          # both processes are registered for heavy fences
     int64_t rnr_timeout_ns
-    uint64_t send_mask
-    uint64_t recv_mask
-    kd_wr* send_ring
-    kd_recv* recv_ring
     kd_domain* domain
-    kd_cq* send_cq
     kd_cq* recv_cq
-    # the connection; written before state becomes RTS, constant until the queue pair is freed
-    uint32_t state
-    uint32_t closed         # close() was called: nothing arrives any more, the rest is flushed
-    uint32_t cut
-    uint32_t cut_told
+    # the link
     uint32_t link_flags     # sticky LINK_*
     uint32_t need_sweep
     uint32_t map_failures
     uint32_t remotes_end    # indices from here on were never used
     uint32_t remotes_shut
-    int sock                # owned by the queue pair; guarded by link_mutex
-    int peer_event_fd
+    int sock                # borrowed from the Python object; guarded by link_mutex
+    int peer_event_fd       # owned
     int service_fd          # borrowed: kicks the service thread
     uint8_t* pair
     uint64_t pair_bytes
-    kd_direction* out
-    kd_entry* out_entries
-    uint32_t* out_lengths
-    uint8_t* out_payload
-    uint64_t out_mask
-    uint64_t out_ring
-    kd_direction* into
-    kd_entry* in_entries
-    uint32_t* in_lengths
-    uint8_t* in_payload
-    uint64_t in_mask
-    uint64_t in_ring
-    uint32_t in_max_bytes
-    uint32_t* peer_keys     # mapped read-only
-    void** remotes          # KD_KEYS of kd_remote*
     pthread_mutex_t link_mutex
-    uint8_t pad0[64]
-    # the executor's: the posting thread while nothing is deferred, else the poller of the send CQ
-    uint64_t busy           # private copy of out.busy
-    uint64_t done           # work requests that ran
-    uint64_t sent           # entries sent
-    uint64_t credits        # value of out.posted last read
-    uint64_t byte_tail
-    int64_t rnr_deadline
-    kd_stats stats
-    uint8_t pad1[64]
-    # the posting thread's
-    uint64_t posted
-    uint8_t pad2[64]
-    # the send poller's
-    uint64_t polled
-    uint8_t pad3[64]
-    # the receive poster's
-    uint32_t recv_lock
-    uint64_t recv_posted
-    uint8_t pad4[64]
-    # the receive poller's
-    uint64_t received
-    uint64_t recv_busy      # odd while a payload is being copied
-    uint64_t in_head
-    uint64_t receives
-    uint32_t recv_failed
 
 # life
 cdef bint fences_register() noexcept

@@ -36,6 +36,7 @@ cdef extern from "shm_ring.h" nogil:
         F_SEAL_SHRINK
         F_SEAL_GROW
     void* MAP_FAILED
+    void* aligned_alloc(size_t, size_t)
     void* mmap(void*, size_t, int, int, int, long)
     int munmap(void*, size_t)
     int madvise(void*, size_t, int)
@@ -90,6 +91,14 @@ cdef void* anonymous(size_t n) noexcept nogil:
     """Zeroed private pages that cost nothing until they are touched."""
     cdef void* p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     return NULL if p == MAP_FAILED else p
+
+
+cdef void* lines(size_t n) noexcept nogil:
+    """Zeroed memory that starts at a cache line; for free()."""
+    cdef void* p = aligned_alloc(64, kd_round_up(n, 64))
+    if p != NULL:
+        memset(p, 0, n)
+    return p
 
 
 # -- protection domains ------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
 # -- queue pairs: life ---------------------------------------------------------------------------------------
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept:
-    cdef kd_qp* qp = <kd_qp*> calloc(1, sizeof(kd_qp))
+    cdef kd_qp* qp = <kd_qp*> lines(sizeof(kd_qp))
     if qp == NULL:
         return NULL
     qp.refs = 1
@@ -198,6 +207,7 @@ cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num
     qp.send_mask = kd_power_of_two(max_send_wr) - 1
     qp.recv_mask = kd_power_of_two(max_recv_wr) - 1
     qp.domain = d
+    qp.locals = d.locals
     kd_add32(&d.refs, 1)
     qp.send_cq = send_cq
     qp.recv_cq = recv_cq
@@ -205,9 +215,10 @@ cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num
     qp.sock = qp.peer_event_fd = qp.service_fd = -1
     pthread_mutex_init(&qp.link_mutex, NULL)
     qp.send_ring = <kd_wr*> calloc(qp.send_mask + 1, sizeof(kd_wr))
+    qp.done_ring = <kd_done*> lines((qp.send_mask + 1) * sizeof(kd_done))
     qp.recv_ring = <kd_recv*> calloc(qp.recv_mask + 1, sizeof(kd_recv))
     qp.remotes = <void**> anonymous(KD_KEYS * sizeof(void*))
-    if qp.send_ring == NULL or qp.recv_ring == NULL or qp.remotes == NULL:
+    if qp.send_ring == NULL or qp.done_ring == NULL or qp.recv_ring == NULL or qp.remotes == NULL:
         qp_unref(qp)
         return NULL
     return qp
@@ -224,8 +235,6 @@ cdef void qp_unref(kd_qp* qp) noexcept nogil:
             munmap(qp.pair, qp.pair_bytes)
         if qp.peer_keys != NULL:
             munmap(qp.peer_keys, KD_KEY_TABLE_BYTES)
-    if qp.sock >= 0:
-        close(qp.sock)
     if qp.peer_event_fd >= 0:
         close(qp.peer_event_fd)
     if qp.remotes != NULL:
@@ -233,6 +242,7 @@ cdef void qp_unref(kd_qp* qp) noexcept nogil:
     pthread_mutex_destroy(&qp.link_mutex)
     domain_unref(qp.domain)
     free(qp.send_ring)
+    free(qp.done_ring)
     free(qp.recv_ring)
     free(qp)
 
@@ -380,7 +390,7 @@ cdef void remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
     if m.rkey == 0 or m.length == 0 or m.address > <uint64_t> -1 - m.length or m.position > <uint64_t> (1ull << 62) \
             or m.length > <uint64_t> (1ull << 62):
         return
-    r = <kd_remote*> calloc(1, sizeof(kd_remote))
+    r = <kd_remote*> lines(sizeof(kd_remote))
     if r == NULL:
         return
     r.rkey = m.rkey

@@ -231,7 +231,7 @@ cdef class ShmQueuePair(QueuePair):
 
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
-        return self.post(KIND_READ, wr_id, local_address, lkey, length, remote_address, rkey, 0, 0)
+        return qp_read(self.core, wr_id, local_address, lkey, length, remote_address, rkey)
 
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil:
@@ -257,10 +257,7 @@ cdef class ShmQueuePair(QueuePair):
 
     cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
                          uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
-        cdef int rc = 0
-        cdef kd_wr* wr = qp_reserve(self.core, &rc)
-        if wr == NULL:
-            return rc
+        cdef kd_wr wr
         wr.wr_id = wr_id
         wr.local = local
         wr.remote = remote
@@ -270,7 +267,7 @@ cdef class ShmQueuePair(QueuePair):
         wr.rkey = rkey
         wr.length = length
         wr.kind = kind
-        return qp_submit(self.core, wr)
+        return qp_post(self.core, &wr)
 
     # -- connection -----------------------------------------------------------------------------------------
     @property
@@ -492,9 +489,9 @@ cdef class ShmQueuePair(QueuePair):
             self.device._retire(self, self._statistics())
 
     def _statistics(self):
-        cdef kd_stats s = self.core.stats
-        return {"reads": s.reads, "writes": s.writes, "read_bytes": s.read_bytes, "write_bytes": s.write_bytes,
-                "sends": s.sends, "receives": self.core.receives, "atomics": s.atomics, "wakeups": s.wakeups}
+        cdef kd_qp* q = self.core
+        return {"reads": q.reads, "writes": q.writes, "read_bytes": q.read_bytes, "write_bytes": q.write_bytes,
+                "sends": q.sends, "receives": q.receives, "atomics": q.atomics, "wakeups": q.wakeups}
 
     cdef _check(self):
         if self.core.forked:

@@ -190,6 +190,19 @@ static inline uint64_t kd_payload_ring_bytes(uint32_t cap, uint32_t max_send_byt
     return all < 4096 ? 4096 : all;
 }
 
+/* A completion of the contract (work_completion: wr_id, status, opcode, byte_len, imm_data, qp_num, has_imm)
+ * in four stores.  Stores are what a poll behind a large copy waits for: they queue behind the copy's. */
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "completions are packed for little-endian machines");
+static inline void kd_fill_completion(void *out, uint64_t wr_id, uint32_t status, uint32_t opcode, uint32_t byte_len, uint32_t imm_data,
+                                      uint32_t qp_num, uint32_t has_imm)
+{
+    uint64_t *o = out;
+    o[0] = wr_id;
+    o[1] = status | (uint64_t)opcode << 32;
+    o[2] = byte_len | (uint64_t)imm_data << 32;
+    o[3] = qp_num | (uint64_t)has_imm << 32;
+}
+
 /* -- control messages after the handshake ---------------------------------------------------------------- */
 enum { KD_MSG_ANNOUNCE = 4, KD_MSG_REVOKE = 5, KD_MSG_READY = 6 };
 enum { KD_MSG_MAGIC = 0x314d444b, KD_MSG_FLAG_SWEEP = 1 };

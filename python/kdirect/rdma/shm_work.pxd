@@ -3,9 +3,10 @@ from libc.stdint cimport int64_t, uint32_t, uint64_t
 from kdirect.rdma.contract cimport work_completion
 from kdirect.rdma.shm_core cimport kd_cq, kd_qp, kd_wr
 
-# work requests: reserve a slot, fill it in, submit
-cdef kd_wr* qp_reserve(kd_qp* qp, int* rc) noexcept nogil
-cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil
+# work requests
+cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil
+cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length, uint64_t remote,
+                 uint32_t rkey) noexcept nogil
 cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil
 # completion queues
 cdef kd_cq* cq_new(int event_fd) noexcept

@@ -21,7 +21,7 @@ are done with it when the post returns, unless they were deferred; receives unti
 
 from libc.errno cimport EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport calloc, free, realloc
+from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from kdirect.rdma.contract cimport (
@@ -34,6 +34,7 @@ from kdirect.rdma.shm_core cimport *
 cdef extern from "shm_ring.h" nogil:
     enum:
         POLLIN
+    void* aligned_alloc(size_t, size_t)
     struct pollfd:
         int fd
         short events
@@ -88,8 +89,8 @@ cdef inline void leave(kd_qp* qp) noexcept nogil:
     kd_store64(&qp.out.busy, qp.busy)
 
 
-cdef inline bint local_ok(kd_domain* d, uint32_t lkey, uint64_t address, uint64_t length, uint32_t need) noexcept nogil:
-    cdef kd_local* l = &d.locals[lkey & KD_KEY_INDEX_MASK]
+cdef inline bint local_ok(kd_qp* qp, uint32_t lkey, uint64_t address, uint64_t length, uint32_t need) noexcept nogil:
+    cdef kd_local* l = &qp.locals[lkey & KD_KEY_INDEX_MASK]
     if lkey == 0 or kd_load32(&l.key) != lkey or (l.access & need) != need:
         return False
     return address >= l.address and length <= l.length and address - l.address <= l.length - length
@@ -132,7 +133,7 @@ cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t
     qp.sent += 1
     kd_exchange64(&e.sequence, qp.sent)
     if kd_load32(&qp.out.sleeping) and kd_exchange32(&qp.out.sleeping, 0):
-        qp.stats.wakeups += 1
+        qp.wakeups += 1
         kd_signal(qp.peer_event_fd)
 
 
@@ -141,7 +142,7 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     cdef int status = credit(qp)
     if status != 0:
         return status
-    if wr.length and not local_ok(qp.domain, wr.lkey, wr.local, wr.length, 0):
+    if wr.length and not local_ok(qp, wr.lkey, wr.local, wr.length, 0):
         return WC_LOC_PROT_ERR
     if wr.length > kd_load32(&qp.out_lengths[qp.sent & qp.out_mask]):
         publish(qp, WC_RECV, wr.length, 0, qp.byte_tail)        # the target's completion says it too
@@ -159,25 +160,25 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
         memcpy(qp.out_payload + (start & (ring - 1)), <void*><uintptr_t> wr.local, wr.length)
         qp.byte_tail = start + wr.length
     publish(qp, WC_RECV, wr.length, 0, start)
-    qp.stats.sends += 1
+    qp.sends += 1
     return WC_SUCCESS
 
 
-cdef int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
+cdef inline int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
     """Run one request while busy.  A WC_* status, or RUN_* when it did nothing yet."""
     cdef uint8_t* at
     cdef uint64_t old
     cdef int status = WC_SUCCESS
     if wr.kind == KIND_READ:
         if wr.length:
-            if not local_ok(qp.domain, wr.lkey, wr.local, wr.length, LOCAL_WRITE):
+            if not local_ok(qp, wr.lkey, wr.local, wr.length, LOCAL_WRITE):
                 return WC_LOC_PROT_ERR
             at = remote_at(qp, wr.rkey, wr.remote, wr.length, REMOTE_READ, &status)
             if at == NULL:
                 return status
             memcpy(<void*><uintptr_t> wr.local, at, wr.length)
-        qp.stats.reads += 1
-        qp.stats.read_bytes += wr.length
+        qp.reads += 1
+        qp.read_bytes += wr.length
         return WC_SUCCESS
     if wr.kind <= KIND_WRITE_IMM:
         if wr.kind == KIND_WRITE_IMM:
@@ -185,7 +186,7 @@ cdef int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
             if status != 0:
                 return status
         if wr.length:
-            if not local_ok(qp.domain, wr.lkey, wr.local, wr.length, 0):
+            if not local_ok(qp, wr.lkey, wr.local, wr.length, 0):
                 return WC_LOC_PROT_ERR
             at = remote_at(qp, wr.rkey, wr.remote, wr.length, REMOTE_WRITE, &status)
             if at == NULL:
@@ -193,12 +194,12 @@ cdef int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
             memcpy(at, <void*><uintptr_t> wr.local, wr.length)
         if wr.kind == KIND_WRITE_IMM:
             publish(qp, WC_RECV_RDMA_WITH_IMM, wr.length, <uint32_t> wr.arg0, 0)
-        qp.stats.writes += 1
-        qp.stats.write_bytes += wr.length
+        qp.writes += 1
+        qp.write_bytes += wr.length
         return WC_SUCCESS
     if wr.kind == KIND_SEND:
         return execute_send(qp, wr)
-    if not local_ok(qp.domain, wr.lkey, wr.local, 8, LOCAL_WRITE):
+    if not local_ok(qp, wr.lkey, wr.local, 8, LOCAL_WRITE):
         return WC_LOC_PROT_ERR
     at = remote_at(qp, wr.rkey, wr.remote, 8, REMOTE_ATOMIC, &status)
     if at == NULL:
@@ -210,26 +211,34 @@ cdef int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
     else:
         old = kd_compare_swap(<uint64_t*> at, wr.arg0, wr.arg1)
     memcpy(<void*><uintptr_t> wr.local, &old, 8)
-    qp.stats.atomics += 1
+    qp.atomics += 1
     return WC_SUCCESS
 
 
-cdef int run(kd_qp* qp, kd_wr* wr) noexcept nogil:
+cdef int run_again(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    """The key is unknown.  Its announcement may wait in the control socket, where it was put before anybody
+    was told the key: take that in and look again."""
     cdef int status
-    enter(qp)
-    if kd_load32(&qp.state) != QPS_RTS:
-        leave(qp)
-        return RUN_GONE
-    status = execute(qp, wr)
-    leave(qp)
-    if status != RUN_UNKNOWN_KEY:
-        return status
-    # The announcement may wait in the control socket: it was sent before anybody was told the key.
     link_drain(qp)
     enter(qp)
     status = execute(qp, wr) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
     leave(qp)
     return WC_REM_ACCESS_ERR if status == RUN_UNKNOWN_KEY else status
+
+
+cdef inline int run(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    cdef int status
+    enter(qp)
+    status = execute(qp, wr) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
+    leave(qp)
+    return run_again(qp, wr) if status == RUN_UNKNOWN_KEY else status
+
+
+cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status, uint64_t opcode) noexcept nogil:
+    cdef kd_done* d = &qp.done_ring[at & qp.send_mask]
+    d.wr_id = wr_id
+    d.result = (length if status == WC_SUCCESS else 0) | status << 32 | opcode << 48
+    kd_store64(&qp.done, at + 1)
 
 
 cdef inline void signal_local(kd_cq* cq) noexcept nogil:
@@ -243,20 +252,14 @@ cdef inline int not_ready(kd_qp* qp) noexcept nogil:
     return ECHILD if qp.forked else ENOTCONN
 
 
-cdef kd_wr* qp_reserve(kd_qp* qp, int* rc) noexcept nogil:
-    """The slot of the next send-side work request, to be filled in and submitted; NULL with an errno."""
-    if kd_load32(&qp.state) != QPS_RTS:
-        rc[0] = not_ready(qp)
-        return NULL
-    if qp.posted - kd_load64(&qp.polled) >= qp.max_send_wr:
-        rc[0] = ENOMEM
-        return NULL
-    return &qp.send_ring[qp.posted & qp.send_mask]
-
-
-cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil:
+cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil:
+    """Post one send-side request; `wr` stays the caller's.  0 or an errno of the contract."""
     cdef uint64_t posted = qp.posted
     cdef int status
+    if kd_load32(&qp.state) != QPS_RTS:
+        return not_ready(qp)
+    if posted - kd_load64(&qp.polled) >= qp.max_send_wr:
+        return ENOMEM
     if wr.length > KD_MAX_MESSAGE_BYTES or (wr.kind == KIND_SEND and wr.length > qp.max_send_bytes):
         return EINVAL
     if wr.kind >= KIND_FETCH_ADD and wr.remote & 7:
@@ -266,8 +269,7 @@ cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil:
         if status == RUN_GONE:
             return not_ready(qp)
         if status >= 0:
-            wr.status = status
-            kd_store64(&qp.done, posted + 1)
+            complete(qp, posted, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
             kd_store64(&qp.posted, posted + 1)
             if status != WC_SUCCESS:
                 qp_set_error(qp)
@@ -275,9 +277,43 @@ cdef int qp_submit(kd_qp* qp, kd_wr* wr) noexcept nogil:
             return 0
         qp.rnr_deadline = 0
     # deferred: the poller of the send CQ runs it, in order
+    qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
     signal_local(qp.send_cq)
     return 0
+
+
+cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length, uint64_t remote,
+                 uint32_t rkey) noexcept nogil:
+    """READ: the common case in few instructions and stores; whatever is out of the ordinary, by qp_post."""
+    cdef uint64_t posted = qp.posted
+    cdef uint8_t* at
+    cdef int status = 0
+    cdef kd_wr wr
+    if kd_load32(&qp.state) == QPS_RTS and kd_load64(&qp.done) == posted and 0 < length <= KD_MAX_MESSAGE_BYTES \
+            and posted - kd_load64(&qp.polled) < qp.max_send_wr:
+        enter(qp)
+        if kd_load32(&qp.state) == QPS_RTS and local_ok(qp, lkey, local, length, LOCAL_WRITE):
+            at = remote_at(qp, rkey, remote, length, REMOTE_READ, &status)
+            if at != NULL:
+                memcpy(<void*><uintptr_t> local, at, length)
+                qp.reads += 1
+                qp.read_bytes += length
+                leave(qp)
+                complete(qp, posted, wr_id, length, WC_SUCCESS, WC_RDMA_READ)
+                kd_store64(&qp.posted, posted + 1)
+                signal_local(qp.send_cq)
+                return 0
+        leave(qp)
+    wr.wr_id = wr_id
+    wr.local = local
+    wr.remote = remote
+    wr.arg0 = wr.arg1 = 0
+    wr.lkey = lkey
+    wr.rkey = rkey
+    wr.length = length
+    wr.kind = KIND_READ
+    return qp_post(qp, &wr)
 
 
 cdef bint progress(kd_qp* qp) noexcept nogil:
@@ -304,8 +340,7 @@ cdef bint progress(kd_qp* qp) noexcept nogil:
                 return True
             status = WC_RNR_RETRY_EXC_ERR
         qp.rnr_deadline = 0
-        wr.status = status
-        kd_store64(&qp.done, done + 1)
+        complete(qp, done, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
         if status != WC_SUCCESS and status != WC_WR_FLUSH_ERR:
             qp_set_error(qp)
 
@@ -374,7 +409,7 @@ cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t positio
         return WC_WR_FLUSH_ERR
     kd_store64(&qp.recv_busy, qp.recv_busy + 1)
     light_fence(qp.light)
-    if not local_ok(qp.domain, r.lkey, r.local, byte_len, LOCAL_WRITE):
+    if not local_ok(qp, r.lkey, r.local, byte_len, LOCAL_WRITE):
         status = WC_LOC_PROT_ERR
     elif qp.closed:
         status = WC_WR_FLUSH_ERR
@@ -447,8 +482,9 @@ cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
 
 # -- completion queues ------------------------------------------------------------------------------------------
 cdef kd_cq* cq_new(int event_fd) noexcept:
-    cdef kd_cq* cq = <kd_cq*> calloc(1, sizeof(kd_cq))
+    cdef kd_cq* cq = <kd_cq*> aligned_alloc(64, kd_round_up(sizeof(kd_cq), 64))
     if cq != NULL:
+        memset(cq, 0, sizeof(kd_cq))
         cq.event_fd = event_fd
         cq.light = fences_register()
     return cq
@@ -521,21 +557,14 @@ cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
 cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     cdef int k = 0
     cdef uint64_t polled = qp.polled, done
-    cdef kd_wr* wr
-    cdef work_completion* wc
+    cdef kd_done* d
     if <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0:
         progress(qp)
     done = kd_load64(&qp.done)
     while k < n and polled != done:
-        wr = &qp.send_ring[polled & qp.send_mask]
-        wc = &out[k]
-        wc.wr_id = wr.wr_id
-        wc.status = wr.status
-        wc.opcode = WC_OPCODES[wr.kind]
-        wc.byte_len = wr.length if wr.status == WC_SUCCESS else 0
-        wc.imm_data = 0
-        wc.qp_num = qp.qp_num
-        wc.has_imm = 0
+        d = &qp.done_ring[polled & qp.send_mask]
+        kd_fill_completion(&out[k], d.wr_id, <uint32_t> (d.result >> 32 & 0xffff), <uint32_t> (d.result >> 48),
+                           <uint32_t> d.result, 0, qp.qp_num, 0)
         k += 1
         polled += 1
     if k:
@@ -571,11 +600,12 @@ cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
         if i >= cq.count:
             i = 0
         a = &cq.attachments[i]
-        want = n - k if n - k < QUOTA else QUOTA
-        got = recv_poll(a.qp, out + k, want) if a.is_recv else send_poll(a.qp, out + k, want)
-        k += got
         visits += 1
-        more |= got == want
+        if recv_ready(a.qp) if a.is_recv else kd_load64(&a.qp.posted) != a.qp.polled:
+            want = n - k if n - k < QUOTA else QUOTA
+            got = recv_poll(a.qp, out + k, want) if a.is_recv else send_poll(a.qp, out + k, want)
+            k += got
+            more |= got == want
         if spent(a):
             gone = a.qp
             cq.count -= 1
