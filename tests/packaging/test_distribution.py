@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import kdirect
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"kdirect": ROOT / "python/kdirect", "pyspark_kdirect": ROOT / "python/pyspark_kdirect", "kdirect_spark": ROOT / "kdirect_spark"}
 
@@ -117,4 +119,4 @@ def test_tests_run_against_the_installed_package() -> None:
 
 def test_installed_version_is_the_declared_one() -> None:
     declared = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
-    assert declared and importlib.metadata.version("kdirect") == declared[1]
+    assert declared and importlib.metadata.version("kdirect") == declared[1] == kdirect.__version__
