@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from kdirect.errors import (
     ConfigError,
@@ -18,6 +19,8 @@ from kdirect.format.protocol import ErrorCode
 log = logging.getLogger("kdirect.broker")
 
 MESSAGE_MAX = 1000
+REPEAT_SECONDS = 10.0
+_last_logged: dict[tuple[str, type], float] = {}
 
 
 def code_of(error: BaseException) -> int:
@@ -40,9 +43,19 @@ def code_of(error: BaseException) -> int:
 def explain(error: BaseException, what: str) -> tuple[int, str]:
     """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its stack."""
     code = code_of(error)
-    if code == ErrorCode.UNKNOWN_SERVER_ERROR:
-        log.error("%s failed", what, exc_info=error)
-    elif code == ErrorCode.KAFKA_STORAGE_ERROR:
-        log.error("%s failed: %s", what, error)
+    if code in (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR) and _is_news(what, error):
+        stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
+        log.error("%s failed: %s", what, error, exc_info=stack)
     text = str(error) if isinstance(error, KdirectError | OSError) else f"{type(error).__name__} in the broker; see its log"
     return code, text[:MESSAGE_MAX]
+
+
+def _is_news(what: str, error: BaseException) -> bool:
+    """Clients may repeat a failing request without a pause: the same failure is logged once in a while only."""
+    now = time.monotonic()
+    if len(_last_logged) > 1000:
+        _last_logged.clear()
+    if now - _last_logged.get((what, type(error)), -REPEAT_SECONDS) < REPEAT_SECONDS:
+        return False
+    _last_logged[what, type(error)] = now
+    return True

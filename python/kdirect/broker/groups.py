@@ -349,7 +349,7 @@ class GroupCoordinator:
         group.protocol = self._vote(group)
         self._set_state(group, COMPLETING, now_ms)
         group.sync_deadline = now_ms + group.rebalance_timeout_ms()
-        group.unsynced = set(group.members)
+        group.unsynced = {m.member_id for m in joined}
         for m in joined:
             token, m.join_token = m.join_token, None
             m.assignment = b""

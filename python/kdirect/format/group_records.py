@@ -176,9 +176,11 @@ def subscribed_topics(subscription: bytes) -> frozenset[str]:
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Kafka's choice of the __consumer_offsets partition of a group: Java's String.hashCode, made positive."""
+    """Kafka's choice of the __consumer_offsets partition of a group: the absolute value of Java's String.hashCode."""
     h = 0
     raw = group.encode("utf-16-be")
     for i in range(0, len(raw), 2):
         h = (31 * h + (raw[i] << 8 | raw[i + 1])) & 0xFFFFFFFF
-    return (h & 0x7FFFFFFF) % partitions
+    if h >= 0x80000000:
+        h = 0 if h == 0x80000000 else 0x100000000 - h
+    return h % partitions

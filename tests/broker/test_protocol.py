@@ -1,0 +1,232 @@
+"""Decoding: what the library encodes we read as it does; any other bytes are a declared error."""
+
+from __future__ import annotations
+
+import random
+import struct
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kdirect.errors import FormatError, ProtocolError
+from kdirect.format import group_records as g
+from kdirect.format import protocol as p
+from kdirect.format import schema
+from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
+
+VERSIONS = [(api, version) for api in p.APIS.values() for version in range(api.low, api.high + 1)]
+
+
+def sample(fields, version: int, rng: random.Random, depth: int = 0) -> dict:
+    """Plain values for the fields of a schema, random but valid."""
+    out = {}
+    for f in fields:
+        if not f.for_version_q(version):
+            continue
+        if f.nullable_for_version_q(version) and rng.random() < 0.3:
+            out[f.name] = None
+        elif f.is_struct_array():
+            out[f.name] = [sample(f.array_of._fields, version, rng, depth + 1) for _ in range(rng.randrange(3))]
+        elif f.is_array():
+            out[f.name] = [scalar(f.array_of._type_str, rng) for _ in range(rng.randrange(4))]
+        elif f.is_struct():
+            if f._tag is None:
+                out[f.name] = sample(f._fields, version, rng, depth + 1)
+        else:
+            out[f.name] = scalar(f._type_str, rng)
+    return out
+
+
+def scalar(kind: str, rng: random.Random):
+    bits = {"int8": 8, "int16": 16, "int32": 32, "int64": 64}.get(kind)
+    if bits:
+        return rng.randrange(-(1 << bits - 1), 1 << bits - 1)
+    return {
+        "uint16": lambda: rng.randrange(1 << 16),
+        "bool": lambda: rng.random() < 0.5,
+        "float64": lambda: rng.random(),
+        "string": lambda: "".join(rng.choice("aé漢😀-") for _ in range(rng.randrange(200))),
+        "bytes": lambda: rng.randbytes(rng.randrange(300)),
+        "records": lambda: rng.randbytes(rng.randrange(300)),
+        "uuid": lambda: uuid.UUID(bytes=rng.randbytes(16)),
+        "bitfield": lambda: {rng.randrange(31)},
+    }[kind]()
+
+
+def message_bytes(cls, version: int, rng: random.Random) -> bytes:
+    return bytes(schema.build(cls, **sample(cls._struct._fields, version, rng)).encode(version=version))
+
+
+@pytest.mark.parametrize("api", p.APIS.values(), ids=lambda a: a.name)
+def test_we_read_what_the_library_reads(api, seed):
+    rng = random.Random(seed)
+    for version in range(api.low, api.high + 1):
+        for cls in (api.request, api.response):
+            for _ in range(3):
+                data = message_bytes(cls, version, rng)
+                ours, end = schema.decoder(cls, version)(memoryview(data), 0, len(data))
+                assert end == len(data)
+                flexible = cls.flexible_version_q(version)
+                decode = cls._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=cls)
+                theirs, _ = decode(memoryview(data), 0)
+                assert ours.to_dict() == theirs.to_dict()
+
+
+@pytest.mark.parametrize("api", p.APIS.values(), ids=lambda a: a.name)
+def test_every_truncation_is_declared(api, seed):
+    rng = random.Random(seed)
+    version = rng.randint(api.low, api.high)
+    data = message_bytes(api.request, version, rng)
+    for cut in range(len(data)):
+        with pytest.raises(ProtocolError):
+            schema.decode(api.request, version, memoryview(data[:cut]))
+
+
+@given(st.sampled_from(VERSIONS), st.binary(max_size=400))
+def test_any_body_is_a_message_or_a_declared_error(which, data):
+    api, version = which
+    for cls in (api.request, api.response):
+        try:
+            schema.decode(cls, version, memoryview(data))
+        except ProtocolError:
+            pass
+
+
+@given(
+    st.sampled_from(VERSIONS),
+    st.randoms(use_true_random=False),
+    st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=5),
+)
+def test_damaged_messages_are_messages_or_declared_errors(which, rng, damage):
+    api, version = which
+    data = bytearray(message_bytes(api.request, version, rng))
+    for at, value in damage:
+        if data:
+            data[at % len(data)] = value
+    try:
+        schema.decode(api.request, version, memoryview(data))
+    except ProtocolError:
+        pass
+
+
+@given(st.binary(max_size=100))
+def test_any_header_is_a_header_or_a_declared_error(data):
+    try:
+        header = p.parse_request_header(memoryview(data))
+    except ProtocolError:
+        return
+    assert 10 <= header.body <= len(data)
+    try:
+        p.decode_request(header, memoryview(data))
+    except ProtocolError:
+        pass
+
+
+def test_a_varint_without_end_is_refused_at_once():
+    """The library would build an integer of as many bits as there are bytes."""
+    api = p.API_NAMES["Metadata"]
+    with pytest.raises(ProtocolError, match="32 bits"):
+        schema.decode(api.request, 12, memoryview(b"\xff" * (1 << 20)))
+
+
+def test_counts_are_compared_with_the_bytes_left():
+    with pytest.raises(ProtocolError, match="bytes are left"):
+        schema.decode(p.MetadataRequest, 4, memoryview(struct.pack(">i", 2**31 - 1) + b"x" * 10))
+
+
+def test_null_is_refused_where_the_schema_has_none():
+    with pytest.raises(ProtocolError, match="null"):
+        schema.decode(p.CreateTopicsRequest, 2, memoryview(struct.pack(">i", -1) + b"\0" * 10))
+
+
+def test_records_are_views_everything_else_is_copied():
+    row = {"name": "t", "partition_data": [{"index": 0, "records": b"abc"}]}
+    message = schema.build(p.ProduceRequest, transactional_id=None, acks=1, timeout_ms=1, topic_data=[row])
+    data = bytearray(message.encode(version=9))
+    decoded = schema.decode(p.ProduceRequest, 9, memoryview(data))
+    records = decoded.topic_data[0].partition_data[0].records
+    assert isinstance(records, memoryview) and records.obj is data and bytes(records) == b"abc"
+    assert isinstance(decoded.topic_data[0].name, str)
+
+
+def test_build_refuses_names_that_the_schema_lacks():
+    with pytest.raises(AttributeError, match="no field colour"):
+        schema.build(p.MetadataResponse, brokers=[{"colour": 1}])
+
+
+def test_the_data_path_responses_are_what_the_schema_says():
+    fetched = [Fetched(3, 0, 100, 90, 5, [b"abc", memoryview(b"def")], 6), Fetched(4, 1, -1, -1, -1, [], 0)]
+    for version in range(4, 13):
+        body = b"".join(fetch_response(version, 0, [("t", fetched), ("u" * 200, fetched)]))
+        message, end = schema.decoder(p.FetchResponse, version)(memoryview(body), 0, len(body))
+        assert end == len(body) and [t.topic for t in message.responses] == ["t", "u" * 200]
+        one, two = message.responses[1].partitions
+        assert (one.partition_index, one.high_watermark, one.last_stable_offset, bytes(one.records)) == (3, 100, 90, b"abcdef")
+        assert (two.partition_index, two.error_code, bytes(two.records)) == (4, 1, b"")
+    produced = [Produced(1, 0, 7, -1, 2, None), Produced(2, 3, -1, -1, -1, "x" * 200)]
+    for version in range(11):
+        body = produce_response(version, [("t", produced), ("u", produced)])
+        message, end = schema.decoder(p.ProduceResponse, version)(memoryview(body), 0, len(body))
+        assert end == len(body)
+        one, two = message.responses[1].partition_responses
+        assert (one.index, one.error_code, one.base_offset, two.error_code) == (1, 0, 7, 3)
+        if version >= 8:
+            assert two.error_message == "x" * 200 and one.error_message is None
+
+
+names = st.text(max_size=40)
+
+
+@given(names, names, st.integers(0, 2**31 - 1), st.integers(-1, 2**63 - 1), names, st.integers(0, 2**62))
+def test_offset_records(group, topic, partition, offset, metadata, when):
+    committed = g.CommittedOffset(offset, 3, metadata, when)
+    assert g.parse_key(g.offset_key(group, topic, partition)) == (group, topic, partition)
+    assert g.parse_offset_value(g.offset_value(committed)) == committed
+
+
+members = st.builds(
+    g.MemberRecord,
+    names,
+    st.none() | names,
+    names,
+    names,
+    st.integers(0, 2**31 - 1),
+    st.integers(0, 2**31 - 1),
+    st.binary(max_size=50),
+    st.binary(max_size=50),
+)
+
+
+@given(
+    st.builds(
+        g.GroupRecord,
+        names,
+        st.integers(0, 2**31 - 1),
+        st.none() | names,
+        st.none() | names,
+        st.integers(0, 2**62),
+        st.tuples(members, members),
+    )
+)
+def test_group_records(record):
+    assert g.parse_group_value(g.group_value(record)) == record
+    assert g.parse_key(g.group_key("g")) == "g"
+
+
+@given(st.binary(max_size=120))
+def test_any_group_record_is_one_or_a_declared_error(data):
+    for parse in (g.parse_key, g.parse_offset_value, g.parse_group_value, g.subscribed_topics):
+        try:
+            parse(data)
+        except FormatError:
+            pass
+
+
+def test_the_partition_of_a_group_is_kafkas():
+    # Java's hash codes of these are -2147483648, -1268878963, 97 and 3105.
+    assert g.partition_of("polygenelubricants", 50) == 0
+    assert g.partition_of("foobar", 50) == 1268878963 % 50
+    assert g.partition_of("a", 50) == 97 % 50
+    assert g.partition_of("ab", 50) == (97 * 31 + 98) % 50
