@@ -36,8 +36,9 @@ def produce(broker):
     def make(tp, records):
         for timestamp_ms, value in records.items():
             failed = []
-            producer.produce(tp.topic, value, partition=tp.partition, timestamp=timestamp_ms,
-                             on_delivery=lambda e, m, failed=failed: failed.append(e))
+            producer.produce(
+                tp.topic, value, partition=tp.partition, timestamp=timestamp_ms, on_delivery=lambda e, m, failed=failed: failed.append(e)
+            )
             assert producer.flush(10) == 0 and failed == [None]
 
     return make
@@ -83,19 +84,22 @@ def test_a_deleted_topic_may_be_created_again(admin, name, produce):
     assert len(ids) == 3
 
 
-@pytest.mark.parametrize(("topic", "kwargs", "error", "message"), [
-    ("a b", {}, ConfigError, "topic name 'a b'"),
-    ("", {}, ConfigError, "topic name is empty"),
-    ("..", {}, ConfigError, "'..' is not allowed"),
-    ("x" * 250, {}, ConfigError, "250 characters"),
-    ("t", {"partitions": 0}, ConfigError, "partitions 0"),
-    ("t", {"partitions": 1 << 40}, ConfigError, "partitions 1099511627776"),
-    ("t", {"partitions": {"retention.ms": 1}}, ConfigError, "partitions {"),
-    ("t", {"replication_factor": 0}, ConfigError, "replication_factor 0"),
-    ("t", {"replication_factor": 3}, BrokerError, "INVALID_REPLICATION_FACTOR"),
-    ("t", {"configs": {"retention.ms": "soon"}}, BrokerError, "INVALID_CONFIG"),
-    ("t", {"configs": {"retention.mss": 1}}, BrokerError, "INVALID_CONFIG"),
-])
+@pytest.mark.parametrize(
+    ("topic", "kwargs", "error", "message"),
+    [
+        ("a b", {}, ConfigError, "topic name 'a b'"),
+        ("", {}, ConfigError, "topic name is empty"),
+        ("..", {}, ConfigError, "'..' is not allowed"),
+        ("x" * 250, {}, ConfigError, "250 characters"),
+        ("t", {"partitions": 0}, ConfigError, "partitions 0"),
+        ("t", {"partitions": 1 << 40}, ConfigError, "partitions 1099511627776"),
+        ("t", {"partitions": {"retention.ms": 1}}, ConfigError, "partitions {"),
+        ("t", {"replication_factor": 0}, ConfigError, "replication_factor 0"),
+        ("t", {"replication_factor": 3}, BrokerError, "INVALID_REPLICATION_FACTOR"),
+        ("t", {"configs": {"retention.ms": "soon"}}, BrokerError, "INVALID_CONFIG"),
+        ("t", {"configs": {"retention.mss": 1}}, BrokerError, "INVALID_CONFIG"),
+    ],
+)
 def test_wrong_topics_are_refused_with_a_remedy(admin, topic, kwargs, error, message):
     with pytest.raises(error, match=message) as caught:
         admin.create_topic(topic, **kwargs)
@@ -135,8 +139,20 @@ def test_changes_whose_answer_was_lost_succeed(behind, proxy, admin, name, decis
 
 def test_a_controller_that_moved_is_looked_for(behind, proxy, name):
     body = name.encode()
-    not_controller = b"\0" + struct.pack(">i", 0) + b"\2" + bytes([len(body) + 1]) + body + bytes(16) + struct.pack(">h", 41) + b"\0" \
-        + struct.pack(">ih", -1, -1) + b"\0" + b"\0" + b"\0"
+    not_controller = (
+        b"\0"
+        + struct.pack(">i", 0)
+        + b"\2"
+        + bytes([len(body) + 1])
+        + body
+        + bytes(16)
+        + struct.pack(">h", 41)
+        + b"\0"
+        + struct.pack(">ih", -1, -1)
+        + b"\0"
+        + b"\0"
+        + b"\0"
+    )
     proxy.once(CREATE_TOPICS, lambda version: not_controller if version == 7 else pytest.fail(f"version {version}"), times=2)
     assert Admin(behind()).create_topic(name) is True
     assert proxy.requests.count(CREATE_TOPICS) == 3

@@ -8,11 +8,13 @@ import socket
 import threading
 import time
 
+import confluent_kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from kdirect.client.admin import Admin
+from kdirect.client.admin import LATEST_OFFSET, Admin
 from kdirect.client.cluster import Backoff, Cluster, parse_servers
+from kdirect.client.tcp import TcpAppender, TcpFetcher
 from kdirect.errors import BrokerError, BrokerUnavailableError, ClosedError, ConfigError, ProtocolError, UnknownTopicError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
@@ -27,16 +29,23 @@ def unused_port() -> socket.socket:
     return s
 
 
-@pytest.mark.parametrize(("server", "expected"), [
-    ("localhost:9092", ("localhost", 9092)), (" 10.0.0.1:1 ", ("10.0.0.1", 1)), ("[::1]:9092", ("::1", 9092)),
-    ("PLAINTEXT://a-b.c_d:65535", ("a-b.c_d", 65535)), ("plaintext://[fe80::1%eth0]:9", ("fe80::1%eth0", 9)),
-])
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        ("localhost:9092", ("localhost", 9092)),
+        (" 10.0.0.1:1 ", ("10.0.0.1", 1)),
+        ("[::1]:9092", ("::1", 9092)),
+        ("PLAINTEXT://a-b.c_d:65535", ("a-b.c_d", 65535)),
+        ("plaintext://[fe80::1%eth0]:9", ("fe80::1%eth0", 9)),
+    ],
+)
 def test_servers_are_parsed(server, expected):
     assert parse_servers([server]) == [expected]
 
 
 @pytest.mark.parametrize(
-    "server", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:65536", "host:port", "a b:1", "http://h:1/x", ""])
+    "server", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:65536", "host:port", "a b:1", "http://h:1/x", ""]
+)
 def test_wrong_servers_are_named(server):
     with pytest.raises(ConfigError, match=r"bootstrap\.servers") as caught:
         Cluster({"bootstrap.servers": [server]})
@@ -79,6 +88,7 @@ def test_nobody_answers():
 
 def test_what_is_no_broker_is_told_at_once():
     with socket.create_server(("127.0.0.1", 0)) as listener:
+
         def answer() -> None:
             s = listener.accept()[0]
             s.recv(1000)
@@ -216,8 +226,15 @@ def test_a_forked_child_opens_its_own(cluster, new_topic):
     if pid == 0:
         status = 1
         try:
-            status = 2 if cluster.partitions(name) != [0, 1] else 3 if cluster.control_connection() is mine else 4 \
-                if cluster.statistics()["connects"] != 1 else 0
+            status = (
+                2
+                if cluster.partitions(name) != [0, 1]
+                else 3
+                if cluster.control_connection() is mine
+                else 4
+                if cluster.statistics()["connects"] != 1
+                else 0
+            )
             cluster.close()
         finally:
             os._exit(status)
@@ -293,3 +310,35 @@ def test_a_stopped_broker_does_not_hang_the_client(broker_process):
         finally:
             os.kill(b.pid, signal.SIGCONT)
         assert c.topics() == {}
+
+
+@pytest.fixture
+def three_brokers():
+    """The addresses of librdkafka's in-process cluster: another implementation, and one with several brokers."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": "replaced", "test.mock.num.brokers": 3, "log_level": 0})
+    yield [f"{b.host}:{b.port}" for b in producer.list_topics(timeout=10).brokers.values()]
+    producer.flush(10)
+
+
+def test_leaders_on_three_brokers(three_brokers):
+    """Partitions are written, read, counted and committed where their leaders are, from one bootstrap server."""
+    producer = confluent_kafka.Producer({"bootstrap.servers": ",".join(three_brokers)})
+    for i in range(4):
+        producer.produce("t", b"x", partition=i)  # makes the topic
+    assert producer.flush(10) == 0
+    with Cluster({"bootstrap.servers": three_brokers[1]}) as c:
+        tps = [TopicPartition("t", i) for i in range(4)]
+        assert c.topics() == {"t": 4} and len(c.nodes) == 3
+        leaders = c.by_leader(tps)
+        assert len(leaders) > 1
+        for node, group in leaders.items():
+            for tp in group:
+                assert c.connection_for(tp).peer == f"{node.host}:{node.port}"
+                with TcpFetcher(c, tp, 0) as fetcher, TcpAppender(c, tp) as appender:
+                    data = bytes(fetcher.fetch(max_wait_ms=5000).data)
+                    assert len(data) > 61
+                    assert appender.append(data) == 1
+        admin = Admin(c)
+        assert {tp: offset for tp, (offset, _) in admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)).items()} == dict.fromkeys(tps, 2)
+        admin.commit_offsets("g", {tps[2]: 1})
+        assert admin.committed_offsets("g", tps[2:]) == {tps[2]: 1, tps[3]: None}

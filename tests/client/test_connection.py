@@ -79,7 +79,7 @@ class Peer:
                     data += piece
                 size = struct.unpack_from(">i", data)[0]
                 key, version, correlation_id = struct.unpack_from(">hhi", data, 4)
-                data = data[4 + size:]
+                data = data[4 + size :]
                 if key == 18 and self.versions is not None:
                     unsupported = frame(struct.pack(">ihi", correlation_id, 35, 0))
                     s.sendall(unsupported if version else versions_answer(correlation_id, self.versions))
@@ -133,8 +133,10 @@ def test_versions_fall_back_to_zero_and_agree(peer):
 
 
 def test_no_version_in_common(peer):
-    with connect(peer(lambda *a: None, versions={**Peer.RANGES, 0: (0, 2)})) as c, \
-            pytest.raises(ProtocolError, match=r"speaks versions 0 to 2 of ProduceRequest.*this client 3 to"):
+    with (
+        connect(peer(lambda *a: None, versions={**Peer.RANGES, 0: (0, 2)})) as c,
+        pytest.raises(ProtocolError, match=r"speaks versions 0 to 2 of ProduceRequest.*this client 3 to"),
+    ):
         c.version_for(protocol.ProduceRequest)
 
 
@@ -157,13 +159,16 @@ def test_an_answer_nobody_asked_for(peer):
             c.request(metadata())
 
 
-@pytest.mark.parametrize(("answer", "message"), [
-    (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP"),
-    (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),
-    (b"\x7f\xff\xff\xff1234", "a response of 2147483647 bytes"),
-    (b"\xff\xff\xff\xff", "a response of -1 bytes"),
-    (b"\x00\x00\x00\x03abc", "a response of 3 bytes"),
-])
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "speaks HTTP"),
+        (b"\x15\x03\x03\x00\x02\x02\x46", "speaks TLS"),
+        (b"\x7f\xff\xff\xff1234", "a response of 2147483647 bytes"),
+        (b"\xff\xff\xff\xff", "a response of -1 bytes"),
+        (b"\x00\x00\x00\x03abc", "a response of 3 bytes"),
+    ],
+)
 def test_garbage_instead_of_a_frame(peer, answer, message):
     p = peer(lambda s, c, key, n: s.sendall(answer), versions=None)
     with pytest.raises(ProtocolError, match=message) as caught:
@@ -172,8 +177,10 @@ def test_garbage_instead_of_a_frame(peer, answer, message):
 
 
 def test_a_response_over_the_limit_is_refused_before_it_is_read(peer):
-    with connect(peer(lambda s, c, key, n: s.sendall(struct.pack(">ii", 5000, c))), max_response_bytes=4096) as c, \
-            pytest.raises(ProtocolError, match="5000 bytes; from 4 to 4096"):
+    with (
+        connect(peer(lambda s, c, key, n: s.sendall(struct.pack(">ii", 5000, c))), max_response_bytes=4096) as c,
+        pytest.raises(ProtocolError, match="5000 bytes; from 4 to 4096"),
+    ):
         c.request(metadata())
 
 
@@ -193,8 +200,10 @@ def test_any_body_is_a_response_or_a_protocol_error(body):
 
 
 def test_a_truncated_body_is_told_with_its_field(peer):
-    with connect(peer(lambda s, c, key, n: s.sendall(frame(metadata_v8(c)[4:-9])))) as c, \
-            pytest.raises(ProtocolError, match=r"malformed answer to MetadataRequest: .*controller_id, at byte 15 of 18"):
+    with (
+        connect(peer(lambda s, c, key, n: s.sendall(frame(metadata_v8(c)[4:-9])))) as c,
+        pytest.raises(ProtocolError, match=r"malformed answer to MetadataRequest: .*controller_id, at byte 15 of 18"),
+    ):
         c.request(metadata())
 
 
@@ -204,7 +213,7 @@ def test_answers_in_pieces_and_several_in_one(peer):
     def script(s, c, key, n):
         if n == 0:
             for i in range(len(answer := metadata_v8(c, "pieces"))):
-                s.sendall(answer[i:i + 1])
+                s.sendall(answer[i : i + 1])
         elif n < 3:
             held.append(metadata_v8(c, f"held {n}"))
         else:
@@ -247,8 +256,14 @@ def test_timeout_names_request_and_broker_and_the_late_answer_is_dropped(peer):
         assert c.statistics()["abandoned"] == 1 and not c.closed
         release.set()
         assert c.request(metadata()).cluster_id == "answer 1"
-        assert c.statistics() == {"requests": 4, "responses": 4, "bytes_sent": c.statistics()["bytes_sent"],
-                                  "bytes_received": c.statistics()["bytes_received"], "in_flight": 0, "abandoned": 0}
+        assert c.statistics() == {
+            "requests": 4,
+            "responses": 4,
+            "bytes_sent": c.statistics()["bytes_sent"],
+            "bytes_received": c.statistics()["bytes_received"],
+            "in_flight": 0,
+            "abandoned": 0,
+        }
 
 
 def test_waiting_with_patience_gives_nothing_up(peer):
@@ -284,8 +299,14 @@ def test_a_peer_that_does_not_read_times_out_the_sender():
         c = Connection("127.0.0.1", listener.getsockname()[1], "test", 5000)
         thread.join()
         r = protocol.ProduceRequest
-        message = r(transactional_id=None, acks=1, timeout_ms=1, topic_data=[r.TopicProduceData(name="t", partition_data=[
-            r.TopicProduceData.PartitionProduceData(index=0, records=bytes(16 << 20))])])
+        message = r(
+            transactional_id=None,
+            acks=1,
+            timeout_ms=1,
+            topic_data=[
+                r.TopicProduceData(name="t", partition_data=[r.TopicProduceData.PartitionProduceData(index=0, records=bytes(16 << 20))])
+            ],
+        )
         with pytest.raises(TimedOutError, match="does not take requests"):
             c.submit(message, timeout_ms=150)
         assert c.closed  # half a frame cannot be taken back
@@ -359,6 +380,7 @@ def test_closing_wakes_those_who_wait(peer):
 
 def test_threads_share_one_connection_and_get_their_own_answers(peer):
     """The peer answers each request with what it asked for."""
+
     def script(s, c, key, n):
         s.sendall(metadata_v8(c, f"{c}"))
 
@@ -436,10 +458,22 @@ def test_a_real_broker_is_known_as_kdirect(broker):
 
 def test_every_api_of_the_broker_has_a_version_in_common(broker):
     with Connection(*host_port(broker.bootstrap_servers), "test", 10000) as c:
-        for message in (METADATA, protocol.ProduceRequest, protocol.FetchRequest, protocol.ListOffsetsRequest, protocol.CreateTopicsRequest,
-                        protocol.DeleteTopicsRequest, protocol.CreatePartitionsRequest, protocol.DescribeConfigsRequest,
-                        protocol.IncrementalAlterConfigsRequest, protocol.OffsetCommitRequest, protocol.OffsetFetchRequest,
-                        protocol.FindCoordinatorRequest, protocol.ListGroupsRequest, protocol.DeleteRecordsRequest):
+        for message in (
+            METADATA,
+            protocol.ProduceRequest,
+            protocol.FetchRequest,
+            protocol.ListOffsetsRequest,
+            protocol.CreateTopicsRequest,
+            protocol.DeleteTopicsRequest,
+            protocol.CreatePartitionsRequest,
+            protocol.DescribeConfigsRequest,
+            protocol.IncrementalAlterConfigsRequest,
+            protocol.OffsetCommitRequest,
+            protocol.OffsetFetchRequest,
+            protocol.FindCoordinatorRequest,
+            protocol.ListGroupsRequest,
+            protocol.DeleteRecordsRequest,
+        ):
             assert c.version_for(message) >= 0
 
 

@@ -86,18 +86,22 @@ def test_grouping_is_a_stable_sort(assigned, skip):
     groups = group_by_partition(array, 10)
     values = assigned[skip:]
     assert [(p, rows.to_pylist()) for p, rows in groups] == [
-        (p, [i for i, v in enumerate(values) if v == p]) for p in range(10) if p in values]
+        (p, [i for i, v in enumerate(values) if v == p]) for p in range(10) if p in values
+    ]
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: partition_for_keys(pa.array([b"a"]), 0), "no 0 partitions"),
-    (lambda: partition_for_keys(pa.array([1]), 3), "keys of type int64"),
-    (lambda: Partitioner(2, sticky_rows=0), "run of 0 rows"),
-    (lambda: group_by_partition(pa.array([0, 3], pa.int32()), 3), "row 1 goes to partition 3"),
-    (lambda: group_by_partition(pa.array([-1], pa.int32()), 3), "row 0 goes to partition -1"),
-    (lambda: group_by_partition(pa.array([1], pa.int64()), 3), "type int64"),
-    (lambda: group_by_partition(pa.array([None], pa.int32()), 3), "1 nulls"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: partition_for_keys(pa.array([b"a"]), 0), "no 0 partitions"),
+        (lambda: partition_for_keys(pa.array([1]), 3), "keys of type int64"),
+        (lambda: Partitioner(2, sticky_rows=0), "run of 0 rows"),
+        (lambda: group_by_partition(pa.array([0, 3], pa.int32()), 3), "row 1 goes to partition 3"),
+        (lambda: group_by_partition(pa.array([-1], pa.int32()), 3), "row 0 goes to partition -1"),
+        (lambda: group_by_partition(pa.array([1], pa.int64()), 3), "type int64"),
+        (lambda: group_by_partition(pa.array([None], pa.int32()), 3), "1 nulls"),
+    ],
+)
 def test_refusals_name_the_thing(call, message):
     with pytest.raises(ConfigError, match=message) as caught:
         call()
@@ -109,4 +113,3 @@ def test_broken_offsets_are_refused(offsets):
     array = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"abcdef")])
     with pytest.raises(FormatError, match="offsets of row"):
         partition_for_keys(array, 3)
-

@@ -75,8 +75,14 @@ class Admin:
 
     # -- topics ------------------------------------------------------------------------------------------------
 
-    def create_topic(self, name: str, partitions: int = 1, replication_factor: int = 1, configs: Mapping[str, Any] | None = None,
-                     if_not_exists: bool = False) -> bool:
+    def create_topic(
+        self,
+        name: str,
+        partitions: int = 1,
+        replication_factor: int = 1,
+        configs: Mapping[str, Any] | None = None,
+        if_not_exists: bool = False,
+    ) -> bool:
         """Create a topic and wait until it has leaders; -1 partitions or replication: the broker's defaults.  True when it is new, False
         when it exists and `if_not_exists`.  BrokerError TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG and others."""
         check_topic_name(name)
@@ -84,8 +90,12 @@ class Admin:
         _check_int("replication_factor", replication_factor, 1, 0x7FFF)
         r = protocol.CreateTopicsRequest
         topic = r.CreatableTopic(
-            name=name, num_partitions=partitions, replication_factor=replication_factor, assignments=[],
-            configs=[r.CreatableTopic.CreatableTopicConfig(name=k, value=_text(v)) for k, v in (configs or {}).items()])
+            name=name,
+            num_partitions=partitions,
+            replication_factor=replication_factor,
+            assignments=[],
+            configs=[r.CreatableTopic.CreatableTopicConfig(name=k, value=_text(v)) for k, v in (configs or {}).items()],
+        )
         attempts = 0
 
         def create(connection: Connection) -> bool:
@@ -115,8 +125,9 @@ class Admin:
         def delete(connection: Connection) -> bool:
             nonlocal attempts
             attempts += 1
-            response = connection.request(r(topics=[r.DeleteTopicState(name=name, topic_id=None)], topic_names=[name],
-                                            timeout_ms=self._cluster.timeout_ms))
+            response = connection.request(
+                r(topics=[r.DeleteTopicState(name=name, topic_id=None)], topic_names=[name], timeout_ms=self._cluster.timeout_ms)
+            )
             result = _only(response.responses, "name", name, response)
             if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and (attempts > 1 or if_exists):
                 return attempts > 1
@@ -138,8 +149,13 @@ class Admin:
         def create(connection: Connection) -> None:
             nonlocal attempts
             attempts += 1
-            response = connection.request(r(topics=[r.CreatePartitionsTopic(name=name, count=partitions, assignments=None)],
-                                            timeout_ms=self._cluster.timeout_ms, validate_only=False))
+            response = connection.request(
+                r(
+                    topics=[r.CreatePartitionsTopic(name=name, count=partitions, assignments=None)],
+                    timeout_ms=self._cluster.timeout_ms,
+                    validate_only=False,
+                )
+            )
             result = _only(response.results, "name", name, response)
             if result.error_code == ErrorCode.INVALID_PARTITIONS and attempts > 1 and self._count(name) == partitions:
                 return
@@ -147,8 +163,9 @@ class Admin:
                 raise broker_error(result.error_code, f"adding partitions to topic {name!r}", result.error_message)
 
         self._on_controller(create)
-        self._wait_for(lambda: self._count(name) >= partitions and self._has_leaders(name),
-                       f"the new partitions of {name!r} have no leaders")
+        self._wait_for(
+            lambda: self._count(name) >= partitions and self._has_leaders(name), f"the new partitions of {name!r} have no leaders"
+        )
 
     def list_topics(self, internal: bool = False) -> dict[str, TopicInfo]:
         """All topics by name; the brokers' own ones only with `internal`."""
@@ -175,8 +192,10 @@ class Admin:
             return result
 
         result = self._cluster.call(lambda: self._connection_of(broker), describe)
-        return {c.name: ConfigEntry(None if c.is_sensitive else c.value, _SOURCES.get(c.config_source, "unknown"), bool(c.read_only))
-                for c in sorted(result.configs, key=lambda c: c.name)}
+        return {
+            c.name: ConfigEntry(None if c.is_sensitive else c.value, _SOURCES.get(c.config_source, "unknown"), bool(c.read_only))
+            for c in sorted(result.configs, key=lambda c: c.name)
+        }
 
     def alter_configs(self, topic: str | None, configs: Mapping[str, Any], *, broker: int | None = None) -> None:
         """Set properties of a topic (or broker); None takes one back to its default.  The others stay as they are."""
@@ -187,17 +206,23 @@ class Admin:
         def alter(connection: Connection) -> None:
             if connection.supports(protocol.IncrementalAlterConfigsRequest.API_KEY):
                 i = protocol.IncrementalAlterConfigsRequest
-                changes = [i.AlterConfigsResource.AlterableConfig(name=k, config_operation=_DELETE if v is None else _SET,
-                                                                  value=None if v is None else _text(v)) for k, v in configs.items()]
-                message = i(validate_only=False, resources=[
-                    i.AlterConfigsResource(resource_type=kind, resource_name=name, configs=changes)])
+                changes = [
+                    i.AlterConfigsResource.AlterableConfig(
+                        name=k, config_operation=_DELETE if v is None else _SET, value=None if v is None else _text(v)
+                    )
+                    for k, v in configs.items()
+                ]
+                message = i(
+                    validate_only=False, resources=[i.AlterConfigsResource(resource_type=kind, resource_name=name, configs=changes)]
+                )
             else:  # before Kafka 2.3 a request replaces all properties at once
                 a = protocol.AlterConfigsRequest
                 now = {k: e.value for k, e in self.describe_configs(topic, broker=broker).items() if not e.is_default}
                 now.update(configs)
                 all_of_them = [a.AlterConfigsResource.AlterableConfig(name=k, value=_text(v)) for k, v in now.items() if v is not None]
-                message = a(validate_only=False, resources=[
-                    a.AlterConfigsResource(resource_type=kind, resource_name=name, configs=all_of_them)])
+                message = a(
+                    validate_only=False, resources=[a.AlterConfigsResource(resource_type=kind, resource_name=name, configs=all_of_them)]
+                )
             response = connection.request(message)
             result = _only(response.responses, "resource_name", name, response)
             if result.error_code:
@@ -210,8 +235,9 @@ class Admin:
 
     # -- offsets of partitions ---------------------------------------------------------------------------------
 
-    def list_offsets(self, wanted: Mapping[TopicPartition, int], *,
-                     isolation_level: str | None = None) -> dict[TopicPartition, tuple[int, int]]:
+    def list_offsets(
+        self, wanted: Mapping[TopicPartition, int], *, isolation_level: str | None = None
+    ) -> dict[TopicPartition, tuple[int, int]]:
         """``(offset, timestamp ms)`` for each partition, with one request a broker.
 
         `wanted` maps partitions to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms: the first record that is not older.
@@ -222,10 +248,23 @@ class Admin:
         r = protocol.ListOffsetsRequest
 
         def build(tps: list[TopicPartition]) -> Any:
-            return r(replica_id=-1, isolation_level=level, timeout_ms=self._cluster.timeout_ms, topics=[
-                r.ListOffsetsTopic(name=topic, partitions=[
-                    r.ListOffsetsTopic.ListOffsetsPartition(partition_index=tp.partition, current_leader_epoch=-1, timestamp=wanted[tp])
-                    for tp in group]) for topic, group in _by_topic(tps).items()])
+            return r(
+                replica_id=-1,
+                isolation_level=level,
+                timeout_ms=self._cluster.timeout_ms,
+                topics=[
+                    r.ListOffsetsTopic(
+                        name=topic,
+                        partitions=[
+                            r.ListOffsetsTopic.ListOffsetsPartition(
+                                partition_index=tp.partition, current_leader_epoch=-1, timestamp=wanted[tp]
+                            )
+                            for tp in group
+                        ],
+                    )
+                    for topic, group in _by_topic(tps).items()
+                ],
+            )
 
         return self._at_leaders(wanted, build, lambda p: (p.offset, p.timestamp), "offsets of")
 
@@ -234,9 +273,18 @@ class Admin:
         r = protocol.DeleteRecordsRequest
 
         def build(tps: list[TopicPartition]) -> Any:
-            return r(timeout_ms=self._cluster.timeout_ms, topics=[r.DeleteRecordsTopic(name=topic, partitions=[
-                r.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=tp.partition, offset=before[tp]) for tp in group])
-                for topic, group in _by_topic(tps).items()])
+            return r(
+                timeout_ms=self._cluster.timeout_ms,
+                topics=[
+                    r.DeleteRecordsTopic(
+                        name=topic,
+                        partitions=[
+                            r.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=tp.partition, offset=before[tp]) for tp in group
+                        ],
+                    )
+                    for topic, group in _by_topic(tps).items()
+                ],
+            )
 
         return self._at_leaders(before, build, lambda p: p.low_watermark, "deleting records of")
 
@@ -249,12 +297,30 @@ class Admin:
         r = protocol.OffsetCommitRequest
 
         def commit(connection: Connection) -> None:
-            response = connection.request(r(
-                group_id=group, generation_id_or_member_epoch=-1, member_id="", group_instance_id=None, retention_time_ms=-1,
-                topics=[r.OffsetCommitRequestTopic(name=topic, partitions=[
-                    r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-                        partition_index=tp.partition, committed_offset=offsets[tp], committed_leader_epoch=-1, committed_metadata=metadata)
-                    for tp in tps]) for topic, tps in _by_topic(offsets).items()]))
+            response = connection.request(
+                r(
+                    group_id=group,
+                    generation_id_or_member_epoch=-1,
+                    member_id="",
+                    group_instance_id=None,
+                    retention_time_ms=-1,
+                    topics=[
+                        r.OffsetCommitRequestTopic(
+                            name=topic,
+                            partitions=[
+                                r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                                    partition_index=tp.partition,
+                                    committed_offset=offsets[tp],
+                                    committed_leader_epoch=-1,
+                                    committed_metadata=metadata,
+                                )
+                                for tp in tps
+                            ],
+                        )
+                        for topic, tps in _by_topic(offsets).items()
+                    ],
+                )
+            )
             for t in response.topics:
                 for p in t.partitions:
                     self._check_group(p.error_code, group, f"committing offset of {t.name}-{p.partition_index} for group {group!r}")
@@ -269,9 +335,14 @@ class Admin:
             return {}
 
         def fetch(connection: Connection) -> dict[TopicPartition, int | None]:
-            topics = None if wanted is None else [
-                r.OffsetFetchRequestTopic(name=topic, partition_indexes=[tp.partition for tp in group_tps])
-                for topic, group_tps in _by_topic(wanted).items()]
+            topics = (
+                None
+                if wanted is None
+                else [
+                    r.OffsetFetchRequestTopic(name=topic, partition_indexes=[tp.partition for tp in group_tps])
+                    for topic, group_tps in _by_topic(wanted).items()
+                ]
+            )
             response = connection.request(r(group_id=group, topics=topics, require_stable=False))
             self._check_group(response.error_code, group, f"offsets of group {group!r}")
             out: dict[TopicPartition, int | None] = dict.fromkeys(wanted or ())
@@ -286,6 +357,7 @@ class Admin:
 
     def list_groups(self) -> list[GroupInfo]:
         """The groups of all brokers."""
+
         def ask(connection: Connection) -> Any:
             response = connection.request(protocol.ListGroupsRequest(states_filter=[], types_filter=[]))
             if response.error_code:
@@ -340,8 +412,9 @@ class Admin:
                 return self._cluster.connection_to(node)
         raise ConfigError(f"the cluster has no broker {broker}", hint=f"its brokers are {[n.node_id for n in self._cluster.nodes]}")
 
-    def _at_leaders(self, tps: Iterable[TopicPartition], build: Callable[[list[TopicPartition]], Any],
-                    read: Callable[[Any], T], doing: str) -> dict[TopicPartition, T]:
+    def _at_leaders(
+        self, tps: Iterable[TopicPartition], build: Callable[[list[TopicPartition]], Any], read: Callable[[Any], T], doing: str
+    ) -> dict[TopicPartition, T]:
         """Ask the leaders of `tps`, all at once; ask again about those that failed for a passing reason.  `read` takes the value out of
         a partition of the response."""
         left = dict.fromkeys(tps)
@@ -378,8 +451,9 @@ class Admin:
                             raise last
             if left:
                 if not backoff.wait():
-                    raise last or ProtocolError(f"{doing} {next(iter(left))}: the broker's answer does not hold that partition",
-                                                hint="see the broker's log")
+                    raise last or ProtocolError(
+                        f"{doing} {next(iter(left))}: the broker's answer does not hold that partition", hint="see the broker's log"
+                    )
                 for topic in _by_topic(left):
                     self._cluster.forget(topic)
         return out

@@ -74,8 +74,10 @@ class TopicMetadata:
             if p.partition == number:
                 return p
         last = self.partitions[-1].partition if self.partitions else -1
-        raise UnknownTopicError(f"topic {self.name!r} has no partition {number}",
-                                hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions")
+        raise UnknownTopicError(
+            f"topic {self.name!r} has no partition {number}",
+            hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions",
+        )
 
 
 class Backoff:
@@ -180,6 +182,7 @@ class Cluster:
         if not state.nodes:
             self.refresh([])  # how many brokers there are decides about the address
         if node is None:
+
             def find(connection: Connection) -> Any:
                 response = connection.request(protocol.FindCoordinatorRequest(key=group, key_type=0))
                 if response.error_code:
@@ -217,8 +220,14 @@ class Cluster:
     def broker_port(self) -> int:
         return self.control_connection().port
 
-    def call(self, connect: Callable[[], Connection], use: Callable[[Connection], T], timeout_ms: float | None = None, *,
-             topics: Iterable[str] = ()) -> T:
+    def call(
+        self,
+        connect: Callable[[], Connection],
+        use: Callable[[Connection], T],
+        timeout_ms: float | None = None,
+        *,
+        topics: Iterable[str] = (),
+    ) -> T:
         """`use(connect())`, again after a retriable error until `timeout_ms` (default `request.timeout.ms`) is over; then that error.
         Errors of `connect` are not retried: it has waited already.  `topics` are forgotten before each further attempt."""
         backoff = self.backoff(self.timeout_ms if timeout_ms is None else timeout_ms)
@@ -264,8 +273,12 @@ class Cluster:
         node = self._state().nodes.get(leader)
         if node is None:
             self.forget(tp.topic)
-            raise broker_error(ErrorCode.LEADER_NOT_AVAILABLE, f"partition {tp} has no leader",
-                               "its broker is down or is being elected", hint="wait, or start the broker that holds it")
+            raise broker_error(
+                ErrorCode.LEADER_NOT_AVAILABLE,
+                f"partition {tp} has no leader",
+                "its broker is down or is being elected",
+                hint="wait, or start the broker that holds it",
+            )
         return node
 
     def by_leader(self, tps: Iterable[TopicPartition]) -> dict[Node, list[TopicPartition]]:
@@ -304,9 +317,22 @@ class Cluster:
         failed: dict[str, int] = {}
         for t in response.topics:
             if t.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                found[t.name] = TopicMetadata(t.name, None if t.topic_id is None else str(t.topic_id), bool(t.is_internal), tuple(sorted(
-                    (PartitionMetadata(p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes))
-                     for p in t.partitions), key=lambda p: p.partition)))
+                found[t.name] = TopicMetadata(
+                    t.name,
+                    None if t.topic_id is None else str(t.topic_id),
+                    bool(t.is_internal),
+                    tuple(
+                        sorted(
+                            (
+                                PartitionMetadata(
+                                    p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes)
+                                )
+                                for p in t.partitions
+                            ),
+                            key=lambda p: p.partition,
+                        )
+                    ),
+                )
             else:
                 failed[t.name] = t.error_code
         with state.lock:
@@ -361,8 +387,12 @@ class Cluster:
         """Counts of this process."""
         state = self._state()
         with state.lock:
-            return {"connects": state.connects, "metadata_refreshes": state.refreshes, "connections": len(state.shared),
-                    "idle_connections": sum(map(len, state.idle.values()))}
+            return {
+                "connects": state.connects,
+                "metadata_refreshes": state.refreshes,
+                "connections": len(state.shared),
+                "idle_connections": sum(map(len, state.idle.values())),
+            }
 
     # -- within ------------------------------------------------------------------------------------------------
 
@@ -390,8 +420,9 @@ class Cluster:
             return connection
 
     def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
-        connection = Connection(host, port, self.client_id, max(1.0, min(timeout_ms, self.timeout_ms)),
-                                max_response_bytes=self.max_response_bytes)
+        connection = Connection(
+            host, port, self.client_id, max(1.0, min(timeout_ms, self.timeout_ms)), max_response_bytes=self.max_response_bytes
+        )
         connection.timeout_ms = self.timeout_ms
         with state.lock:
             state.connects += 1

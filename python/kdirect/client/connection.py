@@ -76,10 +76,16 @@ def broker_error(code: int, subject: str, detail: str | None = None, *, hint: st
     """The exception for Kafka's error `code`.  `subject` names the thing it happened to, `detail` is the broker's own message."""
     kind = protocol.error_kind(code)
     if kind.name == "UNKNOWN_TOPIC_OR_PARTITION":
-        return UnknownTopicError(f"{subject}: {detail or 'no such topic or partition'}",
-                                 hint=hint or "check the name, or create the topic first")
-    return BrokerError(f"{subject}: {detail or kind.description.rstrip('.')} ({kind.name})", hint=hint or _HINTS.get(code, ""), code=code,
-                       name=kind.name, retriable=kind.retriable)
+        return UnknownTopicError(
+            f"{subject}: {detail or 'no such topic or partition'}", hint=hint or "check the name, or create the topic first"
+        )
+    return BrokerError(
+        f"{subject}: {detail or kind.description.rstrip('.')} ({kind.name})",
+        hint=hint or _HINTS.get(code, ""),
+        code=code,
+        name=kind.name,
+        retriable=kind.retriable,
+    )
 
 
 class Pending:
@@ -121,8 +127,9 @@ class Connection:
     not speak Kafka's protocol.  `timeout_ms` bounds the connecting and is the default for each request.
     """
 
-    def __init__(self, host: str, port: int, client_id: str = "kdirect", timeout_ms: float = 30000, *,
-                 max_response_bytes: int = MAX_RESPONSE_BYTES) -> None:
+    def __init__(
+        self, host: str, port: int, client_id: str = "kdirect", timeout_ms: float = 30000, *, max_response_bytes: int = MAX_RESPONSE_BYTES
+    ) -> None:
         self.host = host
         self.port = port
         self.client_id = client_id
@@ -183,21 +190,26 @@ class Connection:
             low, high = max(low, LOWEST_VERSION.get(api_key, low)), min(high, HIGHEST_VERSION.get(api_key, high))
             theirs = self._versions.get(api_key)
             if theirs is None:
-                raise ProtocolError(f"the broker at {self.peer} does not know {message.name} (API key {api_key})",
-                                    hint="connect to a kdirect broker, or use transport=tcp" if api_key in protocol.ACCESS_API_KEYS
-                                    else "use a broker that has this API")
+                raise ProtocolError(
+                    f"the broker at {self.peer} does not know {message.name} (API key {api_key})",
+                    hint="connect to a kdirect broker, or use transport=tcp"
+                    if api_key in protocol.ACCESS_API_KEYS
+                    else "use a broker that has this API",
+                )
             version = min(high, theirs[1])
             if version < max(low, theirs[0]):
-                raise ProtocolError(f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of {message.name}, "
-                                    f"this client {low} to {high}",
-                                    hint="use a broker of Kafka 2.1 or later")
+                raise ProtocolError(
+                    f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of {message.name}, this client {low} to {high}",
+                    hint="use a broker of Kafka 2.1 or later",
+                )
             self._chosen[api_key] = version
         return version
 
     def _exchange_versions(self, deadline: float) -> None:
         for version in (API_VERSIONS_VERSION, 0):
-            message = protocol.ApiVersionsRequest(client_software_name=CLIENT_SOFTWARE_NAME,
-                                                  client_software_version=CLIENT_SOFTWARE_VERSION)
+            message = protocol.ApiVersionsRequest(
+                client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=CLIENT_SOFTWARE_VERSION
+            )
             try:
                 pending = self._submit(message, version, deadline)
                 pending.wait((deadline - time.monotonic()) * 1000)
@@ -206,11 +218,15 @@ class Connection:
                     continue  # brokers differ in the rest of this answer, so it is not read
                 response = pending.result(0)
             except TimedOutError as e:
-                raise TimedOutError(f"{self.peer} accepts connections but does not answer",
-                                    hint="check that bootstrap.servers names a broker, and that it is not overloaded") from e
+                raise TimedOutError(
+                    f"{self.peer} accepts connections but does not answer",
+                    hint="check that bootstrap.servers names a broker, and that it is not overloaded",
+                ) from e
             except BrokerUnavailableError as e:
-                raise BrokerUnavailableError(f"{self.peer} closed the connection at the first request",
-                                             hint="check that bootstrap.servers names a plaintext listener of a broker") from e
+                raise BrokerUnavailableError(
+                    f"{self.peer} closed the connection at the first request",
+                    hint="check that bootstrap.servers names a plaintext listener of a broker",
+                ) from e
             if response.error_code:
                 raise broker_error(response.error_code, f"ApiVersions to {self.peer}")
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
@@ -310,15 +326,19 @@ class Connection:
                 if not pending.done:
                     pending._abandoned = True
                     self._abandoned += 1
-                    raise TimedOutError(f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
-                                        hint="see the broker's log, or raise request.timeout.ms")
+                    raise TimedOutError(
+                        f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
+                        hint="see the broker's log, or raise request.timeout.ms",
+                    )
         payload = pending._payload
         if payload is not None:  # decoded by who asked for it, so that the reader goes on reading
             try:
                 _, pending._response = protocol.decode_response(pending.api_key, pending.version, payload)
             except ProtocolError as e:
-                error = ProtocolError(f"the broker at {self.peer} sent a malformed answer to {pending.name}: {e.message}",
-                                      hint="check that it is a Kafka broker")
+                error = ProtocolError(
+                    f"the broker at {self.peer} sent a malformed answer to {pending.name}: {e.message}",
+                    hint="check that it is a Kafka broker",
+                )
                 pending._error = error
                 with self._wake:
                     self._fail(error)
@@ -363,12 +383,21 @@ class Connection:
         self._responses += 1
         correlation_id = struct.unpack_from(">i", payload)[0]
         if not self._pending:
-            self._fail(ProtocolError(f"the broker at {self.peer} sent a response that nobody asked for (correlation id {correlation_id})",
-                                     hint="check that it is a Kafka broker"))
+            self._fail(
+                ProtocolError(
+                    f"the broker at {self.peer} sent a response that nobody asked for (correlation id {correlation_id})",
+                    hint="check that it is a Kafka broker",
+                )
+            )
         elif self._pending[0].correlation_id != correlation_id:
             expected = self._pending[0]
-            self._fail(ProtocolError(f"the broker at {self.peer} answered {expected.name} with correlation id {correlation_id} "
-                                     f"instead of {expected.correlation_id}", hint="check that it is a Kafka broker"))
+            self._fail(
+                ProtocolError(
+                    f"the broker at {self.peer} answered {expected.name} with correlation id {correlation_id} "
+                    f"instead of {expected.correlation_id}",
+                    hint="check that it is a Kafka broker",
+                )
+            )
         else:
             pending = self._pending.popleft()
             if pending._abandoned:
@@ -450,8 +479,14 @@ class Connection:
 
     def statistics(self) -> dict[str, int]:
         """Counts since the connection was opened; `abandoned` counts timed-out requests whose answer is still to come."""
-        return {"requests": self._requests, "responses": self._responses, "bytes_sent": self._bytes_sent,
-                "bytes_received": self._bytes_received, "in_flight": len(self._pending), "abandoned": self._abandoned}
+        return {
+            "requests": self._requests,
+            "responses": self._responses,
+            "bytes_sent": self._bytes_sent,
+            "bytes_received": self._bytes_received,
+            "in_flight": len(self._pending),
+            "abandoned": self._abandoned,
+        }
 
     def _fail(self, error: KdirectError) -> None:
         """End the connection: everyone who waits gets `error`.  Called with `_wake` held."""
@@ -475,8 +510,10 @@ class Connection:
 
     def _check_process(self) -> None:
         if self._pid != os.getpid():
-            raise ClosedError(f"the connection to {self.peer} belongs to process {self._pid}, not to this fork of it ({os.getpid()})",
-                              hint="open a new one in this process")
+            raise ClosedError(
+                f"the connection to {self.peer} belongs to process {self._pid}, not to this fork of it ({os.getpid()})",
+                hint="open a new one in this process",
+            )
 
     def _check(self) -> None:
         self._check_process()
@@ -491,18 +528,22 @@ class Connection:
 
     def _lost(self, doing: str, cause: BaseException | None) -> BrokerUnavailableError:
         why = f" ({_reason(cause)})" if cause is not None else ""
-        return BrokerUnavailableError(f"the broker at {self.peer} closed the connection while {doing}{why}",
-                                      hint="it stopped, or refuses the request; see its log")
+        return BrokerUnavailableError(
+            f"the broker at {self.peer} closed the connection while {doing}{why}", hint="it stopped, or refuses the request; see its log"
+        )
 
     def _not_a_frame(self, size: int) -> ProtocolError:
         start = bytes(memoryview(self._buffer)[self._start : self._start + 4])
         if start == b"HTTP":
-            return ProtocolError(f"{self.peer} speaks HTTP, not Kafka's protocol",
-                                 hint="give bootstrap.servers the broker's Kafka listener")
+            return ProtocolError(
+                f"{self.peer} speaks HTTP, not Kafka's protocol", hint="give bootstrap.servers the broker's Kafka listener"
+            )
         if start[:2] == b"\x15\x03":
             return ProtocolError(f"{self.peer} speaks TLS", hint="give bootstrap.servers a plaintext listener")
-        return ProtocolError(f"{self.peer} sent a response of {size} bytes; from 4 to {self.max_response_bytes} are allowed",
-                             hint="check that it is a Kafka broker; larger batches need a larger max.batch.bytes")
+        return ProtocolError(
+            f"{self.peer} sent a response of {size} bytes; from 4 to {self.max_response_bytes} are allowed",
+            hint="check that it is a Kafka broker; larger batches need a larger max.batch.bytes",
+        )
 
 
 def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
@@ -510,14 +551,16 @@ def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
     try:
         s = socket.create_connection((host, port), timeout=max(0.001, timeout_ms / 1000))
     except socket.gaierror as e:
-        raise BrokerUnavailableError(f"the host name of {address} cannot be resolved ({e.strerror})",
-                                     hint="correct bootstrap.servers, or the name service") from e
+        raise BrokerUnavailableError(
+            f"the host name of {address} cannot be resolved ({e.strerror})", hint="correct bootstrap.servers, or the name service"
+        ) from e
     except TimeoutError as e:
-        raise BrokerUnavailableError(f"no broker answers at {address} within {timeout_ms:.0f} ms",
-                                     hint="check the address and the network between, or raise connect.timeout.ms") from e
+        raise BrokerUnavailableError(
+            f"no broker answers at {address} within {timeout_ms:.0f} ms",
+            hint="check the address and the network between, or raise connect.timeout.ms",
+        ) from e
     except (OSError, OverflowError) as e:
-        raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})",
-                                     hint=_start_hint(address)) from e
+        raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)) from e
     try:
         if s.getsockname() == s.getpeername():
             # On loopback an unused port of the ephemeral range may connect to itself.

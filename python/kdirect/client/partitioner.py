@@ -94,8 +94,10 @@ def group_by_partition(assigned: pa.Array, partitions: int) -> list[tuple[int, p
     order = pa.allocate_buffer(8 * rows)
     broken = sort_rows(given, starts, memoryview(order).cast("B").cast("q"))
     if broken >= 0:
-        raise ConfigError(f"row {broken} goes to partition {given[broken]}, and the topic has {partitions}",
-                          hint=f"use partitions from 0 to {partitions - 1}")
+        raise ConfigError(
+            f"row {broken} goes to partition {given[broken]}, and the topic has {partitions}",
+            hint=f"use partitions from 0 to {partitions - 1}",
+        )
     numbers = pa.Array.from_buffers(pa.int64(), rows, [None, order])
     return [(p, numbers.slice(starts[p], starts[p + 1] - starts[p])) for p in range(partitions) if starts[p + 1] > starts[p]]
 
@@ -122,8 +124,9 @@ def _hash(keys: pa.Array | pa.ChunkedArray, partitions: int) -> tuple[memoryview
         if len(chunk):
             found, broken = hash_rows(*_addresses(chunk, offset_bytes), chunk.offset, len(chunk), partitions, out[done : done + len(chunk)])
             if broken >= 0:
-                raise FormatError(f"the offsets of row {done + broken} of the key column are broken",
-                                  hint="validate the array at its source")
+                raise FormatError(
+                    f"the offsets of row {done + broken} of the key column are broken", hint="validate the array at its source"
+                )
             nulls += found
         done += len(chunk)
     return out, nulls
@@ -145,8 +148,13 @@ def _addresses(chunk: pa.Array, offset_bytes: int) -> tuple[int, int, int, int, 
             raise FormatError("the data buffer of the key column is too short", hint="validate the array at its source")
     if validity is not None and validity.size * 8 < end:
         raise FormatError("the validity buffer of the key column is too short", hint="validate the array at its source")
-    return (0 if validity is None else validity.address, 0 if offsets is None else offsets.address, offset_bytes,
-            0 if data is None else data.address, size)
+    return (
+        0 if validity is None else validity.address,
+        0 if offsets is None else offsets.address,
+        offset_bytes,
+        0 if data is None else data.address,
+        size,
+    )
 
 
 def _array(partitions: memoryview) -> pa.Array:

@@ -68,8 +68,16 @@ class TcpFetcher:
     last; it then waits for records as long as the fetch before it was allowed to.
     """
 
-    def __init__(self, cluster: Cluster, tp: TopicPartition, start_offset: int, *, isolation_level: str | None = None,
-                 min_bytes: int = 1, read_ahead: bool = False) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        tp: TopicPartition,
+        start_offset: int,
+        *,
+        isolation_level: str | None = None,
+        min_bytes: int = 1,
+        read_ahead: bool = False,
+    ) -> None:
         self.topic_partition = tp
         self.next_offset = start_offset
         self._cluster = cluster
@@ -132,8 +140,10 @@ class TcpFetcher:
         partition = self._response(max_bytes, max_wait_ms)
         tp, offset = self.topic_partition, self.next_offset
         if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise OffsetOutOfRangeError(f"offset {offset} of {tp} is out of range{_range_of(partition)}",
-                                        hint="below it retention has deleted the records, above it the topic may have been created anew")
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {tp} is out of range{_range_of(partition)}",
+                hint="below it retention has deleted the records, above it the topic may have been created anew",
+            )
         if partition.error_code:
             kind = protocol.error_kind(partition.error_code)
             error = broker_error(partition.error_code, f"fetch of {tp} at offset {offset}")
@@ -146,11 +156,14 @@ class TcpFetcher:
             raise CorruptBatchError(f"a batch of {tp} at offset {next_offset} is broken: {wrong}", hint="look at the log of its broker")
         if whole == 0 and needed:
             if needed > self._max_batch_bytes:
-                raise UnsupportedFormatError(f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
-                                             hint="raise max.batch.bytes")
+                raise UnsupportedFormatError(
+                    f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
+                    hint="raise max.batch.bytes",
+                )
             if max_bytes >= needed:
-                raise ProtocolError(f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
-                                    hint="use a broker of Kafka 2.1 or later")
+                raise ProtocolError(
+                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes", hint="use a broker of Kafka 2.1 or later"
+                )
             return self._fetch(needed, max_wait_ms)
         self.next_offset = next_offset
         self._fetches += 1
@@ -179,18 +192,33 @@ class TcpFetcher:
             for partition in topic.partitions:
                 if topic.topic == self.topic_partition.topic and partition.partition_index == self.topic_partition.partition:
                     return partition
-        raise ProtocolError(f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition",
-                            hint="see the broker's log")
+        raise ProtocolError(
+            f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition", hint="see the broker's log"
+        )
 
     def _send(self, max_bytes: int, max_wait_ms: int) -> None:
         r = protocol.FetchRequest
         assert self._connection is not None
         tp = self.topic_partition
         message = r(
-            replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=self._min_bytes, max_bytes=max_bytes, isolation_level=self._isolation_level,
-            session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
-            topics=[r.FetchTopic(topic=tp.topic, partitions=[
-                r.FetchTopic.FetchPartition(partition=tp.partition, fetch_offset=self.next_offset, partition_max_bytes=max_bytes)])])
+            replica_id=-1,
+            max_wait_ms=max_wait_ms,
+            min_bytes=self._min_bytes,
+            max_bytes=max_bytes,
+            isolation_level=self._isolation_level,
+            session_id=0,
+            session_epoch=-1,
+            forgotten_topics_data=[],
+            rack_id="",
+            topics=[
+                r.FetchTopic(
+                    topic=tp.topic,
+                    partitions=[
+                        r.FetchTopic.FetchPartition(partition=tp.partition, fetch_offset=self.next_offset, partition_max_bytes=max_bytes)
+                    ],
+                )
+            ],
+        )
         self._ahead = (self.next_offset, max_bytes, self._connection.submit(message))
 
     def _drop(self) -> None:
@@ -215,8 +243,19 @@ def _range_of(partition: Any) -> str:
 class Append:
     """A batch on its way.  `base_offset` and `log_append_time` (ms, -1 for none) are set when `done`."""
 
-    __slots__ = ("_appender", "_attempts", "_deadline", "_maybe_committed", "_pending", "base_offset", "data", "done", "error",
-                 "log_append_time", "seen")
+    __slots__ = (
+        "_appender",
+        "_attempts",
+        "_deadline",
+        "_maybe_committed",
+        "_pending",
+        "base_offset",
+        "data",
+        "done",
+        "error",
+        "log_append_time",
+        "seen",
+    )
 
     def __init__(self, appender: TcpAppender, data: Any, deadline: float) -> None:
         self._appender = appender
@@ -243,8 +282,15 @@ class TcpAppender:
     (1: strictly one after the other).
     """
 
-    def __init__(self, cluster: Cluster, tp: TopicPartition, acks: str | int | None = None, timeout_ms: int | None = None, *,
-                 window: int | None = None) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        tp: TopicPartition,
+        acks: str | int | None = None,
+        timeout_ms: int | None = None,
+        *,
+        window: int | None = None,
+    ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
         self.acks = ACKS[str(settings["acks"] if acks is None else acks)]
@@ -301,8 +347,10 @@ class TcpAppender:
             self._check()
             while self._queue:
                 if deadline is not None and time.monotonic() >= deadline:
-                    raise TimedOutError(f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged "
-                                        f"after {timeout_ms:.0f} ms", hint="wait longer, or look at the broker")
+                    raise TimedOutError(
+                        f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged after {timeout_ms:.0f} ms",
+                        hint="wait longer, or look at the broker",
+                    )
                 self._advance(deadline)
             failed = [a for a in self._failed if not a.seen]
             self._failed.clear()
@@ -354,9 +402,16 @@ class TcpAppender:
             self._connection = self._cluster.connection_for(self.topic_partition, "data")
         r, tp = protocol.ProduceRequest, self.topic_partition
         for append in waiting:
-            message = r(transactional_id=None, acks=self.acks, timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms), topic_data=[
-                r.TopicProduceData(name=tp.topic, partition_data=[
-                    r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)])])
+            message = r(
+                transactional_id=None,
+                acks=self.acks,
+                timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms),
+                topic_data=[
+                    r.TopicProduceData(
+                        name=tp.topic, partition_data=[r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)]
+                    )
+                ],
+            )
             append._attempts += 1
             append._pending = self._connection.submit(message)
             if self.acks == 0:
@@ -453,8 +508,11 @@ class TcpAppender:
 
     def _give_up(self, append: Append, cause: KdirectError) -> None:
         after = f" within {self.timeout_ms} ms" if cause.retriable else ""
-        append.error = DeliveryError(f"{len(append.data)} bytes were not delivered to {self.topic_partition}{after}: {cause.message}",
-                                     hint=cause.hint, maybe_committed=append._maybe_committed)
+        append.error = DeliveryError(
+            f"{len(append.data)} bytes were not delivered to {self.topic_partition}{after}: {cause.message}",
+            hint=cause.hint,
+            maybe_committed=append._maybe_committed,
+        )
         append.error.__cause__ = cause
         self._failed = [a for a in self._failed if not a.seen]
         self._failed.append(append)
