@@ -28,7 +28,12 @@ from kdirect.errors import CorruptBatchError, UnsupportedFormatError
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
-    uint32_t kd_crc32c_by_table(uint32_t crc, const void* data, size_t n)
+    ctypedef uint32_t (*kd_crc32c_function)(uint32_t, const void*, size_t)
+    ctypedef struct kd_crc32c_implementation:
+        const char* name
+        kd_crc32c_function function
+    kd_crc32c_implementation kd_crc32c_implementations[4]
+    int KD_CRC32C_IMPLEMENTATIONS
 
 cdef extern from "wire.h" nogil:
     uint8_t kd_get8(const uint8_t* p)
@@ -253,12 +258,24 @@ def crc32c(data, uint32_t crc=0):
     return crc
 
 
-def crc32c_by_table(data, uint32_t crc=0):
-    """The same without the CPU's help: what the fast implementations are tested against."""
+def crc32c_implementations():
+    """Names of the implementations that this CPU has, the one in use last."""
+    return tuple((<bytes>kd_crc32c_implementations[i].name).decode() for i in range(KD_CRC32C_IMPLEMENTATIONS)
+                 if kd_crc32c_implementations[i].function != NULL)
+
+
+def crc32c_by(str name not None, data, uint32_t crc=0):
+    """`crc32c` by one of `crc32c_implementations`, to test one against the other."""
     cdef Py_buffer view
+    cdef kd_crc32c_function function = NULL
+    for i in range(KD_CRC32C_IMPLEMENTATIONS):
+        if (<bytes>kd_crc32c_implementations[i].name).decode() == name:
+            function = kd_crc32c_implementations[i].function
+    if function == NULL:
+        raise UnsupportedFormatError(f"CRC-32C implementation {name!r} is not for this CPU", hint="use one of " + ", ".join(crc32c_implementations()))
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
-        crc = kd_crc32c_by_table(crc, view.buf, view.len)
+        crc = function(crc, view.buf, view.len)
     finally:
         PyBuffer_Release(&view)
     return crc

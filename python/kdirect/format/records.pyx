@@ -19,10 +19,12 @@ cdef extern from "wire.h" nogil:
     uint8_t kd_get8(const uint8_t* p)
     const uint8_t* kd_get_varint(const uint8_t* p, const uint8_t* end, int64_t* out)
     const uint8_t* kd_get_short_varint(const uint8_t* p, int64_t* out)
+    void kd_prefetch(const void* p)
     void kd_copy_over(uint8_t* to, const uint8_t* from_, int64_t n)
 
 cdef enum:
     HEAD_SLACK = 32         # the fixed part of a record in short varints has at most 3 + 1 + 4 * 3 bytes
+    PREFETCH_AHEAD = 16384
     SHORT_COPY = 512        # above this memcpy is faster
 
 # Timestamps in this range plus any short delta fit into 64 bits as microseconds.
@@ -199,6 +201,8 @@ cdef inline const uint8_t* _short_run(columns* c, const section* s, const uint8_
     while i < count:
         if end - p < HEAD_SLACK:
             break
+        kd_prefetch(p + PREFETCH_AHEAD)
+        kd_prefetch(p + PREFETCH_AHEAD + 64)
         q = kd_get_short_varint(p, &length)
         # Behind the record there must be slack for the copies, and for reading a number without looking.
         if q == NULL or length < RECORD_MIN_BYTES - 1 or length > end - q - COPY_SLACK:

@@ -79,6 +79,9 @@ static inline const uint8_t *kd_get_short_varint(const uint8_t *p, int64_t *out)
     return p + 1;
 }
 
+/* A hint; any address is allowed. */
+static inline void kd_prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+
 /* Copies n bytes, 32 at a time: up to 31 bytes more are read and written than asked for. */
 static inline void kd_copy_over(uint8_t *to, const uint8_t *from, int64_t n) {
     typedef long long kd_v2 __attribute__((vector_size(16), aligned(1), may_alias));
