@@ -46,7 +46,9 @@ def make_batch(
 class Head:
     """A CommitKernel with a head, and indexes, in anonymous memory."""
 
-    def __init__(self, capacity: int = 1 << 20, *, base_offset: int = 0, index_entries: int = 8192, install: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, capacity: int = 1 << 20, *, base_offset: int = 0, index_entries: int = 8192, install: bool = True, **settings: Any
+    ) -> None:
         self.map = mmap.mmap(-1, capacity)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
         self.offset_index = mmap.mmap(-1, index_entries * 8)

@@ -191,24 +191,25 @@ def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: l
     expected = bases[0]
     for i, base in enumerate(bases):
         path = directory / file_name(base, LOG_SUFFIX)
-        if base != expected:
+        if base != expected and base <= recovery_point:
+            # Everything below the recovery point was on disk, so what is missing was deleted, and what is older is a remnant.
+            log.error("offsets [%d, %d) of %s are missing: the segments before them are set aside as %s", expected, base, topic_partition,
+                      CORRUPT_SUFFIX)
+            _set_aside(directory, [s.base_offset for s in segments])
+            segments.clear()
+        elif base != expected:
             log.error("%s should begin at offset %d: it and what follows is set aside as %s", path, expected, CORRUPT_SUFFIX)
             _set_aside(directory, bases[i:])
             break
         if i + 1 < len(bases) and bases[i + 1] <= recovery_point:
             segments.append(_trusted_segment(directory, base, bases[i + 1], config))
-            expected = bases[i + 1]
+            expected = segments[-1].end_offset
             continue
         segment, scanned = _scan(directory, base, config, recovery_point)
         segments.append(segment)
         expected = scanned.end_offset
         if scanned.reason:
             log.warning("%s is cut at offset %d, position %d: there is %s", path, scanned.end_offset, scanned.size, scanned.reason)
-        if i + 1 < len(bases) and bases[i + 1] != expected:
-            log.error("%s ends at offset %d but %d follows: later segments are set aside as %s", path, expected, bases[i + 1],
-                      CORRUPT_SUFFIX)
-            _set_aside(directory, bases[i + 1:])
-            break
     if segments[-1].end_offset < recovery_point:
         log.error("%s ends at offset %d, below its recovery point %d: synced records are missing or damaged", topic_partition,
                   segments[-1].end_offset, recovery_point)
@@ -222,7 +223,7 @@ def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: l
 
 
 def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogConfig) -> Segment:
-    """A segment below the recovery point."""
+    """A segment below the recovery point, which is to end at `end_offset`."""
     path = directory / file_name(base, LOG_SUFFIX)
     length = os.stat(path).st_size
     segment = Segment(directory, base, size=length, end_offset=end_offset, sealed=True)
@@ -238,14 +239,13 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     if not sane:
         log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
         _rebuild_indexes(segment, config)
-    if length % 4096 == 0 and length:
-        size, found_end = _end_of(segment, length)
-        if found_end != end_offset:
-            log.error("%s should end at offset %d but ends at %d: it is damaged below the recovery point", path, end_offset, found_end)
-        segment = Segment(directory, base, size=size, end_offset=end_offset, sealed=True)
-        segment.keep_length = size < length
-    else:
-        segment.keep_length = False
+    size, found_end = _end_of(segment, length) if length else (0, base)
+    if found_end != end_offset and not _is_zero_length(segment, size, length):
+        # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
+        log.error("%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset)
+        size, found_end = length, end_offset
+    segment = Segment(directory, base, size=size, end_offset=found_end, sealed=True)
+    segment.keep_length = size < length
     return segment
 
 

@@ -488,8 +488,9 @@ def reopen_as_head(old: Segment, segment_bytes: int, offset_index_bytes: int, ti
     the new one is published).  StorageFullError leaves the file as it was."""
     new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset)
     length = max(segment_bytes, whole_pages(old.size))
+    paths = (old.path, new.offset_index.path, new.time_index.path)
+    before = {path: path.stat().st_size for path in paths if path.exists()}
     fd = os.open(old.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    before = os.fstat(fd).st_size
     try:
         os.posix_fallocate(fd, 0, length)
         new.offset_index.extend(offset_index_bytes)
@@ -497,12 +498,13 @@ def reopen_as_head(old: Segment, segment_bytes: int, offset_index_bytes: int, ti
     except OSError as e:
         new.offset_index.close()
         new.time_index.close()
-        for index in (new.offset_index, new.time_index):
-            if index.path.exists():
-                os.truncate(index.path, index.entries * index.entry_bytes)
-        os.ftruncate(fd, before)
+        for path in paths:
+            if path in before:
+                os.truncate(path, before[path])
+            else:
+                path.unlink(missing_ok=True)
         if e.errno in _FULL:
-            raise storage_full(old.directory, length - before + offset_index_bytes + time_index_bytes, e) from e
+            raise storage_full(old.directory, length - before[old.path] + offset_index_bytes + time_index_bytes, e) from e
         raise LogError(f"cannot allocate {old.path}: {e}", hint="check the file's permissions") from e
     finally:
         os.close(fd)
