@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import struct
 import threading
 import time
+from pathlib import Path
 
 import confluent_kafka
 import pytest
@@ -330,3 +332,12 @@ def test_group_offsets_survive_a_restart(broker_process):
         b.stop()
         b.start()
         assert admin.committed_offsets("g", [tp]) == {tp: 42}
+
+
+def test_the_examples_of_the_documentation_run(broker):
+    page = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text()
+    names: dict = {}
+    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
+        exec(block.replace("localhost:9092", broker.bootstrap_servers), names)
+    assert [r.value for r in names["records"]] == [b"%d" % i for i in range(100)]
+    names["admin"].delete_topic("flights")
