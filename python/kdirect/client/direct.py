@@ -21,6 +21,10 @@ from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, U
 from kdirect.model import LATEST_OFFSET, TopicPartition
 
 
+# What FileStream.advance returns.
+NOTHING, MOVED, ENDED = range(3)
+
+
 @dataclass(slots=True, eq=False)
 class _Position:
     """Where one partition stands."""
@@ -123,15 +127,17 @@ class DirectFetcher:
         for _ in range(4):
             position = self._positions[tp]
             stream = position.stream
-            if position.has_data:
+            if position.has_data and position.slot_index >= 0 and self._slots is not None:
+                moved = stream.advance(self._slots, position.slot_index, self._committed_only)
+                if moved != ENDED:
+                    return moved == MOVED
+            elif position.has_data:
                 if stream.fill():
                     return True
                 if stream.unread > 0:
                     return False  # no room: the caller must consume first
-            if not stream.sealed and not stream.revoked:
+            elif not stream.sealed and not stream.revoked:
                 self.refresh()
-                if position.has_data and stream.unread > 0:
-                    continue
             if stream.revoked:
                 raise UnknownTopicError(f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader")
             if not stream.sealed and (position.has_data or stream.high_watermark <= next_offset):

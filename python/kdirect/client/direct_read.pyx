@@ -265,6 +265,7 @@ cdef class FileStream:
     cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
     cdef readonly int leader_epoch
     cdef readonly bint revoked             # the slot says that access ended
+    cdef uint64_t _seen                    # the slot table's count of READs when the slot was last taken
 
     def __init__(self, name, QueuePair qp, CompletionQueue cq, new_buffer, *, min_read_bytes=2048, max_read_bytes=1 << 20,
                  buffer_bytes=4 << 20, max_batch_bytes=64 << 20):
@@ -313,6 +314,7 @@ cdef class FileStream:
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
+        self._seen = slots.reads
         slots.c_get(index, &s)
         if not s.flags & SLOT_FLAG_ASSIGNED or s.file_id != self.file_id:
             self.revoked = True
@@ -332,6 +334,22 @@ cdef class FileStream:
             moved = moved or limit != self.limit
             self.limit = limit
         return moved
+
+    cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
+        """READ more bytes, looking at the slot when the known ones are used up.  1: bytes came; 0: nothing new (or no room: consume first);
+        2: the file ends here (sealed and read, or access ended).
+
+        Streams that share a table share its refreshes: the table is READ again only by a stream that has taken the last one's news.
+        """
+        if self.limit > self.position + <int64_t> (self._hi - self._lo):
+            return 1 if self.fill() > 0 else 0
+        if not self.sealed and not self.revoked:
+            if self._seen == slots.reads:
+                slots.refresh()
+            self.take_slot(slots, index, committed_only)
+            if self.limit > self.position + <int64_t> (self._hi - self._lo):
+                return 1 if self.fill() > 0 else 0
+        return 2 if self.sealed or self.revoked else 0
 
     @property
     def unread(self):
