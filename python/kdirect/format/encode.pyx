@@ -109,13 +109,13 @@ cdef inline bint _is_null(const uint8_t* validity, int64_t i) noexcept nogil:
     return validity != NULL and not (validity[i >> 3] >> (i & 7)) & 1
 
 
-cdef inline int64_t _text(const text_source* s, int64_t row, const uint8_t** data) noexcept nogil:
-    """Length of row `row`, -1 for null, and where it lies."""
+cdef inline int64_t _text(const text_source* s, int64_t row, const uint8_t** data, bint plain) noexcept nogil:
+    """Length of row `row`, -1 for null, and where it lies.  `plain`: 32-bit offsets, no nulls."""
     cdef int64_t i = s.first + row, begin
-    if _is_null(s.validity, i):
+    if not plain and _is_null(s.validity, i):
         data[0] = NULL
         return -1
-    if s.offsets32 != NULL:
+    if plain or s.offsets32 != NULL:
         begin = s.offsets32[i]
         data[0] = s.data + begin
         return s.offsets32[i + 1] - begin
@@ -141,17 +141,26 @@ cdef int64_t _headers_bytes(const rows_source* s, int64_t begin, int64_t end) no
     cdef int64_t i, n, total = 0
     cdef const uint8_t* ignored
     for i in range(begin, end):
-        n = _text(&s.header_key, i, &ignored)
+        n = _text(&s.header_key, i, &ignored, False)
         if n < 0:
             return -1
         total += kd_varint_size(n) + n
-        n = _text(&s.header_value, i, &ignored)
+        n = _text(&s.header_value, i, &ignored, False)
         total += kd_varint_size(n) + (n if n > 0 else 0)
     return total
 
 
 cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
     """Append rows from row[0] on to the open batch until something stops it; row[0] is the first one not written."""
+    # The compiler makes two loops of one: most columns have no nulls, no headers and one timestamp.
+    if s.value.validity == NULL and s.value.offsets32 != NULL and not s.has_headers and s.timestamps == NULL \
+            and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL)):
+        return _encode_run(b, s, row, batch_bytes, max_record_bytes, True)
+    return _encode_run(b, s, row, batch_bytes, max_record_bytes, False)
+
+
+cdef inline int _encode_run(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes,
+                            bint plain) noexcept nogil:
     cdef int64_t i = row[0], key_length = -1, value_length, timestamp, delta, body, headers_begin = 0, headers_end = 0, headers_bytes, j, n
     cdef const uint8_t* key = NULL
     cdef const uint8_t* value
@@ -160,11 +169,11 @@ cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t 
     cdef size_t size
     cdef int code = ENCODED_ALL
     while i < s.rows:
-        value_length = _text(&s.value, i, &value)
+        value_length = _text(&s.value, i, &value, plain)
         if s.has_keys:
-            key_length = _text(&s.key, i, &key)
+            key_length = _text(&s.key, i, &key, plain)
         timestamp = s.default_timestamp
-        if s.timestamps != NULL and not _is_null(s.timestamps_validity, s.timestamps_first + i):
+        if not plain and s.timestamps != NULL and not _is_null(s.timestamps_validity, s.timestamps_first + i):
             timestamp = s.timestamps[s.timestamps_first + i]
         if b.count == 0:
             b.base_timestamp = timestamp
@@ -172,7 +181,7 @@ cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t 
         delta = <int64_t>(<uint64_t>timestamp - <uint64_t>b.base_timestamp)
         body = 1 + kd_varint_size(delta) + kd_varint_size(b.count) + kd_varint_size(key_length) + (key_length if key_length > 0 else 0) \
             + kd_varint_size(value_length) + (value_length if value_length > 0 else 0)
-        if s.has_headers:
+        if not plain and s.has_headers:
             headers_begin = headers_end = 0
             headers_bytes = 0
             if not _is_null(s.list_validity, s.list_first + i):
@@ -207,11 +216,15 @@ cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t 
         else:
             p = _put_text(p, &s.key, key, key_length)
         p = _put_text(p, &s.value, value, value_length)
-        p = kd_put_varint(p, headers_end - headers_begin)
+        if plain:
+            p[0] = 0
+            p += 1
+        else:
+            p = kd_put_varint(p, headers_end - headers_begin)
         for j in range(headers_begin, headers_end):
-            n = _text(&s.header_key, j, &text)
+            n = _text(&s.header_key, j, &text, False)
             p = _put_text(p, &s.header_key, text, n)
-            n = _text(&s.header_value, j, &text)
+            n = _text(&s.header_value, j, &text, False)
             p = _put_text(p, &s.header_value, text, n)
         b.used = p - b.out
         b.count += 1
@@ -438,7 +451,7 @@ cdef class ArrowEncoder:
             self.b.start = 0
         else:
             if self.block is None or self.b.used + room > self.b.capacity:
-                self.block = take_block(min(max(self.batch_bytes, 65536), min(self.expected_bytes, BLOCK_BYTES)) + room)
+                self.block = take_block(min(self.expected_bytes, <int64_t>BLOCK_BYTES) + room)
                 self.b.out = self.block.data
                 self.b.capacity = self.block.capacity
                 self.b.used = 0

@@ -98,6 +98,15 @@ static inline void kd_copy_over(uint8_t *to, const uint8_t *from, int64_t n) {
 
 static inline uint8_t *kd_put_varint(uint8_t *p, int64_t v) {
     uint64_t u = kd_zigzag(v);
+    if (u < 0x80) {
+        *p = (uint8_t)u;
+        return p + 1;
+    }
+    if (u < 0x4000) {
+        p[0] = (uint8_t)(u | 0x80);
+        p[1] = (uint8_t)(u >> 7);
+        return p + 2;
+    }
     while (u >= 0x80) {
         *p++ = (uint8_t)(u | 0x80);
         u >>= 7;
