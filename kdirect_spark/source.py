@@ -85,7 +85,7 @@ class BrokerView:
     def _list_topics(self) -> dict[str, int]:
         found = self.look(lambda s: s.admin.list_topics())
         self._refreshed = time.monotonic()
-        self._topics = {name: len(topic.partitions) for name, topic in found.items()}
+        self._topics = {name: topic.partitions for name, topic in found.items()}
         for name, topic in found.items():
             if self._ids.setdefault(name, topic.topic_id) != topic.topic_id:
                 self._created_again.add(name)

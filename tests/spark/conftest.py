@@ -99,7 +99,7 @@ class Topics:
         from confluent_kafka.admin import AdminClient
 
         self.address = address
-        self.admin = AdminClient({"bootstrap.servers": address})
+        self.admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
 
     def create(self, partitions: int = 1, prefix: str = "t", **config: object) -> str:
         name = f"{prefix}-{next(_numbers)}"
@@ -134,7 +134,7 @@ class Topics:
         from confluent_kafka import Producer
 
         errors = []
-        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "enable.idempotence": False, **settings})
+        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "enable.idempotence": False, "log_level": 0, **settings})
         for i, value in enumerate(values):
             stamp = {} if timestamp_ms is None else {"timestamp": timestamp_ms(i) if callable(timestamp_ms) else timestamp_ms}
             while True:
@@ -159,7 +159,13 @@ class Topics:
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer(
-            {"bootstrap.servers": self.address, "group.id": "none", "enable.auto.commit": False, "enable.partition.eof": True}
+            {
+                "bootstrap.servers": self.address,
+                "group.id": "none",
+                "log_level": 0,
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+            }
         )
         consumer.assign([TopicPartition(name, p, 0) for p in range(partitions)])
         out, ends, deadline = [], 0, time.monotonic() + 30

@@ -16,7 +16,7 @@ T0 = 1_700_000_000_000
 def filled(broker, topics_of):
     """A topic of three partitions: 50, 0 and 20 records, ten seconds apart."""
     topics = topics_of(broker.address)
-    name = topics.create(3, "filled")
+    name = topics.create(3, "filled", retention_ms=-1)  # the records are old
     for partition, count in ((0, 50), (2, 20)):
         topics.fill(
             name,

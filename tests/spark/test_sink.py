@@ -11,7 +11,9 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def write(broker):
     def go(df, **options):
-        df.write.format("kdirect").option("kafka.bootstrap.servers", broker.address).options(**options).mode("append").save()
+        df.write.format("kdirect").option("kafka.bootstrap.servers", broker.address).options(
+            **{k.replace("__", "."): v for k, v in options.items()}
+        ).mode("append").save()
 
     return go
 
