@@ -41,7 +41,9 @@ class World:
                 assert effect.token not in self.answers, "a token was answered twice"
                 self.answers[effect.token] = effect.result
 
-    def join(self, member="", *, group="g", instance=None, protocols=(("range", b"m"),), session=10000, rebalance=60000, kind="consumer", **more):
+    def join(
+        self, member="", *, group="g", instance=None, protocols=(("range", b"m"),), session=10000, rebalance=60000, kind="consumer", **more
+    ):
         self.tokens += 1
         effects = self.coordinator.join(
             self.tokens, group, member, instance, "client", "/host", session, rebalance, kind, list(protocols), self.now, **more
@@ -80,7 +82,7 @@ class World:
 def two_members():
     """A stable group of two: (world, leader, follower)."""
     w = World()
-    first, leader = w.joined()
+    _, leader = w.joined()
     w.sync(1, leader, [(leader, b"all")])
     second, follower = w.joined()
     assert second not in w.answers and w.heartbeat(1, leader) == E.REBALANCE_IN_PROGRESS
@@ -118,7 +120,7 @@ def test_two_members_and_one_leaves():
 
 
 def test_a_silent_member_is_removed_after_its_session():
-    w, leader, follower = two_members()
+    w, leader, _ = two_members()
     for _ in range(3):
         w.pass_time(5000)
         assert w.coordinator.heartbeat("g", 2, leader, None, w.now) in (0, E.REBALANCE_IN_PROGRESS)

@@ -38,6 +38,7 @@ log = logging.getLogger("kdirect.broker")
 
 _SIZE = struct.Struct(">i")
 _IOV_MAX = 1024
+FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
 BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
@@ -82,6 +83,7 @@ class Connection(asyncio.BufferedProtocol):
         self._max_in_flight: int = server.config["queued.max.requests"]
         self._slots: deque[_Slot] = deque()
         self._out: list[Any] = []
+        self._out_bytes = 0
         self._pending: deque[memoryview] = deque()  # owed to the peer, not yet with the transport
         self._tasks: set[asyncio.Task[None]] = set()
         self._blocked = False
@@ -151,6 +153,8 @@ class Connection(asyncio.BufferedProtocol):
                     task.add_done_callback(self._tasks.discard)
                 elif answer is not None:
                     self._answer(answer)
+                    if self._out_bytes >= FLUSH_BYTES:  # else one flush for all that arrived together
+                        self._flush()
                 if self.closed:
                     return
         except ProtocolError as e:
@@ -213,13 +217,14 @@ class Connection(asyncio.BufferedProtocol):
         size = sum(len(b) for b in buffers)
         self._out.append(_SIZE.pack(size))
         self._out.extend(buffers)
+        self._out_bytes += size
         self.server.counters.bytes_out += size + 4
 
     def _flush(self) -> None:
         """Hand what `_push` collected to the socket."""
-        if not self._out or self.closed:
+        if not self._out or self.closed or self._transport.is_closing():
             return
-        out, self._out = self._out, []
+        out, self._out, self._out_bytes = self._out, [], 0
         if not self._pending and not self._write_paused and self._transport.get_write_buffer_size() == 0:
             try:
                 sent = os.writev(self._fd, out[:_IOV_MAX])
@@ -239,7 +244,7 @@ class Connection(asyncio.BufferedProtocol):
         self._feed()
 
     def _feed(self) -> None:
-        while self._pending and not self._write_paused and not self.closed:
+        while self._pending and not self._write_paused and not self.closed and not self._transport.is_closing():
             view = self._pending.popleft()
             if len(view) > WRITE_PIECE_BYTES:
                 self._pending.appendleft(view[WRITE_PIECE_BYTES:])
@@ -256,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
             log.warning("closing connection from %s (client id %s): %s", self.peer, self.client_id, reason)
         self._flush()
         self.closed = True
-        while self._pending:  # the transport sends what it has been given before it closes
+        while self._pending and not self._transport.is_closing():  # the transport sends what it has been given before it closes
             self._transport.write(self._pending.popleft())
         self._transport.close()
 

@@ -155,6 +155,7 @@ class DataHandlers:
                 result, size, urgent = self._collect(request)
                 if size >= request.min_bytes or urgent or server.waiters.closed:
                     return fetch_response(version, 0, result)
+                waiter.missing = request.min_bytes - size
                 await waiter.future
             finally:
                 timer.cancel()
