@@ -49,12 +49,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"), help="what goes to standard error")
-    client = argparse.ArgumentParser(add_help=False, parents=[common])
+    common = _log_level_parser("info")
+    client = argparse.ArgumentParser(add_help=False, parents=[_log_level_parser("warning")])
     client.add_argument("--broker", "--bootstrap-servers", default=DEFAULT_BROKER, metavar="HOST:PORT", help=f"default {DEFAULT_BROKER}")
     client.add_argument("--transport", default="auto", choices=("auto", "verbs", "shm", "tcp"), help="how records travel")
-    client.set_defaults(log_level="warning")
 
     parser = argparse.ArgumentParser(prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA.")
     parser.set_defaults(run=None, parser=parser, log_level="info")
@@ -104,11 +102,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _log_level_parser(default: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "--log-level", default=default, choices=("debug", "info", "warning", "error"), help=f"for standard error, default {default}"
+    )
+    return parser
+
+
 # -- broker ------------------------------------------------------------------------------------------------
 def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     broker = commands.add_parser(
         "broker", parents=[common], help="run a broker",
-        description="Runs a broker until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` once it serves. Flags beat the file.",
+        description="Runs until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` when it serves. Flags beat the file.",
     )  # fmt: skip
     broker.add_argument("--config", metavar="FILE", help="a Java properties file, such as Kafka's server.properties")
     broker.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="set a property; repeat for more")

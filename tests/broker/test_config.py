@@ -1,0 +1,249 @@
+"""Properties, listeners, flags; and what the command says when something is wrong."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import kdirect
+from kdirect.broker.config import BrokerConfig, Listener, parse_listeners, parse_properties
+from kdirect.errors import ConfigError, KdirectError, LogError
+
+
+def test_a_java_properties_file():
+    text = r"""
+# a comment
+! another
+  a = b \t
+c:d
+e f
+long = one \
+    two
+path=C\:\\x
+u=\u0041
+empty=
+alone
+a = last
+k\=ey = v=w
+trailing=x\\"""
+    assert parse_properties(text) == {
+        "a": "last",
+        "c": "d",
+        "e": "f",
+        "long": "one two",
+        "path": "C:\\x",
+        "u": "A",
+        "empty": "",
+        "alone": "",
+        "k=ey": "v=w",
+        "trailing": "x\\",
+    }
+
+
+@given(st.text(max_size=300))
+def test_any_text_is_properties(text):
+    for key, value in parse_properties(text).items():
+        assert isinstance(key, str) and isinstance(value, str)
+
+
+def test_a_stock_properties_file_works_unchanged():
+    text = """
+process.roles=broker,controller
+node.id=1
+controller.quorum.bootstrap.servers=localhost:9093
+listeners=PLAINTEXT://:9092,CONTROLLER://:9093
+inter.broker.listener.name=PLAINTEXT
+advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
+controller.listener.names=CONTROLLER
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
+num.network.threads=3
+num.io.threads=8
+socket.send.buffer.bytes=102400
+socket.receive.buffer.bytes=102400
+socket.request.max.bytes=104857600
+log.dirs=/tmp/kraft-combined-logs
+num.partitions=1
+num.recovery.threads.per.data.dir=1
+offsets.topic.replication.factor=1
+share.coordinator.state.topic.replication.factor=1
+share.coordinator.state.topic.min.isr=1
+transaction.state.log.replication.factor=1
+transaction.state.log.min.isr=1
+log.retention.hours=168
+log.segment.bytes=1073741824
+log.retention.check.interval.ms=300000
+"""
+    config = BrokerConfig(parse_properties(text))
+    assert config.listeners == (Listener("PLAINTEXT", "", 9092),) and config.advertised == (Listener("PLAINTEXT", "localhost", 9092),)
+    assert config["log.segment.bytes"] == 1 << 30 and "num.io.threads" in config.ignored
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("127.0.0.1:9092", [("PLAINTEXT", "127.0.0.1", 9092)]),
+        ("PLAINTEXT://:0", [("PLAINTEXT", "", 0)]),
+        ("INTERNAL://h.example:1,plaintext://[::1]:65535", [("INTERNAL", "h.example", 1), ("PLAINTEXT", "::1", 65535)]),
+    ],
+)
+def test_listeners(text, expected):
+    assert parse_listeners(text) == tuple(Listener(*x) for x in expected)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "a:b:c", "h:70000", "SSL://h:1", "SASL_PLAINTEXT://h:1", "://h:1", "h:-1", "CONTROLLER://h:1"]
+)
+def test_bad_listeners(text):
+    with pytest.raises(ConfigError, match="listeners"):
+        parse_listeners(text)
+
+
+@pytest.mark.parametrize(
+    ("properties", "says"),
+    [
+        ({"num.partition": "3"}, "did you mean num.partitions"),
+        ({"num.partitions": "many"}, "num.partitions"),
+        ({"num.partitions": "0"}, "out of range"),
+        ({"auto.create.topics.enable": "perhaps"}, "true or false"),
+        ({"default.replication.factor": "3"}, "default.replication.factor"),
+        ({"advertised.listeners": "0.0.0.0:1"}, "advertised.listeners"),
+        ({"log.cleanup.policy": "compact"}, "use one of delete"),
+    ],
+)
+def test_bad_properties(properties, says):
+    with pytest.raises(ConfigError, match=says):
+        BrokerConfig(properties)
+
+
+def test_keywords_have_underscores_for_dots_and_go_first():
+    config = BrokerConfig.from_arguments({"num.partitions": 2, "broker.id": 5}, num_partitions=4, node_id=None)
+    assert config["num.partitions"] == 4 and config["node.id"] == 5
+
+
+# -- the embedded broker -----------------------------------------------------------------------------------
+def test_importing_kdirect_loads_next_to_nothing():
+    code = (
+        "import sys, kdirect; print([m for m in ('kafka', 'pyarrow', 'asyncio', 'kdirect.broker', 'kdirect.client') if m in sys.modules])"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
+    assert set(kdirect.__all__) <= set(dir(kdirect))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = kdirect.nothing
+
+
+def test_an_embedded_broker_starts_stops_and_starts_again(tmp_path):
+    b = kdirect.Broker(log_dirs=tmp_path / "log", num_partitions=2)
+    assert repr(b) == "Broker(stopped)"
+    with pytest.raises(KdirectError, match="not running"):
+        _ = b.bootstrap_servers
+    for _ in range(2):
+        assert b.start() is b and b.start() is b
+        assert b.statistics()["broker_connections"] == 0
+        b.stop()
+        b.stop()
+    with pytest.raises(RuntimeError, match="mine"), b:
+        raise RuntimeError("mine")
+    assert (tmp_path / "log" / ".kafka_cleanshutdown").exists()
+
+
+def test_a_temporary_log_is_removed():
+    with kdirect.Broker() as b:
+        directory = b.log_dirs[0]
+        assert directory.is_dir()
+    assert not directory.exists()
+
+
+def test_mistakes_of_an_embedded_broker(tmp_path):
+    with pytest.raises(ConfigError, match="did you mean"):
+        kdirect.Broker(num_partition=1)
+    with kdirect.Broker(log_dirs=tmp_path) as b:
+        with pytest.raises(KdirectError, match="in use by another broker"):
+            kdirect.Broker(log_dirs=tmp_path).start()
+        with pytest.raises(KdirectError, match=f"cannot listen on {b.bootstrap_servers}"):
+            kdirect.Broker(listeners=b.bootstrap_servers).start()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LogError, match="cannot be used"):
+        kdirect.Broker(log_dirs=tmp_path / "file").start()
+
+
+def test_a_damaged_topics_file_is_named(tmp_path):
+    with kdirect.Broker(log_dirs=tmp_path):
+        pass
+    (tmp_path / "topics.json").write_text("{nonsense")
+    with pytest.raises(KdirectError, match=r"topics\.json is damaged"):
+        kdirect.Broker(log_dirs=tmp_path).start()
+
+
+# -- the command -------------------------------------------------------------------------------------------
+def run(*arguments, timeout=60):
+    return subprocess.run([sys.executable, "-m", "kdirect.cli", *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+
+
+def one_line_error(result, status):
+    assert result.returncode == status, result.stderr
+    assert result.stdout == "" and "Traceback" not in result.stderr
+    errors = [line for line in result.stderr.splitlines() if line.startswith("kdirect: ")]
+    assert len(errors) == 1
+    return errors[0]
+
+
+def test_the_command_starts_with_flags_file_and_settings(broker_process, tmp_path):
+    (tmp_path / "server.properties").write_text(
+        f"num.partitions=2\nlog.dirs={tmp_path / 'elsewhere'}\nnum.io.threads=8\nmessage.max.bytes=2000\n"
+    )
+    command = [sys.executable, "-m", "kdirect.cli", "broker", "--config", tmp_path / "server.properties", "--listeners", "127.0.0.1:0",
+               "--log-dirs", tmp_path / "log", "--num-partitions", "3", "--set", "auto.create.topics.enable=false"]  # fmt: skip
+    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        ready = process.stdout.readline()
+        assert ready.startswith("kdirect broker ready on 127.0.0.1:")
+        admin = kdirect.connect({"bootstrap.servers": ready.split()[-1], "transport": "tcp"}).admin
+        values = {name: entry.value for name, entry in admin.describe_configs(broker=1).items()}
+        assert (values["num.partitions"], values["auto.create.topics.enable"], values["message.max.bytes"]) == ("3", "false", "2000")
+        assert (tmp_path / "log" / "topics.json").exists() and not (tmp_path / "elsewhere").exists()
+    finally:
+        process.terminate()
+        _, errors = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "num.io.threads means nothing" in errors and "stopped" in errors and "Traceback" not in errors
+
+
+def test_the_command_says_what_is_wrong(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        assert f"cannot listen on {address}" in one_line_error(run("broker", "--listeners", address, "--log-dirs", tmp_path / "a"), 1)
+    assert "did you mean num.partitions" in one_line_error(run("broker", "--set", "num.partition=1"), 2)
+    assert "not KEY=VALUE" in one_line_error(run("broker", "--set", "nonsense"), 2)
+    assert "'x' is not an integer" in one_line_error(run("broker", "--num-partitions", "x"), 2)
+    assert "cannot read the properties file" in one_line_error(run("broker", "--config", tmp_path / "none"), 2)
+    assert "cannot be used" in one_line_error(run("broker", "--listeners", "127.0.0.1:0", "--log-dirs", "/proc/1/kdirect"), 1)
+    with kdirect.Broker(log_dirs=tmp_path / "held"):
+        assert "in use by another broker" in one_line_error(run("broker", "--listeners", "127.0.0.1:0", "--log-dirs", tmp_path / "held"), 1)
+
+
+def test_commands_without_arguments_and_the_version():
+    assert run("version").stdout == f"kdirect {kdirect.__version__}\n"
+    assert run().returncode == 2 and run("topic").returncode == 2
+    help_text = run("broker", "--help").stdout
+    assert "--num-partitions" in help_text and "--log-dirs" in help_text
+
+
+def test_tools(broker):
+    at = ("--broker", broker.bootstrap_servers)
+    assert run("topic", "create", "t", "--partitions", 2, "--config", "retention.ms=60000", *at).stdout == "created t\n"
+    assert "TOPIC_ALREADY_EXISTS" in run("topic", "create", "t", *at).stderr
+    produced = subprocess.run([sys.executable, "-m", "kdirect.cli", "produce", "t", "--partition", "1", "--key-separator", ":", *at],
+                              input="a:1\nb:2\n3\n", capture_output=True, text=True, timeout=60)  # fmt: skip
+    assert produced.returncode == 0, produced.stderr
+    assert run("consume", "t", *at).stdout == "1\n2\n3\n"
+    assert run("consume", "t", "--from", 1, "--partition", 1, "--count", 1, "--show", "all", *at).stdout.split("\t")[3:] == ["b", "2\n"]
+    assert run("topic", "list", *at).stdout == "t\t2\n"
+    described = run("topic", "describe", "t", *at).stdout
+    assert "partition 1\toffsets [0, 3)" in described and "config retention.ms\t60000" in described
+    assert run("topic", "delete", "t", *at).stdout == "deleted t\n"
+    assert "t" not in run("topic", "list", *at).stdout
