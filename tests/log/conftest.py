@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
+import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -88,6 +91,18 @@ def batch() -> Callable[..., bytes]:
 @pytest.fixture
 def head() -> type[Head]:
     return Head
+
+
+@pytest.fixture
+def memory_path(tmp_path: Path) -> Iterator[Path]:
+    """A directory on tmpfs where there is one: for tests that sync often and judge no disk."""
+    shared = Path("/dev/shm")
+    if not os.access(shared, os.W_OK):
+        yield tmp_path
+        return
+    path = Path(tempfile.mkdtemp(prefix="kdirect-test-", dir=shared))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture
