@@ -112,14 +112,11 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig) -> list[Se
         _check_index_files(segment, config)
         if length and (last or length % 4096 == 0):
             size, end_offset = _end_of(segment, length)
-            if last and size == length and end_offset < 0:
-                end_offset = base
             if size < length and _is_zero_length(segment, size, length):
                 # Still held when it was closed; nobody holds it now.
                 segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last)
-                segment.unmap_if_idle()
                 os.truncate(path, size)
-            elif size < length or end_offset < 0:
+            elif size < length:
                 raise CorruptLogError(f"{path} has no whole batch at position {size} though it was closed cleanly",
                                       hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start")
             else:
@@ -138,7 +135,7 @@ def _end_of(segment: Segment, length: int) -> tuple[int, int]:
         size, end_offset = last_batch(segment.address, min(start, length), length)
         if end_offset < 0 and start:
             size, end_offset = last_batch(segment.address, 0, length)
-        return size, end_offset
+        return size, end_offset if end_offset >= 0 else segment.base_offset
     finally:
         segment.release()
         segment.unmap_if_idle()
@@ -245,6 +242,7 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
         log.error("%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset)
         size, found_end = length, end_offset
     segment = Segment(directory, base, size=size, end_offset=found_end, sealed=True)
+    segment.file_length = length
     segment.keep_length = size < length
     return segment
 
@@ -266,7 +264,8 @@ def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) ->
         segment.release()
         segment.unmap_if_idle()
     segment = Segment(directory, base, size=scanned.size, end_offset=scanned.end_offset, sealed=True, max_timestamp=scanned.max_timestamp)
-    segment.keep_length = scanned.size < length
+    segment.file_length = os.stat(path).st_size
+    segment.keep_length = scanned.size < segment.file_length
     _write_indexes(segment, scanned)
     return segment, scanned
 
