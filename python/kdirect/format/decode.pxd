@@ -37,6 +37,7 @@ cdef class ArrowDecoder:
     cdef bint c_full(self) noexcept nogil
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n) except -1
     cdef int _run(self, const uint8_t* data, size_t n, size_t* position) noexcept nogil
+    cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
     cdef void _passed(self) noexcept nogil
     cdef int _take_compressed(self, const uint8_t* p) except -100

@@ -309,27 +309,36 @@ cdef class ArrowDecoder:
                 return RUN_COMPRESSED
             if info.records_count > <int64_t>(info.size - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
                 return RUN_HEADER
-            if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
-                self.stopped = True
-                return RUN_DONE
-            if self.c.rows + info.records_count > self.row_capacity or self.c.value.used + info.size + COPY_SLACK > self.value_capacity \
-                    or (self.keys_wanted and self.c.key.used + info.size + COPY_SLACK > self.key_capacity) \
-                    or (self.c.with_headers and (self.c.header_key.used + info.size > self.header_capacity
-                                                 or self.c.header_value.used + info.size > self.header_capacity
-                                                 or self.c.header_rows + info.size // 2 > self.header_rows_capacity)):
-                return RUN_RESERVE
+            if info.records_count and not info.attributes & ATTRIBUTE_CONTROL:
+                if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
+                    self.stopped = True
+                    return RUN_DONE
+                if not self._has_room(info.records_count, info.size):
+                    return RUN_RESERVE
             if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
                 return BATCH_BAD_CRC
-            if not info.attributes & ATTRIBUTE_CONTROL:
+            if info.records_count and not info.attributes & ATTRIBUTE_CONTROL:
                 code = self._decode(p + BATCH_RECORDS, p + info.size)
                 if code == RECORDS_NEED_KEYS:
                     self.keys_wanted = True
                     return RUN_RESERVE
                 if code != RECORDS_OK:
                     return RUN_RECORDS + code
+            elif not info.records_count and info.size != BATCH_HEADER_BYTES:
+                return RUN_RECORDS + RECORDS_TRAILING
             self._passed()
             position[0] += info.size
         return RUN_DONE
+
+    cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil:
+        """No column can grow past its memory with so many more rows and bytes of records."""
+        if self.c.rows + rows > self.row_capacity or self.c.value.used + section_bytes + COPY_SLACK > self.value_capacity:
+            return False
+        if self.keys_wanted and self.c.key.used + section_bytes + COPY_SLACK > self.key_capacity:
+            return False
+        return not self.c.with_headers or (
+            max(self.c.header_key.used, self.c.header_value.used) + section_bytes <= self.header_capacity
+            and self.c.header_rows + section_bytes // 2 <= self.header_rows_capacity)
 
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
         """The records of the batch in `info`; the columns have room.  All of them, or none."""
