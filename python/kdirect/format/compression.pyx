@@ -252,7 +252,7 @@ cdef class Decompressor:
         if self._zstd is None:
             self._zstd = zstandard.ZstdDecompressor()
         while position < n:
-            if n - position >= 8 and _le32(p + position) >> 4 == 0x184D2A5:     # a skippable frame
+            if n - position >= 8 and _le32(p + position) >> 4 == <uint32_t>0x184D2A5:     # a skippable frame
                 if _le32(p + position + 4) > n - position - 8:
                     raise _broken("zstd")
                 position += 8 + _le32(p + position + 4)
@@ -347,6 +347,8 @@ cdef object _run_gzip(bytes data, uint64_t limit):
             rest = member.unused_data
     except zlib.error as e:
         raise _broken("gzip") from e
+    if not parts:
+        raise _broken("gzip")
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
