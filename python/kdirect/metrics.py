@@ -27,6 +27,19 @@ METRICS: tuple[Metric, ...] = (
     Metric("log_slots", "slots", "log", "Metadata slots kept current."),
     Metric("log_flushes", "fsyncs", "log", "Times that a partition was put on disk."),
     Metric("log_rolls", "segments", "log", "Heads sealed and replaced."),
+    Metric("broker_requests", "requests", "broker", "Requests executed, of all APIs; none of RDMA reads, writes and atomics."),
+    Metric("broker_requests_by_api", "requests", "broker", "The same by name of the API: a mapping."),
+    Metric("broker_connections", "connections", "broker", "TCP connections open now."),
+    Metric("broker_connections_opened", "connections", "broker", "TCP connections accepted so far."),
+    Metric("broker_bytes_in", "bytes", "broker", "Bytes received over TCP."),
+    Metric("broker_bytes_out", "bytes", "broker", "Bytes of answers over TCP, size prefixes included."),
+    Metric("broker_appends", "requests", "broker", "Appends to a partition by Produce requests."),
+    Metric("broker_append_bytes", "bytes", "broker", "Their bytes."),
+    Metric("broker_append_errors", "requests", "broker", "Appends by Produce requests that were refused or failed."),
+    Metric("broker_fetch_waits", "requests", "broker", "Fetches that found too little and waited for records."),
+    Metric("broker_flushes", "fsyncs", "broker", "Group commits: fsyncs that producers waited for together."),
+    Metric("broker_topics", "topics", "broker", "Topics, the broker's own included."),
+    Metric("broker_groups", "groups", "broker", "Consumer groups known."),
 )
 
 

@@ -13,6 +13,7 @@ import time
 import pytest
 
 import kdirect
+from kdirect import metrics
 from kdirect.broker.connection import BLOCKED_BYTES
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
@@ -452,3 +453,15 @@ def test_idle_connections_are_closed(raw):
         connection = raw(b.bootstrap_servers)
         connection.call(build(p.ApiVersionsRequest), 0)
         assert connection.closed
+
+
+def test_statistics_are_named_in_the_table_of_metrics(broker, raw):
+    connection = raw()
+    create(connection)
+    connection.call(produce(encode_single_bytes(b"v")), 8)
+    connection.call(produce(b"nonsense"), 8)
+    seen = broker.statistics()
+    assert {name for name in seen if name.startswith("broker_")} == metrics.names("broker")
+    assert (seen["broker_appends"], seen["broker_append_errors"], seen["log_partitions"]) == (1, 1, 1)
+    assert seen["broker_requests"] == sum(seen["broker_requests_by_api"].values()) == 3
+    assert seen["broker_bytes_in"] > 100 and seen["broker_bytes_out"] > 100

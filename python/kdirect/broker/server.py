@@ -354,9 +354,9 @@ class BrokerServer:
             "broker_fetch_waits": c.fetch_waits,
             "broker_flushes": self.flusher.flushes,
             "broker_topics": len(self.topics),
-            "broker_partitions": len(self.logs.partitions),
             "broker_groups": len(self.groups.coordinator.groups),
         }
+        out.update(self.logs.statistics())
         if self.access is not None:
             out.update(self.access.statistics())
         return out
