@@ -255,8 +255,10 @@ cdef class CompletionQueue:
 
 def forked_error(what):
     """The error for work on an object of a device that the parent process opened."""
-    return RdmaError(f"{what} was opened by the process that forked this one (here: process {os.getpid()})",
-                     hint="open a device in this process: kdirect.rdma.open_device")
+    error = RdmaError(f"{what} was opened by the process that forked this one (here: process {os.getpid()})",
+                      hint="open a device in this process: kdirect.rdma.open_device")
+    error.forked = True
+    return error
 
 
 cdef _check(int rc, what, qp):
@@ -393,8 +395,8 @@ cdef int _errno(post, args):
         return ENOMEM
     except QueuePairError:
         return ENOTCONN
-    except RdmaError:
-        return EINVAL
+    except RdmaError as e:
+        return ECHILD if getattr(e, "forked", False) else EINVAL
     except Exception:
         return EIO
     return 0

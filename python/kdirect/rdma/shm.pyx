@@ -318,6 +318,11 @@ COUNTERS = ("reads", "writes", "read_bytes", "write_bytes", "sends", "receives",
 _devices = {}
 
 
+def use_full_fences(bint always):
+    """For tests: devices opened from here on do as where the kernel has no membarrier."""
+    fences_forbid(always)
+
+
 def _after_fork_in_child():
     forked_child()
     for reference in list(_devices.values()):

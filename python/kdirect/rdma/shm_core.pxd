@@ -272,6 +272,7 @@ ctypedef struct kd_qp:
 
 # life
 cdef bint fences_register() noexcept
+cdef void fences_forbid(bint forbidden) noexcept
 cdef kd_domain* domain_new() noexcept
 cdef void domain_unref(kd_domain* d) noexcept nogil
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,

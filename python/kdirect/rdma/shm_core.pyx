@@ -72,13 +72,19 @@ pthread_mutex_init(&mappings_mutex, NULL)
 
 # This process is registered for heavy fences; set when a device opens.
 cdef bint asymmetric = False
+cdef bint fences_forbidden = False
 
 
 cdef bint fences_register() noexcept:
     """May this process use light fences?  (Called in every process that opens a device.)"""
     global asymmetric
-    asymmetric = kd_register_fences() != 0
+    asymmetric = not fences_forbidden and kd_register_fences() != 0
     return asymmetric
+
+
+cdef void fences_forbid(bint forbidden) noexcept:
+    global fences_forbidden
+    fences_forbidden = forbidden
 
 
 cdef void forked_child() noexcept nogil:

@@ -88,7 +88,7 @@ class Address:
         """TransportError when the address belongs to another host or network namespace."""
         boot_id, namespace = place()
         if any(self.boot_id) and any(boot_id) and self.boot_id != boot_id:
-            raise TransportError(f"queue pair {self.qp_num} is on another host (its boot id is {self.boot_id.hex()}, this one's {boot_id.hex()})",
+            raise TransportError(f"queue pair {self.qp_num} is on another host (boot id {self.boot_id.hex()}, here {boot_id.hex()})",
                                  hint="shm works within one host: use transport=verbs or transport=tcp")
         if self.namespace and namespace and self.namespace != namespace:
             raise TransportError(f"queue pair {self.qp_num} is in another network namespace ({self.namespace}, here {namespace})",
@@ -141,7 +141,8 @@ def close_fds(fds: Any) -> None:
 
 
 def send_hello(sock: socket.socket, target: bytes, own: Peer, fds: list[int]) -> None:
-    send_fds(sock, _HELLO.pack(_MAGIC, VERSION, MSG_HELLO, target, own.token, own.qp_num, own.max_recv_wr, own.max_send_bytes, own.fences), fds)
+    limits = (own.qp_num, own.max_recv_wr, own.max_send_bytes, own.fences)
+    send_fds(sock, _HELLO.pack(_MAGIC, VERSION, MSG_HELLO, target, own.token, *limits), fds)
 
 
 def send_welcome(sock: socket.socket, own: Peer, fds: list[int]) -> None:
@@ -180,7 +181,10 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
     """(peer, [pair memory, eventfd, key table]) or TransportError."""
     try:
         sock.settimeout(max(0.001, deadline - time.monotonic()))
-        data, fds = recv_fds(sock, 512, 3)
+        try:
+            data, fds = recv_fds(sock, 512, 3)
+        except ConnectionResetError:  # it closed without reading our announcements; what it said comes next
+            data, fds = recv_fds(sock, 512, 3)
     except OSError as e:
         raise TransportError(f"queue pair {address.qp_num} did not answer: {e.strerror or e}",
                              hint="its process is stopped or overloaded; try again, or use transport=tcp") from e
@@ -268,9 +272,10 @@ class LinkService:
         self.kick()
 
     def kick(self) -> None:
-        if self.kick_fd >= 0:
-            with contextlib.suppress(BlockingIOError):
-                os.eventfd_write(self.kick_fd, 1)
+        with self._lock:
+            if self.kick_fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_write(self.kick_fd, 1)
 
     def stop(self) -> None:
         """End the thread and every link; queue pairs must be closed already."""
@@ -280,6 +285,10 @@ class LinkService:
         if thread is not None and thread is not threading.current_thread():
             self.kick()
             thread.join()
+            with self._lock:  # last, so that nobody kicks a descriptor that means something else by now
+                if self.kick_fd >= 0:
+                    os.close(self.kick_fd)
+                    self.kick_fd = -1
 
     def abandon(self) -> None:
         """In a forked child, where the thread does not exist: close the descriptors, so that the peers see
@@ -362,7 +371,7 @@ class LinkService:
         except OSError:
             self._drop(fd)
             return
-        refusal = ""
+        refusal, qp = "", None
         if len(data) < 8 or data[:4] != _MAGIC:
             close_fds(fds)
             self._drop(fd)
@@ -391,7 +400,7 @@ class LinkService:
             self._drop(fd)
             return
         del self._pending[fd]
-        if qp._greet(sock, peer, fds):
+        if qp is not None and qp._greet(sock, peer, fds):
             with self._lock:
                 self._links[fd] = qp
             self._link_event(fd, 0)
@@ -436,7 +445,5 @@ class LinkService:
             assert self._epoll is not None and self._listener is not None
             self._epoll.close()
             self._listener.close()
-            os.close(self.kick_fd)
             self._epoll = self._listener = None
-            self.kick_fd = -1
             self._expected.clear()

@@ -1,0 +1,852 @@
+"""The verbs contract, over every provider: what kdirect.rdma.contract promises, and nothing a provider adds."""
+
+from __future__ import annotations
+
+import os
+import random
+import struct
+
+import pytest
+
+from tests.rdma.conftest import ALL, End, Rig, completion, completions, join
+from kdirect.errors import ClosedError, KdirectError, QueueFullError, QueuePairError, RdmaError, TransportError
+from kdirect.rdma.contract import Access, Memory, Opcode, State, Status
+
+
+def u64(end: End, position: int) -> int:
+    return struct.unpack_from("=Q", end.bytes, position)[0]
+
+
+def put(end: End, position: int, data: bytes) -> None:
+    end.bytes[position : position + len(data)] = data
+
+
+def got(end: End, position: int, length: int) -> bytes:
+    return bytes(end.bytes[position : position + length])
+
+
+# -- operations ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("length", [1, 64, 2048, 65536])
+def test_read(rig: Rig, length: int) -> None:
+    a, b = rig.pair()
+    data = os.urandom(length)
+    put(b, 65536 - length, data)
+    a.qp.post_read(11, a.region, 0, length, b.address + 65536 - length, b.rkey)
+    wc = completion(a.send_cq)
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) == (11, Status.SUCCESS, Opcode.RDMA_READ, length, a.qp.qp_num)
+    assert got(a, 0, length) == data
+
+
+def test_write(rig: Rig) -> None:
+    a, b = rig.pair()
+    data = os.urandom(4096)
+    put(a, 100, data)
+    a.qp.post_write(12, a.region, 100, 4096, b.address + 8192, b.rkey)
+    wc = completion(a.send_cq)
+    assert (wc.wr_id, wc.status, wc.opcode) == (12, Status.SUCCESS, Opcode.RDMA_WRITE)
+    assert got(b, 8192, 4096) == data
+    assert got(b, 8191, 1) == b"\0" == got(b, 8192 + 4096, 1)
+    assert b.recv_cq.poll() == []
+
+
+def test_both_directions(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(a, 0, b"from a")
+    b.qp.post_read(1, b.region, 100, 6, a.address, a.rkey)
+    assert completion(b.send_cq).ok
+    assert got(b, 100, 6) == b"from a"
+
+
+def test_write_with_immediate(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(a, 0, b"payload")
+    b.qp.post_recv(77)
+    a.qp.post_write_imm(13, a.region, 0, 7, b.address + 50, b.rkey, 0xFEDC1234)
+    assert completion(a.send_cq).ok
+    wc = completion(b.recv_cq)
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (77, Status.SUCCESS, Opcode.RECV_RDMA_WITH_IMM, 7)
+    assert (wc.imm_data, wc.qp_num) == (0xFEDC1234, b.qp.qp_num)
+    assert got(b, 50, 7) == b"payload"
+
+
+def test_empty_write_with_immediate_needs_no_key(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1)
+    a.qp.post_write_imm(2, a.region, 0, 0, 0, 0, 9)
+    assert completion(a.send_cq).ok
+    wc = completion(b.recv_cq)
+    assert (wc.imm_data, wc.byte_len) == (9, 0)
+
+
+def test_send(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(a, 0, b"message")
+    b.qp.post_recv(5, b.region, 1000, 100)
+    a.qp.post_send(6, a.region, 0, 7)
+    wc = completion(a.send_cq)
+    assert (wc.wr_id, wc.opcode, wc.status) == (6, Opcode.SEND, Status.SUCCESS)
+    wc = completion(b.recv_cq)
+    assert (wc.wr_id, wc.opcode, wc.byte_len, wc.imm_data) == (5, Opcode.RECV, 7, None)
+    assert got(b, 1000, 8) == b"message\0"
+
+
+def test_empty_send(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1)
+    a.qp.post_send(2, a.region, 0, 0)
+    assert completion(a.send_cq).ok
+    assert completion(b.recv_cq).byte_len == 0
+
+
+def test_fetch_add(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(b, 64, struct.pack("=Q", 2**64 - 3))
+    a.qp.post_fetch_add(1, a.region, 8, b.address + 64, b.rkey, 5)
+    wc = completion(a.send_cq)
+    assert (wc.opcode, wc.byte_len) == (Opcode.FETCH_ADD, 8)
+    assert (u64(a, 8), u64(b, 64)) == (2**64 - 3, 2)
+
+
+def test_compare_swap(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(b, 64, struct.pack("=Q", 41))
+    a.qp.post_compare_swap(1, a.region, 8, b.address + 64, b.rkey, 41, 1 << 63)
+    wc = completion(a.send_cq)
+    assert (wc.opcode, u64(a, 8), u64(b, 64)) == (Opcode.COMP_SWAP, 41, 1 << 63)
+    a.qp.post_compare_swap(2, a.region, 8, b.address + 64, b.rkey, 41, 7)
+    assert completion(a.send_cq).ok
+    assert (u64(a, 8), u64(b, 64)) == (1 << 63, 1 << 63)
+
+
+def test_random_operations_match_a_model(rig: Rig, seed: int) -> None:
+    """Mixed requests, many outstanding, on a target and a bytearray beside it."""
+    rng = random.Random(seed)
+    a, b = rig.pair(size=8192, max_send_wr=32)
+    model = bytearray(8192)
+    slots = 32
+    for _ in range(30):
+        expected: dict[int, bytes] = {}
+        n = rng.randint(1, slots)
+        for i in range(n):
+            slot, length, at = 256 * (i % 16), rng.randint(0, 128), rng.randrange(0, 8192 - 128)
+            local = slot + 128 * (i // 16)
+            op = rng.choice(["read", "write", "fetch_add", "compare_swap"])
+            if op == "read":
+                a.qp.post_read(i, a.region, local, length, b.address + at, b.rkey)
+                expected[i] = bytes(model[at : at + length])
+            elif op == "write":
+                data = rng.randbytes(length)
+                put(a, local, data)
+                a.qp.post_write(i, a.region, local, length, b.address + at, b.rkey)
+                model[at : at + length] = data
+                expected[i] = data
+            else:
+                at &= ~7
+                old = model[at : at + 8]
+                value = rng.getrandbits(64)
+                if op == "fetch_add":
+                    a.qp.post_fetch_add(i, a.region, local, b.address + at, b.rkey, value)
+                    model[at : at + 8] = struct.pack("=Q", (struct.unpack("=Q", old)[0] + value) % 2**64)
+                else:
+                    compare = struct.unpack("=Q", old)[0] if rng.random() < 0.5 else rng.getrandbits(64)
+                    a.qp.post_compare_swap(i, a.region, local, b.address + at, b.rkey, compare, value)
+                    if struct.pack("=Q", compare) == old:
+                        model[at : at + 8] = struct.pack("=Q", value)
+                expected[i] = bytes(old)
+        wcs = completions(a.send_cq, n)
+        assert [wc.wr_id for wc in wcs] == list(range(n))
+        assert all(wc.ok for wc in wcs), wcs
+        for i, data in expected.items():
+            assert got(a, 256 * (i % 16) + 128 * (i // 16), len(data)) == data
+    assert bytes(b.bytes) == bytes(model)
+
+
+# -- ordering -----------------------------------------------------------------------------------------------
+def test_writes_are_visible_before_a_later_immediate(rig: Rig) -> None:
+    a, b = rig.pair(size=1 << 18)
+    for turn in range(1, 40):
+        put(a, 0, bytes([turn]) * 65536)
+        b.qp.post_recv(turn)
+        for i in range(3):
+            a.qp.post_write(i, a.region, 0, 65536, b.address + i * 65536, b.rkey)
+        a.qp.post_write_imm(3, a.region, 0, 1, b.address + 3 * 65536, b.rkey, turn)
+        wc = completion(b.recv_cq)
+        assert wc.imm_data == turn
+        assert got(b, 0, 3 * 65536 + 1) == bytes([turn]) * (3 * 65536 + 1)
+        assert [wc.wr_id for wc in completions(a.send_cq, 4)] == [0, 1, 2, 3]
+
+
+def test_completions_keep_the_order_of_posts(rig: Rig) -> None:
+    a, b = rig.pair()
+    for i in range(40):
+        b.qp.post_recv(i, b.region, 1024 * (i % 16), 16)
+    for i in range(100):
+        kind = i % 5
+        if kind == 0:
+            a.qp.post_write_imm(i, a.region, 0, 8, b.address + 32768, b.rkey, i)
+        elif kind == 1:
+            a.qp.post_send(i, a.region, 0, 16)
+        elif kind == 2:
+            a.qp.post_read(i, a.region, 1024 + 8 * i, 8, b.address, b.rkey)
+        elif kind == 3:
+            a.qp.post_write(i, a.region, 0, 8, b.address + 32768, b.rkey)
+        else:
+            a.qp.post_fetch_add(i, a.region, 8192 + 8 * i, b.address + 40000, b.rkey, 1)
+    wcs = completions(a.send_cq, 100)
+    assert [wc.wr_id for wc in wcs] == list(range(100))
+    assert all(wc.ok for wc in wcs)
+    received = completions(b.recv_cq, 40)
+    assert [wc.wr_id for wc in received] == list(range(40))
+    assert [wc.imm_data for wc in received if wc.imm_data is not None] == list(range(0, 100, 5))
+
+
+# -- keys, bounds, access -----------------------------------------------------------------------------------
+def expect_failure(a: End, status: int) -> None:
+    """The one request posted fails with `status`; the queue pair is in ERROR and takes no more."""
+    wc = completion(a.send_cq)
+    assert wc.status == status, wc
+    assert a.qp.state == State.ERROR
+    with pytest.raises(QueuePairError):
+        a.qp.post_read(99, a.region, 0, 8, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("start", "length"), [(-1, 8), (65536 - 7, 8), (65536, 1), (0, 65537), (1 << 40, 8), (-(1 << 20), 8)], ids=lambda v: str(v)
+)
+def test_remote_bounds(rig: Rig, start: int, length: int) -> None:
+    a, b = rig.pair(a={"size": 1 << 17}, b={"size": 65536})
+    a.qp.post_read(1, a.region, 0, length, b.address + start, b.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+def test_remote_address_near_the_end_of_the_address_space(rig: Rig) -> None:
+    a, b = rig.pair()
+    a.qp.post_read(1, a.region, 0, 4096, 2**64 - 8, b.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+@pytest.mark.parametrize("op", ["read", "write", "write_imm", "fetch_add", "compare_swap"])
+def test_access_flags(rig: Rig, op: str) -> None:
+    need = {"read": Access.REMOTE_READ, "fetch_add": Access.REMOTE_ATOMIC, "compare_swap": Access.REMOTE_ATOMIC}.get(op, Access.REMOTE_WRITE)
+    a, b = rig.pair(b={"access": ALL & ~need})
+    before = bytes(b.bytes)
+    b.qp.post_recv(1)
+    post(a, op, b.address, b.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+    assert bytes(b.bytes) == before
+    if op == "write_imm":
+        assert completion(b.recv_cq).status == Status.WR_FLUSH_ERR
+
+
+@pytest.mark.parametrize("op", ["read", "write", "write_imm", "fetch_add", "compare_swap"])
+def test_the_flag_alone_is_enough(rig: Rig, op: str) -> None:
+    need = {"read": Access.REMOTE_READ, "fetch_add": Access.REMOTE_ATOMIC, "compare_swap": Access.REMOTE_ATOMIC}.get(op, Access.REMOTE_WRITE)
+    a, b = rig.pair(b={"access": need if op == "read" else need | Access.LOCAL_WRITE})
+    b.qp.post_recv(1)
+    post(a, op, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+
+
+def post(a: End, op: str, remote: int, rkey: int) -> None:
+    if op == "read":
+        a.qp.post_read(1, a.region, 0, 8, remote, rkey)
+    elif op == "write":
+        a.qp.post_write(1, a.region, 0, 8, remote, rkey)
+    elif op == "write_imm":
+        a.qp.post_write_imm(1, a.region, 0, 8, remote, rkey, 1)
+    elif op == "fetch_add":
+        a.qp.post_fetch_add(1, a.region, 0, remote, rkey, 1)
+    else:
+        a.qp.post_compare_swap(1, a.region, 0, remote, rkey, 0, 1)
+
+
+def test_a_region_without_remote_access_is_out_of_reach(rig: Rig) -> None:
+    a, b = rig.pair(b={"access": Access.LOCAL_WRITE})
+    post(a, "read", b.address, b.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+def test_a_region_of_a_part_of_the_memory(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(b, 5000, b"inside" * 20)
+    part = b.domain.register(b.memory, Access.REMOTE_READ, position=5000, length=100)
+    assert (part.address, part.length) == (b.memory.address + 5000, 100)
+    a.qp.post_read(1, a.region, 0, 100, part.address, part.rkey)
+    assert completion(a.send_cq).ok
+    assert got(a, 0, 100) == (b"inside" * 20)[:100]
+    a.qp.post_read(2, a.region, 0, 100, part.address + 1, part.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+def test_a_part_does_not_reach_before_itself(rig: Rig) -> None:
+    a, b = rig.pair()
+    part = b.domain.register(b.memory, Access.REMOTE_READ, position=5000, length=100)
+    a.qp.post_read(1, a.region, 0, 8, part.address - 8, part.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+@pytest.mark.parametrize("which", ["unknown", "other domain", "zero"])
+def test_forged_keys(rig: Rig, which: str) -> None:
+    a, b = rig.pair()
+    stranger = rig.end()
+    rkey = {"unknown": b.rkey ^ 0x5A5A0000, "other domain": stranger.rkey, "zero": 0}[which]
+    a.qp.post_read(1, a.region, 0, 8, stranger.address if which == "other domain" else b.address, rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+@pytest.mark.parametrize("case", ["wrong lkey", "before", "beyond", "read-only"])
+def test_local_protection(rig: Rig, case: str) -> None:
+    a, b = rig.pair()
+    region, position, length = a.region, 0, 8
+    if case == "wrong lkey":
+        region = rig.end().region
+    elif case == "before":
+        region, position = a.domain.register(a.memory, ALL, position=4096), -8 % 2**64
+    elif case == "beyond":
+        position = 65536 - 7
+    else:
+        region = a.domain.register(a.memory, 0)
+    a.qp.post_read(1, region, position, length, b.address, b.rkey)
+    expect_failure(a, Status.LOC_PROT_ERR)
+
+
+def test_reading_needs_no_local_write_of_the_source(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(a, 0, b"constant")
+    source = a.domain.register(a.memory, 0)
+    a.qp.post_write(1, source, 0, 8, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+    assert got(b, 0, 8) == b"constant"
+
+
+def test_misaligned_atomics_are_refused_at_post(rig: Rig) -> None:
+    a, b = rig.pair()
+    with pytest.raises(RdmaError, match="alignment"):
+        a.qp.post_fetch_add(1, a.region, 0, b.address + 4, b.rkey, 1)
+    with pytest.raises(RdmaError, match="alignment"):
+        a.qp.post_compare_swap(1, a.region, 0, b.address + 1, b.rkey, 0, 1)
+    post(a, "fetch_add", b.address, b.rkey)
+    assert completion(a.send_cq).ok
+
+
+def test_revoked_key(rig: Rig) -> None:
+    a, b = rig.pair()
+    second = b.domain.register(b.memory, ALL)
+    a.qp.post_read(1, a.region, 0, 8, second.address, second.rkey)
+    assert completion(a.send_cq).ok
+    assert second.deregister() is True
+    a.qp.post_read(2, a.region, 0, 8, b.address, b.rkey)  # the other key lives
+    assert completion(a.send_cq).ok
+    a.qp.post_read(3, a.region, 0, 8, second.address, second.rkey)
+    expect_failure(a, Status.REM_ACCESS_ERR)
+
+
+def test_a_revoked_key_never_comes_back(rig: Rig) -> None:
+    _, b = rig.pair()
+    seen = {b.rkey}
+    for _ in range(200):
+        region = b.domain.register(b.memory, ALL)
+        assert region.rkey not in seen
+        seen.add(region.rkey)
+        assert region.deregister() is True
+        assert region.deregister() is True
+
+
+def test_a_revoked_local_key(rig: Rig) -> None:
+    a, b = rig.pair()
+    region = a.domain.register(a.memory, ALL)
+    assert region.deregister() is True
+    a.qp.post_read(1, region, 0, 8, b.address, b.rkey)
+    expect_failure(a, Status.LOC_PROT_ERR)
+
+
+def test_registered_after_connecting_and_before(rig: Rig) -> None:
+    a, b = rig.end(), End(rig.other_device)
+    before = [b.domain.register(b.memory, Access.REMOTE_READ, position=4096 * i, length=4096) for i in range(10)]
+    join(a, b)
+    after = [b.domain.register(b.memory, Access.REMOTE_READ, position=8 * i, length=8) for i in range(10)]
+    for i, region in enumerate(before + after):
+        put(b, region.address - b.memory.address, bytes([i + 1]) * 8)
+        a.qp.post_read(i, a.region, 0, 8, region.address, region.rkey)
+        assert completion(a.send_cq).ok
+        assert got(a, 0, 8) == bytes([i + 1]) * 8
+
+
+def test_registration_of_read_only_memory(rig: Rig) -> None:
+    a, b = rig.pair()
+    put(b, 0, b"read only")
+    view = Memory.map(b.memory.fd, 4096, False)
+    region = b.domain.register(view, Access.REMOTE_READ)
+    a.qp.post_read(1, a.region, 0, 9, region.address, region.rkey)
+    assert completion(a.send_cq).ok
+    assert got(a, 0, 9) == b"read only"
+    with pytest.raises(RdmaError, match="read-only"):
+        b.domain.register(view, ALL)
+
+
+@pytest.mark.parametrize(
+    ("access", "position", "length", "message"),
+    [(ALL, 0, 4097, "part of the memory"), (ALL, 4096, None, "part of the memory"), (ALL, -1, 10, "part of the memory"),
+     (ALL, 0, 0, "part of the memory"), (Access.REMOTE_WRITE, 0, None, "LOCAL_WRITE"), (64, 0, None, "access flags")],
+)
+def test_bad_registrations(rig: Rig, access: int, position: int, length: int | None, message: str) -> None:
+    domain = rig.device.alloc_pd()
+    with pytest.raises(RdmaError, match=message):
+        domain.register(Memory.anonymous(4096), access, position, length)
+
+
+# -- queues -------------------------------------------------------------------------------------------------
+def test_send_queue_depth(rig: Rig) -> None:
+    a, b = rig.pair(max_send_wr=5)
+    for turn in range(3):
+        for i in range(5):
+            a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey)
+        with pytest.raises(QueueFullError) as e:
+            a.qp.post_read(5, a.region, 40, 8, b.address, b.rkey)
+        assert e.value.retriable
+        assert [wc.wr_id for wc in completions(a.send_cq, 5)] == [0, 1, 2, 3, 4], turn
+
+
+def test_a_request_is_outstanding_until_polled(rig: Rig) -> None:
+    a, b = rig.pair(max_send_wr=4)
+    for i in range(4):
+        a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey)
+    assert completions(a.send_cq, 1)[0].wr_id == 0
+    a.qp.post_read(4, a.region, 0, 8, b.address, b.rkey)
+    with pytest.raises(QueueFullError):
+        a.qp.post_read(5, a.region, 0, 8, b.address, b.rkey)
+
+
+def test_receive_queue_depth(rig: Rig) -> None:
+    a, b = rig.pair(max_recv_wr=3)
+    for turn in range(3):
+        for i in range(3):
+            b.qp.post_recv(10 * turn + i)
+        with pytest.raises(QueueFullError):
+            b.qp.post_recv(99)
+        for i in range(3):
+            a.qp.post_write_imm(i, a.region, 0, 0, 0, 0, i)
+        assert [wc.wr_id for wc in completions(b.recv_cq, 3)] == [10 * turn, 10 * turn + 1, 10 * turn + 2]
+        assert len(completions(a.send_cq, 3)) == 3
+
+
+def test_receives_posted_before_connecting(rig: Rig) -> None:
+    a, b = rig.end(), End(rig.other_device)
+    for i in range(4):
+        b.qp.post_recv(i, b.region, 100 * i, 100)
+    a.qp.post_recv(7)
+    join(a, b)
+    put(a, 0, b"early")
+    for i in range(4):
+        a.qp.post_send(i, a.region, 0, 5)
+    assert [wc.wr_id for wc in completions(b.recv_cq, 4)] == [0, 1, 2, 3]
+    assert got(b, 300, 5) == b"early"
+    b.qp.post_write_imm(1, b.region, 0, 0, 0, 0, 5)
+    assert completion(a.recv_cq).wr_id == 7
+
+
+def test_posts_before_connecting_are_refused(rig: Rig) -> None:
+    a = rig.end()
+    with pytest.raises(QueuePairError):
+        a.qp.post_write(1, a.region, 0, 8, 0, 0)
+    b = End(rig.other_device)
+    b.qp.connect(a.qp.address, False)
+    with pytest.raises(QueuePairError):
+        b.qp.post_write(1, b.region, 0, 8, 0, 0)
+
+
+def test_receiver_not_ready_waits(rig: Rig) -> None:
+    """Nothing is lost or reordered while the receiver has nothing posted."""
+    a, b = rig.pair()
+    put(a, 0, b"one-----two-----three---")
+    a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 1)
+    a.qp.post_send(2, a.region, 8, 8)
+    a.qp.post_write(3, a.region, 16, 8, b.address + 16, b.rkey)
+    assert a.send_cq.wait(5) is False
+    assert a.send_cq.poll() == []
+    assert got(b, 0, 24) == bytes(24)
+    b.qp.post_recv(1)
+    assert completion(a.send_cq).wr_id == 1
+    assert got(b, 0, 8) == b"one-----"
+    assert a.send_cq.wait(5) is False
+    assert got(b, 16, 8) == bytes(8)
+    b.qp.post_recv(2, b.region, 8, 8)
+    assert [wc.wr_id for wc in completions(a.send_cq, 2)] == [2, 3]
+    assert [wc.wr_id for wc in completions(b.recv_cq, 2)] == [1, 2]
+    assert got(b, 0, 24) == b"one-----two-----three---"
+
+
+def test_receiver_not_ready_times_out(rig: Rig) -> None:
+    a, b = rig.pair(rnr_timeout_ms=30)
+    put(a, 0, b"x" * 8)
+    a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 1)
+    a.qp.post_write(2, a.region, 0, 8, b.address, b.rkey)
+    wcs = completions(a.send_cq, 2)
+    assert [(wc.wr_id, wc.status) for wc in wcs] == [(1, Status.RNR_RETRY_EXC_ERR), (2, Status.WR_FLUSH_ERR)]
+    assert a.qp.state == State.ERROR
+    assert got(b, 0, 8) == bytes(8)
+
+
+def test_a_full_queue_of_waiting_requests(rig: Rig) -> None:
+    a, b = rig.pair(max_send_wr=4)
+    for i in range(4):
+        a.qp.post_write_imm(i, a.region, 0, 0, 0, 0, i)
+    with pytest.raises(QueueFullError):
+        a.qp.post_write_imm(4, a.region, 0, 0, 0, 0, 4)
+    for i in range(4):
+        b.qp.post_recv(i)
+    assert len(completions(a.send_cq, 4)) == 4
+    assert [wc.imm_data for wc in completions(b.recv_cq, 4)] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("length", [0, 1, 999])
+def test_a_send_longer_than_the_receive(rig: Rig, length: int) -> None:
+    a, b = rig.pair()
+    if length:
+        b.qp.post_recv(1, b.region, 0, length)
+    else:
+        b.qp.post_recv(1)
+    b.qp.post_recv(2, b.region, 0, 4096)
+    a.qp.post_send(3, a.region, 0, 1000)
+    assert completion(a.send_cq).status == Status.REM_INV_REQ_ERR
+    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 2)] == [(1, Status.LOC_LEN_ERR), (2, Status.WR_FLUSH_ERR)]
+    assert a.qp.state == b.qp.state == State.ERROR
+    assert got(b, 0, 1000) == bytes(1000)
+
+
+def test_a_send_longer_than_allowed(rig: Rig) -> None:
+    a, b = rig.pair(max_send_bytes=100)
+    b.qp.post_recv(1, b.region, 0, 4096)
+    with pytest.raises(RdmaError):
+        a.qp.post_send(1, a.region, 0, 101)
+    a.qp.post_send(2, a.region, 0, 100)
+    assert completion(b.recv_cq).byte_len == 100
+
+
+def test_a_receive_into_protected_memory(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1, b.domain.register(b.memory, 0), 0, 100)
+    a.qp.post_send(2, a.region, 0, 10)
+    assert completion(b.recv_cq).status == Status.LOC_PROT_ERR
+    assert b.qp.state == State.ERROR
+
+
+def test_many_sends_of_all_sizes(rig: Rig, seed: int) -> None:
+    """More bytes than any ring between the two holds at once, in order, unharmed."""
+    rng = random.Random(seed)
+    a, b = rig.pair(size=1 << 17, max_send_bytes=3000, max_send_wr=8, max_recv_wr=8)
+    sent: list[bytes] = []
+    posted = received = polled = 0
+    n = 400 if rig.provider == "shm" else 120
+    while received < n:
+        while posted < n and posted - polled < 8 and posted - received < 8:
+            b.qp.post_recv(posted, b.region, 4096 * (posted % 8), 4096)
+            data = rng.randbytes(rng.choice([0, 1, 63, 64, 1000, 2999, 3000]))
+            sent.append(data)
+            put(a, 4096 * (posted % 8), data)
+            a.qp.post_send(posted, a.region, 4096 * (posted % 8), len(data))
+            posted += 1
+        for wc in completions(b.recv_cq, rng.randint(1, posted - received)):
+            assert wc.wr_id == received
+            assert got(b, 4096 * (received % 8), wc.byte_len) == sent[received]
+            received += 1
+        polled += len(a.send_cq.poll(64))
+
+
+# -- completion queues --------------------------------------------------------------------------------------
+def test_poll_and_wait_without_work(rig: Rig) -> None:
+    a, _ = rig.pair()
+    assert a.send_cq.poll() == []
+    assert a.send_cq.wait(1) is False
+    assert a.send_cq.wait(1, spin_us=50) is False
+    assert a.send_cq.wait(0) is False
+
+
+def test_wait_sees_what_is_there(rig: Rig) -> None:
+    a, b = rig.pair()
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert a.send_cq.wait(WAIT) is True
+    assert a.send_cq.wait(WAIT) is True  # until it is polled
+    assert len(a.send_cq.poll()) == 1
+    assert a.send_cq.wait(1) is False
+
+
+WAIT = 5000
+
+
+def test_wake(rig: Rig) -> None:
+    a, _ = rig.pair()
+    a.send_cq.wake()
+    assert a.send_cq.wait(WAIT) is False
+    assert a.send_cq.wait(1) is False
+
+
+def test_poll_takes_at_most_what_it_was_asked_for(rig: Rig) -> None:
+    a, b = rig.pair()
+    for i in range(10):
+        a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey)
+    assert a.send_cq.wait(WAIT)
+    if rig.provider == "sim":
+        rig.network.run_until_idle()
+    assert [wc.wr_id for wc in a.send_cq.poll(3)] == [0, 1, 2]
+    assert [wc.wr_id for wc in a.send_cq.poll(1)] == [3]
+    assert [wc.wr_id for wc in a.send_cq.poll(100)] == [4, 5, 6, 7, 8, 9]
+    assert a.send_cq.poll(0) == []
+
+
+def test_arm_and_fileno(rig: Rig) -> None:
+    import select
+
+    a, b = rig.pair()
+    fd = b.recv_cq.fileno()
+    assert b.recv_cq.arm() is False
+    assert select.select([fd], [], [], 0)[0] == []
+    b.qp.post_recv(1)
+    b.qp.post_recv(2)
+    a.qp.post_write_imm(1, a.region, 0, 0, 0, 0, 1)
+    completion(a.send_cq)
+    assert select.select([fd], [], [], 5)[0] == [fd]
+    assert b.recv_cq.arm() is True  # not polled yet
+    completion(b.recv_cq)
+    assert b.recv_cq.arm() is False
+    assert select.select([fd], [], [], 0)[0] == []
+    a.qp.post_write_imm(2, a.region, 0, 0, 0, 0, 2)
+    completion(a.send_cq)
+    assert select.select([fd], [], [], 5)[0] == [fd]
+
+
+# -- the end ------------------------------------------------------------------------------------------------
+def test_close_flushes_both_sides(rig: Rig) -> None:
+    a, b = rig.pair()
+    for i in range(3):
+        a.qp.post_recv(i)
+        b.qp.post_recv(10 + i)
+    a.qp.close()
+    assert [(wc.wr_id, wc.status) for wc in completions(a.recv_cq, 3)] == [(i, Status.WR_FLUSH_ERR) for i in range(3)]
+    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 3)] == [(10 + i, Status.WR_FLUSH_ERR) for i in range(3)]
+    assert b.qp.state == State.ERROR
+    with pytest.raises(QueuePairError):
+        b.qp.post_write(1, b.region, 0, 8, a.address, a.rkey)
+    with pytest.raises(QueuePairError):
+        b.qp.post_recv(1)
+    with pytest.raises(QueuePairError):
+        a.qp.post_write(1, a.region, 0, 8, b.address, b.rkey)
+    b.qp.close()
+    b.qp.close()
+
+
+def test_what_arrived_before_the_end_is_delivered(rig: Rig) -> None:
+    a, b = rig.pair()
+    for i in range(4):
+        b.qp.post_recv(i, b.region, 100 * i, 100)
+    put(a, 0, b"last words")
+    a.qp.post_send(1, a.region, 0, 10)
+    a.qp.post_write_imm(2, a.region, 0, 10, b.address + 1000, b.rkey, 5)
+    completions(a.send_cq, 2)
+    a.qp.close()
+    wcs = completions(b.recv_cq, 4)
+    assert [(wc.wr_id, wc.status) for wc in wcs] == [(0, Status.SUCCESS), (1, Status.SUCCESS), (2, Status.WR_FLUSH_ERR), (3, Status.WR_FLUSH_ERR)]
+    assert got(b, 0, 10) == got(b, 1000, 10) == b"last words"
+
+
+def test_waiting_requests_are_flushed(rig: Rig) -> None:
+    a, b = rig.pair()
+    a.qp.post_send(1, a.region, 0, 8)
+    a.qp.post_read(2, a.region, 8, 8, b.address, b.rkey)
+    assert a.send_cq.wait(2) is False
+    b.qp.close()
+    assert [(wc.wr_id, wc.status) for wc in completions(a.send_cq, 2)] == [(1, Status.WR_FLUSH_ERR), (2, Status.WR_FLUSH_ERR)]
+
+
+def test_the_end_wakes_even_without_work(rig: Rig) -> None:
+    a, b = rig.pair()
+    assert a.send_cq.wait(0) is False
+    b.qp.close()
+    assert a.send_cq.wait(WAIT) is True
+    assert a.recv_cq.wait(WAIT) is True
+    assert a.qp.state == State.ERROR
+    assert a.send_cq.wait(1) is False  # told once
+    assert a.send_cq.poll() == []
+
+
+def test_an_error_here_ends_the_peer_too(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1)
+    a.qp.post_read(1, a.region, 0, 8, b.address, 0xDEADBEEF)
+    assert completion(b.recv_cq).status == Status.WR_FLUSH_ERR
+    assert b.qp.state == State.ERROR
+
+
+def test_other_queue_pairs_go_on(rig: Rig) -> None:
+    cq = rig.other_device.create_cq()
+    pairs = []
+    for _ in range(3):
+        b = End(rig.other_device, cq=cq)
+        a = rig.end()
+        join(a, b)
+        pairs.append((a, b))
+    pairs[1][0].qp.post_read(1, pairs[1][0].region, 0, 8, 0, 0)
+    assert completion(pairs[1][0].send_cq).status == Status.REM_ACCESS_ERR
+    for a, b in (pairs[0], pairs[2]):
+        b.qp.post_recv(1)
+        a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 3)
+        assert completion(a.send_cq).ok
+        assert completion(cq).imm_data == 3
+
+
+def test_domain_close_ends_its_regions_and_queue_pairs(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.domain.close()
+    b.domain.close()
+    assert a.send_cq.wait(WAIT)
+    assert a.qp.state == State.ERROR
+    assert b.qp.state == State.ERROR
+    with pytest.raises(ClosedError):
+        b.domain.register(b.memory, ALL)
+    with pytest.raises(ClosedError):
+        b.domain.create_qp(b.send_cq, b.recv_cq)
+    assert b.region.deregister() is True
+
+
+def test_children_close_before_parents(rig: Rig) -> None:
+    a, _ = rig.pair()
+    with pytest.raises(RdmaError, match="close the queue pairs first"):
+        a.send_cq.close()
+    a.qp.close()
+    a.send_cq.close()
+    a.send_cq.close()
+    with pytest.raises(ClosedError):
+        a.send_cq.poll()
+    with pytest.raises(ClosedError):
+        a.send_cq.wait(0)
+    rig.device.close()
+    for call in (rig.device.alloc_pd, rig.device.create_cq):
+        with pytest.raises(ClosedError):
+            call()
+
+
+# -- connecting ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("address", [b"", b"x", b"KDSA", bytes(200), b"KDSA" + bytes(100), b"SIM1" + bytes(16)])
+def test_bad_addresses(rig: Rig, address: bytes) -> None:
+    for active in (True, False):
+        a = rig.end()
+        with pytest.raises(TransportError) as e:
+            a.qp.connect(address, active)
+        assert e.value.hint
+
+
+def test_connecting_twice(rig: Rig) -> None:
+    a, b = rig.pair()
+    for active in (True, False):
+        with pytest.raises(QueuePairError, match="connected before"):
+            a.qp.connect(b.qp.address, active)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+
+
+def test_an_address_is_used_once(rig: Rig) -> None:
+    a, b = rig.pair()
+    thief = rig.end()
+    with pytest.raises(TransportError):
+        thief.qp.connect(b.qp.address, True)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+
+
+def test_only_the_expected_peer_is_let_in(rig: Rig) -> None:
+    a, b, thief = rig.end(), End(rig.other_device), rig.end()
+    b.qp.connect(a.qp.address, False)
+    with pytest.raises(TransportError, match="refused"):
+        thief.qp.connect(b.qp.address, True)
+    assert thief.qp.state == State.ERROR
+    a.qp.connect(b.qp.address, True)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+
+
+def test_connecting_to_the_closed(rig: Rig) -> None:
+    a, b = rig.end(), End(rig.other_device)
+    address = b.qp.address
+    b.qp.connect(a.qp.address, False)
+    b.qp.close()
+    with pytest.raises(TransportError):
+        a.qp.connect(address, True)
+    with pytest.raises(QueuePairError):
+        b.qp.connect(a.qp.address, True)
+
+
+def test_many_pairs_at_once(rig: Rig) -> None:
+    for _ in range(40):
+        a, b = rig.pair(size=4096)
+        put(b, 0, b"hello")
+        a.qp.post_read(1, a.region, 0, 5, b.address, b.rkey)
+        assert completion(a.send_cq).ok
+        assert got(a, 0, 5) == b"hello"
+
+
+# -- the rest -----------------------------------------------------------------------------------------------
+def test_statistics(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1, b.region, 0, 100)
+    b.qp.post_recv(2)
+    a.qp.post_read(1, a.region, 0, 100, b.address, b.rkey)
+    a.qp.post_write(2, a.region, 200, 50, b.address, b.rkey)
+    a.qp.post_send(3, a.region, 200, 10)
+    a.qp.post_write_imm(4, a.region, 200, 7, b.address + 500, b.rkey, 1)
+    a.qp.post_fetch_add(5, a.region, 400, b.address + 800, b.rkey, 1)
+    completions(a.send_cq, 5)
+    completions(b.recv_cq, 2)
+    mine, theirs = rig.device.statistics(), rig.other_device.statistics()
+    assert {**mine, "wakeups": 0} == {"reads": 1, "read_bytes": 100, "writes": 2, "write_bytes": 57, "sends": 1, "receives": 0, "atomics": 1,
+                                      "wakeups": 0}
+    assert {**theirs, "wakeups": 0} == {"reads": 0, "read_bytes": 0, "writes": 0, "write_bytes": 0, "sends": 0, "receives": 2, "atomics": 0,
+                                        "wakeups": 0}
+    a.qp.close()
+    assert rig.device.statistics()["reads"] == 1
+
+
+def test_a_forked_child_refuses(rig: Rig) -> None:
+    a, b = rig.pair()
+    b.qp.post_recv(1)
+    r, w = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            failures = []
+            for name, call in {
+                "read": lambda: a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey), "recv": lambda: b.qp.post_recv(2),
+                "poll": a.send_cq.poll, "wait": lambda: a.send_cq.wait(0), "arm": a.send_cq.arm, "wake": a.send_cq.wake,
+                "register": lambda: a.domain.register(a.memory, ALL), "deregister": a.region.deregister, "alloc_pd": rig.device.alloc_pd,
+                "create_cq": rig.device.create_cq, "create_qp": lambda: a.domain.create_qp(a.send_cq, a.recv_cq),
+                "address": lambda: a.qp.address, "connect": lambda: a.qp.connect(b"", True),
+            }.items():
+                try:
+                    call()
+                    failures.append(name)
+                except RdmaError as e:
+                    if "forked" not in str(e) or "open_device" not in str(e):
+                        failures.append(f"{name}: {e}")
+            a.qp.close()
+            rig.close()
+            os.write(w, ("; ".join(failures) or "refused all").encode())
+        except BaseException as e:
+            os.write(w, repr(e).encode())
+        finally:
+            os._exit(0)
+    os.close(w)
+    with os.fdopen(r) as f:
+        assert f.read() == "refused all"
+    os.waitpid(pid, 0)
+    a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 4)  # and the parent goes on
+    assert completion(a.send_cq).ok
+    assert completion(b.recv_cq).imm_data == 4
+
+
+def test_errors_say_what_to_do(rig: Rig) -> None:
+    a, b = rig.pair(max_send_wr=1)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    for call in (lambda: a.qp.post_read(2, a.region, 0, 8, b.address, b.rkey), lambda: a.qp.connect(b.qp.address, True),
+                 lambda: a.send_cq.close(), lambda: a.domain.register(a.memory, ALL, 0, 0)):
+        with pytest.raises(KdirectError) as e:
+            call()
+        assert e.value.hint
