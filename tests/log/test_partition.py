@@ -166,6 +166,33 @@ def test_roll_tells_who_wants_to_know(open_partition, batch) -> None:
     assert p.roll() is p.head and p.roll() is p.head and len(p.segments) == 3, "an empty head is not rolled"
 
 
+def test_a_busy_partition_has_a_spare_head(open_partition, batch) -> None:
+    p = open_partition(segment_bytes=64 << 10)
+    p.append(batch())
+    assert not list(p.directory.glob("spare*"))
+    p.roll()
+    p._spare._join()
+    spare = p.directory / "spare.log.tmp"
+    inode = spare.stat().st_ino
+    assert spare.stat().st_blocks * 512 >= 64 << 10
+    p.append(batch())
+    p.roll()
+    assert p.head.path.stat().st_ino == inode, "the spare became the head"
+    p.append(batch())
+    p._spare._join()
+    p.reconfigure(LogConfig(segment_bytes=128 << 10))
+    p.roll()
+    assert p.head.mapped_length == 128 << 10, "a spare of the wrong size is not used"
+    p._spare._join()
+    p._spare._ready_at -= 60
+    p.flush_due(NOW)
+    assert not list(p.directory.glob("*.tmp")), "an idle partition gives it back"
+    p.append(batch())
+    p.roll()
+    p.close()
+    assert not list(p.directory.glob("*.tmp"))
+
+
 def test_a_batch_larger_than_a_segment_is_refused(open_partition, batch) -> None:
     p = open_partition(segment_bytes=8192)
     assert p.append(batch(value_bytes=10_000)).error == 18

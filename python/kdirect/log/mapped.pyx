@@ -32,6 +32,17 @@ cdef extern from "<fcntl.h>" nogil:
     int FALLOC_FL_PUNCH_HOLE
     int fallocate(int fd, int mode, int64_t offset, int64_t length)
 
+cdef extern from "<sys/mman.h>" nogil:
+    """
+    #ifndef MADV_POPULATE_READ
+    #define MADV_POPULATE_READ 22
+    #define MADV_POPULATE_WRITE 23
+    #endif
+    """
+    int MADV_POPULATE_READ
+    int MADV_POPULATE_WRITE
+    int madvise(void* address, size_t length, int advice)
+
 cdef extern from "wire.h" nogil:
     uint32_t kd_get32(const uint8_t* p)
     uint64_t kd_get64(const uint8_t* p)
@@ -70,6 +81,15 @@ cdef class Mapping:
         if mprotect(<void*> <uintptr_t> self.address, self.length, PROT_READ | PROT_WRITE) != 0:
             raise LogError(f"cannot make a mapped segment writable ({os.strerror(errno)})", hint="check the file's permissions")
         self.writable = True
+
+    def populate(self, bint dirty):
+        """Fault all pages in; with `dirty`, for writing (the next fsync of the file writes them all).  Best effort: kernels
+        before 5.14 cannot."""
+        cdef void* p = <void*> <uintptr_t> self.address
+        cdef int advice = MADV_POPULATE_WRITE if dirty and self.writable else MADV_POPULATE_READ
+        if p != NULL:
+            with nogil:
+                madvise(p, self.length, advice)
 
     def unmap(self):
         cdef void* p = <void*> <uintptr_t> self.address

@@ -36,9 +36,10 @@ from typing import TypeAlias
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import NEVER, LogConfig
+from kdirect.log.head import SPARE_WITHIN_S, PreparedHead, SpareHead, reopen_as_head
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
 from kdirect.log.mapped import MappedBytes, copy_bytes, find_batch, first_timestamp
-from kdirect.log.segment import PreparedHead, Segment, reopen_as_head
+from kdirect.log.segment import Segment
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -86,6 +87,8 @@ class Partition:
         self._roll_lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._lock = threading.RLock()
+        self._spare = SpareHead(directory)
+        self._head_since = float("-inf")  # monotonic time at which the present head was opened
         self._flushes = 0
         self._rolls = 0
 
@@ -221,8 +224,7 @@ class Partition:
             raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")
 
     def _prepare(self) -> PreparedHead:
-        config = self.config
-        return PreparedHead(self.directory, config.segment_bytes, config.offset_index_bytes, config.time_index_bytes)
+        return self._spare.take(self.config) or PreparedHead(self.directory, self.config)
 
     def _open_head(self, min_bytes: int, now_ms: int) -> Segment:
         """Make the dormant active segment the head, or, when it has no room, put a new segment behind it."""
@@ -231,7 +233,7 @@ class Partition:
         config = self.config
         kernel = self.kernel
         if not old.sealed and old.size + min_bytes <= config.segment_bytes:
-            new = reopen_as_head(old, config.segment_bytes, config.offset_index_bytes, config.time_index_bytes)
+            new = reopen_as_head(old, config)
             with self._lock:
                 new.become_head(kernel, config.segment_bytes, now_ms, first_timestamp=first_timestamp(new.address, new.size))
                 self._segments = (*self._segments[:-1], new)
@@ -244,6 +246,7 @@ class Partition:
                 new = self._publish(prepared, now_ms)
             old.mark_sealed()
         self._directory_dirty = True
+        self._head_since = time.monotonic()
         self._tell(old, new)
         return new
 
@@ -274,6 +277,10 @@ class Partition:
                 self.kernel.thaw(thaw)
             raise
         self._rolls += 1
+        now = time.monotonic()
+        if now - self._head_since < SPARE_WITHIN_S:
+            self._spare.start(self.config)
+        self._head_since = now
         self._tell(old, new)
         return new
 
@@ -475,6 +482,11 @@ class Partition:
     def flush_due(self, now_ms: int) -> bool:
         """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on disk yet; whether it
         did."""
+        if self._roll_lock.acquire(blocking=False):
+            try:
+                self._spare.give_back(unused_for_s=SPARE_WITHIN_S)
+            finally:
+                self._roll_lock.release()
         unflushed = self.unflushed_messages
         if unflushed > 0 and (unflushed >= self.config.flush_messages or now_ms - self._last_flush_ms >= self.config.flush_ms):
             self.flush()
@@ -598,6 +610,7 @@ class Partition:
             if self._closed:
                 return
             self._closed = True
+            self._spare.give_back()
             active = self._segments[-1]
             try:
                 if active.is_head:

@@ -239,7 +239,8 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     size, found_end = _end_of(segment, length) if length else (0, base)
     if found_end != end_offset and not _is_zero_length(segment, size, length):
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
-        log.error("%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset)
+        log.error("%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end,
+                  end_offset)
         size, found_end = length, end_offset
     segment = Segment(directory, base, size=size, end_offset=found_end, sealed=True)
     segment.file_length = length

@@ -1,6 +1,7 @@
 """Segments: one file of record batches with its two indexes.
 
-Law of the room: here alone are segment files created, mapped, lengthened, shortened and unlinked.
+Law of the room: here (and, for the files of a new head, in `kdirect.log.head`) alone are segment files created,
+mapped, lengthened, shortened and unlinked.
 
 - The active segment is preallocated whole (never sparse: a full disk must show as ENOSPC, not as a bus
   error on first touch) and mapped shared and writable once; the commit kernel writes through that mapping.
@@ -16,7 +17,6 @@ Positions are bytes from the start of the file; a batch lies in [position, posit
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -24,8 +24,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
 
-from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError, StorageFullError
-from kdirect.log.config import whole_pages
+from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import Mapping, find_batch, find_timestamp, punch_hole, whole_batches
@@ -36,37 +35,11 @@ LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def file_name(base_offset: int, suffix: str) -> str:
     """Kafka's name: the base offset in twenty digits."""
     return f"{base_offset:020d}{suffix}"
-
-
-def storage_full(directory: Path, need_bytes: int, cause: OSError) -> StorageFullError:
-    """What to raise when files of `need_bytes` cannot be allocated in `directory`."""
-    try:
-        stat = os.statvfs(directory)
-        free = f"{stat.f_bavail * stat.f_frsize} bytes are free"
-    except OSError:
-        free = "free space is unknown"
-    return StorageFullError(
-        f"no space in {directory} for {need_bytes} bytes of a new segment ({os.strerror(cause.errno or 0)}; {free})",
-        hint="free space, lower log.segment.bytes or retention, or put log.dirs on a larger file system",
-    )
-
-
-def allocate(path: Path, length: int) -> int:
-    """Create `path` with `length` real bytes (`posix_fallocate`); the descriptor.  OSError leaves no file."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        os.posix_fallocate(fd, 0, length)
-    except OSError:
-        os.close(fd)
-        path.unlink(missing_ok=True)
-        raise
-    return fd
 
 
 class _IdleMappings:
@@ -297,6 +270,14 @@ class Segment:
 
     # -- head -----------------------------------------------------------------------------------------------
 
+    def adopt(self, mapping: Mapping, fd: int) -> None:
+        """Take a writable mapping of the whole file, and its descriptor, that were made before the file had its name."""
+        with self._lock:
+            assert self._mapping is None
+            self._mapping = mapping
+            self.fd = fd
+            self.file_length = mapping.length
+
     def become_head(self, kernel: CommitKernel, segment_bytes: int, created_ms: int, *, first_timestamp: int = -1) -> None:
         """Hand the mapped, preallocated file to the kernel, with the reference that `PreparedHead.publish` or
         `reopen_as_head` took; the kernel holds it until `seal`."""
@@ -446,68 +427,3 @@ class Segment:
                 path.unlink(missing_ok=True)
             if self._references == 0:
                 self._unmap()
-
-
-class PreparedHead:
-    """Files of a head to come, allocated under temporary names, so that a full disk is noticed before the old head
-    is sealed.  `publish` names them; `discard` removes them."""
-
-    def __init__(self, directory: Path, segment_bytes: int, offset_index_bytes: int, time_index_bytes: int) -> None:
-        self.directory = directory
-        self._lengths = dict(zip(SUFFIXES, (segment_bytes, offset_index_bytes, time_index_bytes), strict=True))
-        try:
-            for suffix, length in self._lengths.items():
-                os.close(allocate(self._temporary(suffix), length))
-        except OSError as e:
-            self.discard()
-            if e.errno in _FULL:
-                raise storage_full(directory, sum(self._lengths.values()), e) from e
-            raise LogError(f"cannot create a segment in {directory}: {e}", hint="check that the directory exists and is writable") from e
-
-    def _temporary(self, suffix: str) -> Path:
-        return self.directory / f"head{suffix}{TEMPORARY_SUFFIX}"
-
-    def publish(self, base_offset: int) -> Segment:
-        """Give the files their names; an acquired Segment, not yet known to the kernel."""
-        for suffix in reversed(SUFFIXES):  # the log last: an index without a log is swept away, a log without an index rebuilt
-            os.rename(self._temporary(suffix), self.directory / file_name(base_offset, suffix))
-        segment = Segment(self.directory, base_offset)
-        segment.acquire()
-        segment.map(writable=True)
-        segment.offset_index.extend(self._lengths[OffsetIndex.suffix], empty=True)
-        segment.time_index.extend(self._lengths[TimeIndex.suffix], empty=True)
-        return segment
-
-    def discard(self) -> None:
-        for suffix in self._lengths:
-            self._temporary(suffix).unlink(missing_ok=True)
-
-
-def reopen_as_head(old: Segment, segment_bytes: int, offset_index_bytes: int, time_index_bytes: int) -> Segment:
-    """Preallocate the last segment's file again; a new, acquired Segment for it.  `old` is untouched (supersede it after
-    the new one is published).  StorageFullError leaves the file as it was."""
-    new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset)
-    length = max(segment_bytes, whole_pages(old.size))
-    paths = (old.path, new.offset_index.path, new.time_index.path)
-    before = {path: path.stat().st_size for path in paths if path.exists()}
-    fd = os.open(old.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.posix_fallocate(fd, 0, length)
-        new.offset_index.extend(offset_index_bytes)
-        new.time_index.extend(time_index_bytes)
-    except OSError as e:
-        new.offset_index.close()
-        new.time_index.close()
-        for path in paths:
-            if path in before:
-                os.truncate(path, before[path])
-            else:
-                path.unlink(missing_ok=True)
-        if e.errno in _FULL:
-            raise storage_full(old.directory, length - before[old.path] + offset_index_bytes + time_index_bytes, e) from e
-        raise LogError(f"cannot allocate {old.path}: {e}", hint="check the file's permissions") from e
-    finally:
-        os.close(fd)
-    new.acquire()
-    new.map(writable=True)
-    return new
