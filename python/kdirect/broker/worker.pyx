@@ -522,50 +522,81 @@ cdef class ProduceWorker:
             except Exception:
                 log.exception("callback of the produce worker failed")
 
+    cdef int c_step(self) noexcept nogil:
+        """Work off one batch of completions, if there are any: commit, sync, acknowledge.  How many, or below 0 when the queue overran."""
+        cdef work_completion wcs[BATCH]
+        cdef int64_t now_ms
+        cdef int i, n
+        cdef bint sync = False
+        cdef grant_t* g
+        n = self._recv_cq.c_poll(wcs, BATCH)
+        if n <= 0:
+            return n
+        now_ms = _now_ns(CLOCK_REALTIME) // 1000000
+        pthread_mutex_lock(&self._lock)
+        self._completions += n
+        for i in range(n):
+            self._take(&wcs[i], now_ms)
+        for i in range(self._touched_count):
+            g = self._table[self._touched[i]]
+            if g != NULL and g.unsynced:
+                sync = True
+        if sync:
+            pthread_mutex_unlock(&self._lock)
+            with gil:
+                self._sync_dirty()
+            pthread_mutex_lock(&self._lock)
+        self._flush_acks()
+        self._drain_sends()
+        if self._backlog:
+            self._flush_backlog()
+        pthread_mutex_unlock(&self._lock)
+        return n
+
+    cdef void c_tend_sends(self) noexcept nogil:
+        """Take completions of acknowledgements, and post those that waited for room."""
+        if self._outstanding or self._backlog:
+            pthread_mutex_lock(&self._lock)
+            self._drain_sends()
+            self._flush_backlog()
+            pthread_mutex_unlock(&self._lock)
+
+    cdef bint _has_news(self) noexcept nogil:
+        return self._cut_count > 0 or self._retired_count > 0 or self._appended_count > 0
+
+    def step(self):
+        """One batch without waiting, for a caller that has its own loop (a simulator).  The number of completions."""
+        cdef int n
+        with nogil:
+            n = self.c_step()
+            self.c_tend_sends()
+        if self._has_news():
+            self._report()
+        return n
+
     def run(self):
         """The worker thread's body; returns after `stop`."""
-        cdef work_completion wcs[BATCH]
-        cdef int i, n, sync
-        cdef int64_t now, spin_until = 0, now_ms
-        cdef grant_t* g
+        cdef int n = 0
+        cdef int64_t now, spin_until
         while not self._stopping:
+            spin_until = 0
             with nogil:
-                while True:
-                    n = self._recv_cq.c_poll(wcs, BATCH)
+                while not self._stopping:
+                    n = self.c_step()
                     if n > 0:
-                        now_ms = _now_ns(CLOCK_REALTIME) // 1000000
-                        pthread_mutex_lock(&self._lock)
-                        self._completions += n
-                        sync = 0
-                        for i in range(n):
-                            self._take(&wcs[i], now_ms)
-                        for i in range(self._touched_count):
-                            g = self._table[self._touched[i]]
-                            if g != NULL and g.unsynced:
-                                sync = 1
-                        if sync:
-                            pthread_mutex_unlock(&self._lock)
-                            with gil:
-                                self._sync_dirty()
-                            pthread_mutex_lock(&self._lock)
-                        self._flush_acks()
-                        self._drain_sends()
-                        if self._backlog:
-                            self._flush_backlog()
-                        pthread_mutex_unlock(&self._lock)
                         spin_until = 0
-                        if self._cut_count or self._retired_count or self._appended_count:
+                    elif n < 0:
+                        break
+                    else:
+                        now = _now_ns(CLOCK_MONOTONIC)
+                        if spin_until == 0:
+                            spin_until = now + self._spin_ns
+                        elif now >= spin_until:
                             break
-                        continue
-                    if n < 0 or self._stopping:
+                        kd_cpu_relax()
+                    if self._has_news():
                         break
-                    now = _now_ns(CLOCK_MONOTONIC)
-                    if spin_until == 0:
-                        spin_until = now + self._spin_ns
-                    elif now >= spin_until:
-                        break
-                    kd_cpu_relax()
-            if self._cut_count or self._retired_count or self._appended_count:
+            if self._has_news():
                 self._report()
                 continue
             if n < 0:
@@ -575,13 +606,8 @@ cdef class ProduceWorker:
             self._sleeps += 1
             # While acknowledgements are under way their completions must be taken too, so look in now and then.
             self._recv_cq.wait(10 if self._outstanding or self._backlog else -1, 0)
-            spin_until = 0
-            if self._outstanding or self._backlog:
-                with nogil:
-                    pthread_mutex_lock(&self._lock)
-                    self._drain_sends()
-                    self._flush_backlog()
-                    pthread_mutex_unlock(&self._lock)
+            with nogil:
+                self.c_tend_sends()
 
     def stop(self):
         """Ask `run` to return."""

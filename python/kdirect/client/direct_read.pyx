@@ -15,6 +15,7 @@ One thread at a time per queue pair: callers hold their channel's lock.
 from libc.errno cimport ENOMEM
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memmove
+from posix.unistd cimport usleep
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from kdirect.format.batch cimport batch_info, parse_batch_header
@@ -32,11 +33,11 @@ cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
 
 cdef enum:
-    TORN_RETRIES = 100000      # a slot update takes about 20 ns; a guard that never matches is a broken broker
+    TORN_SPINS = 1000          # an update takes about 20 ns, but its thread may lose the processor halfway: then sleep between READs
+    TORN_SLEEP_US = 50
     READ_FAILED = -1
     READ_TIMED_OUT = -2
     SLOT_TORN = -3
-    SLOT_REGRESSED = -4
     FIRST_BUFFER_BYTES = 65536
 
 cdef int64_t READ_TIMEOUT_NS = 30 * 1000000000
@@ -128,9 +129,11 @@ cdef class SlotTable:
     cdef int _end                  # slots [0, _end) are read
     cdef bytearray _active         # by index: 1 when a file of ours is there
     cdef uint8_t* _active_p
+    cdef int64_t _torn_timeout_ns
     cdef readonly uint64_t reads, read_bytes, torn
 
-    def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, uint64_t remote_address, uint32_t rkey, int slot_count):
+    def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, uint64_t remote_address, uint32_t rkey, int slot_count, *,
+                 int torn_timeout_ms=10000):
         if slot_count < 1 or region.length < <uint64_t> slot_count * SLOT_BYTES:
             raise ProtocolError(f"the broker announced {slot_count} metadata slots", hint="broker and client are of different versions")
         self._qp = qp
@@ -139,6 +142,7 @@ cdef class SlotTable:
         self._remote_address = remote_address
         self._rkey = rkey
         self.slot_count = slot_count
+        self._torn_timeout_ns = torn_timeout_ms * <int64_t> 1000000
         self._active = bytearray(slot_count)
         self._active_p = <uint8_t*> self._active
 
@@ -158,6 +162,7 @@ cdef class SlotTable:
     cdef int c_refresh(self, uint32_t* status) noexcept nogil:
         cdef int i, rc
         cdef int tries = 0
+        cdef int64_t deadline = 0
         cdef bint torn
         cdef const uint8_t* p
         if self._end == 0:
@@ -180,8 +185,12 @@ cdef class SlotTable:
                 return 0
             self.torn += 1
             tries += 1
-            if tries > TORN_RETRIES:
-                return SLOT_TORN
+            if tries > TORN_SPINS:
+                if deadline == 0:
+                    deadline = _now_ns() + self._torn_timeout_ns
+                elif _now_ns() > deadline:
+                    return SLOT_TORN
+                usleep(TORN_SLEEP_US)
 
     cpdef refresh(self):
         """READ every active slot; torn ones are read again.  Raises QueuePairError when access has ended."""
@@ -190,7 +199,8 @@ cdef class SlotTable:
         with nogil:
             rc = self.c_refresh(&status)
         if rc == SLOT_TORN:
-            raise ProtocolError("a metadata slot's guard never matches", hint="broker and client are of different versions")
+            raise ProtocolError(f"a metadata slot's guard did not match for {self._torn_timeout_ns // 1000000} ms",
+                                hint="the broker was stopped in the middle of an update, or is of another version")
         if rc != 0:
             _raise_read(rc, status, "READ of metadata slots")
 

@@ -1,0 +1,209 @@
+"""The consumer's slots over real memory, without a broker: torn READs, bounds, moves (KafkaDirect §4.4.2)."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import pytest
+
+from kdirect.client.direct_read import FileStream, SlotTable
+from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError
+from kdirect.format import layout
+from kdirect.format.batch import crc32c
+from kdirect.format.codec import encode_records
+from kdirect.rdma import open_device
+from kdirect.rdma.contract import Access, Memory
+
+
+def slot(*, flags=layout.SLOT_FLAG_ASSIGNED, file_id=1, base=0, readable=0, watermark=0, updates=0):
+    body = struct.pack("<HHqqqqqiIq", flags, file_id, base, readable, watermark, readable, watermark, 0, updates, 0)
+    return struct.pack("<I", crc32c(body)) + body
+
+
+class Ends:
+    """Two queue pairs of one device: `far` owns slots and a file, `near` reads them."""
+
+    def __init__(self):
+        self.device = open_device("shm", shared=False)
+        self.far_pd, self.near_pd = self.device.alloc_pd(), self.device.alloc_pd()
+        self.cqs = [self.device.create_cq(64) for _ in range(4)]
+        self.far = self.far_pd.create_qp(self.cqs[0], self.cqs[1])
+        self.near = self.near_pd.create_qp(self.cqs[2], self.cqs[3])
+        self.far.connect(self.near.address, active=False)
+        self.near.connect(self.far.address, active=True)
+        self.slots = Memory.anonymous(4 * layout.SLOT_BYTES)
+        self.slots_region = self.far_pd.register(self.slots, Access.REMOTE_READ)
+        self.file = Memory.anonymous(1 << 20)
+        self.file_region = self.far_pd.register(self.file, Access.REMOTE_READ)
+
+    def local(self, n):
+        return self.near_pd.register(Memory.anonymous(n), Access.LOCAL_WRITE)
+
+    def table(self, **settings):
+        local = self.local(4 * layout.SLOT_BYTES)
+        return SlotTable(self.near, self.cqs[2], local, self.slots_region.address, self.slots_region.rkey, 4, **settings)
+
+    def stream(self, **settings):
+        return FileStream("t-0", self.near, self.cqs[2], self.local, **settings)
+
+    def put(self, index, data):
+        memoryview(self.slots)[index * layout.SLOT_BYTES : (index + 1) * layout.SLOT_BYTES] = data
+
+    def close(self):
+        self.near.close()
+        self.far.close()
+        self.near_pd.close()
+        self.far_pd.close()
+        for cq in self.cqs:
+            cq.close()
+        self.device.close()
+
+
+@pytest.fixture
+def ends():
+    e = Ends()
+    yield e
+    e.close()
+
+
+def test_a_torn_slot_is_read_again_until_its_guard_matches(ends):
+    table = ends.table()
+    table.activate(1)
+    whole = slot(readable=100, watermark=7)
+    ends.put(1, whole[:20] + b"\xee" * 8 + whole[28:])  # half of an update
+
+    def finish():
+        time.sleep(0.02)
+        ends.put(1, whole)
+
+    thread = threading.Thread(target=finish)
+    thread.start()
+    table.refresh()
+    thread.join()
+    assert table.torn > 0
+    assert table.get(1)["high_watermark"] == 7
+
+
+def test_a_guard_that_never_matches_is_an_error_and_not_a_hang(ends):
+    table = ends.table(torn_timeout_ms=100)
+    table.activate(0)
+    ends.put(0, b"\x01" * layout.SLOT_BYTES)
+    with pytest.raises(ProtocolError, match="guard"):
+        table.refresh()
+
+
+def test_slots_of_others_are_not_looked_at(ends):
+    table = ends.table()
+    ends.put(0, b"\x01" * layout.SLOT_BYTES)  # free: never checked
+    ends.put(2, slot(readable=5))
+    table.activate(2)
+    table.refresh()
+    assert table.read_bytes == 3 * layout.SLOT_BYTES  # the smallest region from the start that holds what is active
+    table.deactivate(2)
+    table.refresh()
+    assert table.reads == 1
+
+
+def test_slot_updates_under_a_reader_are_never_seen_halfway(ends):
+    """A writer that tears every update on purpose, a reader that refreshes all the while."""
+    table = ends.table()
+    table.activate(0)
+    ends.put(0, slot())
+    stop = threading.Event()
+
+    def write():
+        n = 0
+        while not stop.is_set():
+            n += 1
+            new = slot(readable=n, watermark=n * 3, updates=n)
+            view = memoryview(ends.slots)
+            for at in range(0, layout.SLOT_BYTES, 8):  # eight stores, in an order of its own
+                i = (at * 5 + 16) % layout.SLOT_BYTES
+                view[i : i + 8] = new[i : i + 8]
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        last = 0
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            table.refresh()
+            seen = table.get(0)
+            assert seen["high_watermark"] == 3 * seen["last_readable_position"] == 3 * seen["update_count"]
+            assert seen["update_count"] >= last
+            last = seen["update_count"]
+    finally:
+        stop.set()
+        thread.join()
+    assert last > 100
+
+
+@pytest.mark.parametrize(("readable", "message"), [(50, "moved from 100 to 50"), ((1 << 20) + 1, "moved from 100 to 1048577")])
+def test_a_position_that_cannot_be_is_refused(ends, readable, message):
+    table = ends.table()
+    table.activate(0)
+    ends.put(0, slot(readable=100))
+    stream = ends.stream()
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 100, False)
+    table.refresh()
+    stream.take_slot(table, 0, False)
+    ends.put(0, slot(readable=readable))
+    table.refresh()
+    with pytest.raises(ProtocolError, match=message):
+        stream.take_slot(table, 0, False)
+
+
+@pytest.mark.parametrize("arguments", [(0, 10, 5), (-1, 0, 0), (10, 0, 11), (10, 12, 12)])
+def test_a_grant_that_cannot_be_is_refused(ends, arguments):
+    with pytest.raises(ProtocolError, match="granted positions"):
+        ends.stream().open(1, 0, 0, *arguments, False)
+
+
+def test_a_slot_of_another_file_ends_access(ends):
+    table = ends.table()
+    table.activate(0)
+    ends.put(0, slot(file_id=9))
+    stream = ends.stream()
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    assert stream.advance(table, 0, False) == 2
+    assert stream.revoked
+
+
+def test_reads_stop_at_the_last_readable_position_and_keep_partial_batches(ends):
+    batches = b"".join(encode_records([(None, b"v" * n, [], 1)]) for n in (10, 5000, 3, 4000))
+    memoryview(ends.file)[: len(batches)] = batches
+    stream = ends.stream(min_read_bytes=512, max_read_bytes=512, buffer_bytes=1024)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(batches), True)
+    out = b""
+    while stream.unread or stream.buffered:
+        if stream.fill() == 0:
+            pass
+        data = stream.bytes()
+        while len(data) >= 12 and len(data) >= 12 + int.from_bytes(data[8:12], "big"):
+            n = 12 + int.from_bytes(data[8:12], "big")
+            out += data[:n]
+            stream.consume(n)
+            data = data[n:]
+    assert out == batches
+    assert stream.read_bytes == len(batches)
+
+
+def test_a_batch_over_the_limit_is_told_before_memory_is_taken(ends):
+    memoryview(ends.file)[:12] = struct.pack(">qi", 0, 100 << 20)
+    stream = ends.stream(max_batch_bytes=1 << 20)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 1 << 20, True)
+    stream.fill()
+    with pytest.raises(CorruptBatchError, match=r"t-0: a record batch of 104857612 bytes at position 0.*max\.batch\.bytes"):
+        stream.fill()
+    assert stream.buffer_bytes <= 1 << 20
+
+
+def test_a_revoked_key_is_an_error_that_names_the_reading(ends):
+    stream = ends.stream()
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 4096, False)
+    assert stream.fill() == 2048
+    ends.file_region.deregister()
+    with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
+        stream.fill()
