@@ -14,6 +14,7 @@ from confluent_kafka import admin as confluent_admin
 from kafka.admin import KafkaAdminClient, NewTopic
 
 import kdirect
+from kdirect.format.batch import iterate_batches
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 
@@ -99,6 +100,9 @@ def test_kcat(broker):
     for codec in CODECS:
         kcat("-P", "-t", codec, "-K", ":", *(() if codec == "none" else ("-z", codec)), stdin="".join(f"k:{i}\n" for i in range(100)))
         assert kcat("-C", "-t", codec, "-e", "-q", "-f", "%o %k %s\n") == "".join(f"{i} k {i}\n" for i in range(100))
+        # librdkafka before 2.11.1 compresses only if it finds Produce version 0 on offer.
+        stored = broker.server.logs.partitions[kdirect.TopicPartition(codec, 0)].read(0, 1 << 20)
+        assert codec in {b.compression for data in stored for b in iterate_batches(data)}
     assert '"none" with 1 partitions' in kcat("-L")
     assert kcat("-C", "-t", "none", "-o", "-3", "-e", "-q") == "97\n98\n99\n"
     assert kcat("-Q", "-t", "none:0:-1").split()[-1] == "100"

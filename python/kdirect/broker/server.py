@@ -28,11 +28,13 @@ from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.offsets import OffsetStore
-from kdirect.broker.topics import Registry, Topic
+from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
 from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, KdirectError, ProtocolError
+from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -137,9 +139,11 @@ class BrokerServer:
 
     async def _listen(self, index: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
+        # Every address: both families, but with port 0 they would get two ports.
+        host = listener.host or (None if listener.port else "0.0.0.0")
         try:
             server = await loop.create_server(
-                lambda: Connection(self, index), listener.host or None, listener.port, backlog=self.config["socket.listen.backlog.size"]
+                lambda: Connection(self, index), host, listener.port, backlog=self.config["socket.listen.backlog.size"]
             )
         except OSError as e:
             raise BrokerUnavailableError(
@@ -201,7 +205,7 @@ class BrokerServer:
             return chosen.host, chosen.port or self.bound[connection.listener][2]
         listener, host, port = self.bound[connection.listener]
         if listener.host in ("", "0.0.0.0", "::"):
-            return connection.local[0] or host, port
+            return connection.local[0].removeprefix("::ffff:") or host, port
         return listener.host, port
 
     @property
@@ -270,6 +274,10 @@ class BrokerServer:
         return [head, answer.encode(version=header.api_version)]
 
     def _handle_access(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        if header.api_key == layout.API_GET_PRODUCE_ACCESS and request.topic in INTERNAL_TOPICS:
+            return build(
+                p.GetProduceAccessResponse, error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, error_message="the topic is the broker's own"
+            )  # fmt: skip
         connection.used_access = True
         return self.access.handle(connection, request)
 
@@ -318,7 +326,8 @@ class BrokerServer:
 
     async def _flush_due(self) -> None:
         flushed = await self._maintain(self.logs.flush_due, time.time_ns() // 1_000_000)
-        timed = self.config["log.flush.interval.ms"] is not None or any("flush.ms" in t.configs for t in self.topics)
+        names = {"flush.ms", "flush.messages", "log.flush.interval.ms", "log.flush.interval.messages"}
+        timed = bool(names & self.config.given) or any(names & t.configs.keys() for t in self.topics)
         # Without a promised time, an idle log is looked at less often.
         self._flush_backoff = 1 if flushed or timed else IDLE_BACKOFF
 

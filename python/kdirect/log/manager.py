@@ -206,8 +206,9 @@ class LogManager:
             if topic_id is None:
                 topic_id = self.topic_id(topic_partition.topic)
             held = dict.fromkeys(self.log_dirs, 0)
-            for partition in self.partitions.values():
-                held[partition.directory.parent] += 1
+            if len(held) > 1:  # counting all partitions for each new one makes a large topic quadratic
+                for partition in self.partitions.values():
+                    held[partition.directory.parent] += 1
             parent = min(self.log_dirs, key=lambda d: held[d])
             directory = parent / str(topic_partition)
             try:
