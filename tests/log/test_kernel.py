@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import mmap
 import os
 import random
@@ -12,6 +13,8 @@ import time
 from collections.abc import Callable
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from kdirect.errors import LogError
 from kdirect.format import layout
@@ -136,6 +139,34 @@ def test_bad_requests_leave_no_trace(batch, head, what, damage, error, second) -
     assert (r.error, r.base_offset, r.end_position) == (error, -1, len(good))
     assert h.map[:] == before and h.kernel.view() == view, "the tail is zeros again"
     assert h.kernel.append(good, NOW).base_offset == 2
+
+
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_mutated_requests_are_committed_or_refused_and_nothing_else(batch, head, data) -> None:
+    """Any bytes: committed whole with consecutive offsets, or refused with one of the kernel's codes and no trace."""
+    h = head(1 << 14)
+    good = data.draw(st.sampled_from([batch(timestamp_ms=NOW), batch(3, value_bytes=0, timestamp_ms=NOW), sequence_batch(batch, 0, 2)]))
+    request = bytearray(good * data.draw(st.integers(1, 3)))
+    for _ in range(data.draw(st.integers(0, 3))):
+        at = data.draw(st.integers(0, min(len(request) - 1, 80)))
+        request[at] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):
+        request[17:21] = struct.pack(">I", crc32c(bytes(request[21 : len(good)])))
+    request = bytes(request[: data.draw(st.integers(0, len(request)))] if data.draw(st.booleans()) else request)
+    before, view = h.map[:], h.kernel.view()
+    if data.draw(st.booleans()):
+        r = h.kernel.append(request, NOW)
+    else:
+        h.put(h.kernel.end_position, request)
+        r = h.kernel.commit(h.kernel.end_position, len(request), NOW)
+    if r.error:
+        assert r.error in (CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, FENCED, INVALID, NO_SPACE)
+        assert h.kernel.view() == view and h.map[:] == before
+    else:
+        infos = list(iterate_batches(h.bytes))
+        assert infos[0].base_offset == 0 and infos[-1].next_offset == h.kernel.log_end_offset == r.last_offset + 1
+        assert all(a.next_offset == b.base_offset for a, b in itertools.pairwise(infos))
 
 
 def test_sizes_are_bounded(batch, head) -> None:

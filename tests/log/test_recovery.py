@@ -403,11 +403,14 @@ def test_below_the_recovery_point_only_frames_are_looked_at(open_partition, batc
     (directory / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 20\n")
     with reopen(directory) as m:
         assert m.partitions[TP].log_end_offset == 20, "synced records behind a flipped bit are kept; readers check CRCs"
+    assert (directory / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 0 20\n"
     content[5 * size + 16] = 9
     path.write_bytes(content)
     (directory / ".kafka_cleanshutdown").unlink()
     with reopen(directory) as m:
         assert m.partitions[TP].log_end_offset == 5 and "below its recovery point" in caplog.text
+        point = (directory / "recovery-point-offset-checkpoint").read_text()
+        assert point == "0\n1\nt 0 5\n", "it must not vouch for the records to come"
 
 
 def test_indexes_are_rebuilt_as_they_were(open_partition, batch, tmp_path) -> None:

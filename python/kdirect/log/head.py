@@ -30,6 +30,8 @@ log = logging.getLogger("kdirect.log")
 SPARE_WITHIN_S = 10.0
 # A spare may take one part in so many of the free space.
 SPARE_SHARE = 8
+# How much of a spare is faulted in before the thread looks whether it is wanted already.
+POPULATE_BYTES = 1 << 20
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -90,12 +92,16 @@ class PreparedHead:
     def _temporary(self, suffix: str) -> Path:
         return self.directory / f"{self.name}{suffix}{TEMPORARY_SUFFIX}"
 
-    def populate(self) -> None:
-        """Fault every page in, so that the first writes do not have to.  Where the log is synced as it grows the pages
+    def populate(self, stop: threading.Event) -> None:
+        """Fault the pages in, until `stop`, so that the first writes do not have to.  Where the log is synced as it grows the pages
         stay clean, or the first sync would write the whole file."""
         assert self._mapping is not None
         config = self.config
-        self._mapping.populate(not config.flush_before_ack and config.flush_messages == config.flush_ms == NEVER)
+        dirty = not config.flush_before_ack and config.flush_messages == config.flush_ms == NEVER
+        for position in range(0, self._mapping.length, POPULATE_BYTES):
+            if stop.is_set():
+                break
+            self._mapping.populate(position, POPULATE_BYTES, dirty=dirty)
 
     def publish(self, base_offset: int) -> Segment:
         """Give the files their names; an acquired Segment, not yet known to the kernel."""
@@ -130,6 +136,7 @@ class SpareHead:
         self._directory = directory
         self._thread: threading.Thread | None = None
         self._prepared: PreparedHead | None = None
+        self._wanted = threading.Event()
         self._ready_at = 0.0
 
     def start(self, config: LogConfig) -> None:
@@ -142,6 +149,7 @@ class SpareHead:
             return
         if config.segment_bytes * SPARE_SHARE > stat.f_bavail * stat.f_frsize:
             return
+        self._wanted.clear()
         self._thread = threading.Thread(target=self._prepare, args=(config,), name="kdirect-spare-head", daemon=True)
         self._thread.start()
 
@@ -149,14 +157,14 @@ class SpareHead:
         prepared = None
         try:
             prepared = PreparedHead(self._directory, config, name="spare")
-            prepared.populate()
+            prepared.populate(self._wanted)
         except (KdirectError, OSError) as e:
             log.debug("no spare head in %s: %s", self._directory, e)
         self._ready_at = time.monotonic()
         self._prepared = prepared
 
     def take(self, config: LogConfig) -> PreparedHead | None:
-        """The spare, if there is one for these sizes; waits for one that is being made."""
+        """The spare, if there is one for these sizes; one that is being made is taken as soon as its files exist."""
         self._join()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.config != config:
@@ -175,6 +183,7 @@ class SpareHead:
 
     def _join(self) -> None:
         if self._thread is not None:
+            self._wanted.set()
             self._thread.join()
             self._thread = None
 

@@ -69,8 +69,10 @@ class LogManager:
                 for directory in self.log_dirs:
                     self._lock_directory(directory)
                 self._check_identity()
-                for directory in self.log_dirs:
-                    self._load_directory(directory)
+                clean = [self._load_directory(directory) for directory in self.log_dirs]
+                if not all(clean):
+                    # A recovery point above what was recovered would vouch for records to come.
+                    self.checkpoint()
             except BaseException:
                 for partition in self.partitions.values():
                     partition.close(clean=False)
@@ -127,7 +129,8 @@ class LogManager:
                     "version": "1", "cluster.id": self.cluster_id, "node.id": str(self.node_id),
                     "directory.id": checkpoint.encode_id(uuid.uuid4())})
 
-    def _load_directory(self, directory: Path) -> None:
+    def _load_directory(self, directory: Path) -> bool:
+        """Load what is there; whether the broker before had closed it cleanly."""
         marker = directory / checkpoint.CLEAN_SHUTDOWN
         clean = marker.exists()
         recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
@@ -163,6 +166,7 @@ class LogManager:
             checkpoint.sync_directory(directory)
         if loaded:
             log.info("loaded %d partitions from %s after %s", loaded, directory, "a clean shutdown" if clean else "a crash")
+        return clean
 
     def close(self, clean: bool = True) -> None:
         """Close every partition.  With `clean`, everything is on disk afterwards and the marker says so; without, the

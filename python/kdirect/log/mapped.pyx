@@ -82,14 +82,15 @@ cdef class Mapping:
             raise LogError(f"cannot make a mapped segment writable ({os.strerror(errno)})", hint="check the file's permissions")
         self.writable = True
 
-    def populate(self, bint dirty):
-        """Fault all pages in; with `dirty`, for writing (the next fsync of the file writes them all).  Best effort: kernels
-        before 5.14 cannot."""
-        cdef void* p = <void*> <uintptr_t> self.address
+    def populate(self, uint64_t position, uint64_t length, *, bint dirty):
+        """Fault in the pages of [position, position + length), which must begin at a page; with `dirty`, for writing
+        (the next fsync of the file writes them all).  Best effort: kernels before 5.14 cannot."""
+        cdef uint8_t* p = <uint8_t*> <uintptr_t> self.address
         cdef int advice = MADV_POPULATE_WRITE if dirty and self.writable else MADV_POPULATE_READ
-        if p != NULL:
+        if p != NULL and position < self.length:
+            length = min(length, self.length - position)
             with nogil:
-                madvise(p, self.length, advice)
+                madvise(p + position, length, advice)
 
     def unmap(self):
         cdef void* p = <void*> <uintptr_t> self.address

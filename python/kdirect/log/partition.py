@@ -15,8 +15,8 @@ segment list together with the kernel's head: never held during an fsync or an a
 segment's lock, then the kernel's mutex.  Appends take the kernel's mutex only, until they need room.
 
 Callbacks: ``before_roll(partition)`` runs before a head that has records is sealed, ``on_roll(partition,
-sealed, new)`` after a new head is in place (also when a dormant segment becomes the head: then both stand
-for the same file, and the old object keeps its shorter mapping).  They run in the thread that rolls, which
+sealed, new)`` after the next active segment is in place (also when a dormant segment becomes the head: then
+both stand for the same file, and the old object keeps its shorter mapping).  They run in the thread that rolls, which
 holds ``_roll_lock``: they must not wait for a thread that may append or roll.
 """
 

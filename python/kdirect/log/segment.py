@@ -58,7 +58,10 @@ class _IdleMappings:
             while len(self._segments) > self._limit:
                 evicted.append(self._segments.popitem(last=False)[1])
         for old in evicted:
-            old.unmap_if_idle()
+            if not old.unmap_if_idle():
+                with self._lock:  # in use at this moment: it stays, and is the next to go
+                    self._segments[id(old)] = old
+                    self._segments.move_to_end(id(old), last=False)
 
     def discard(self, segment: Segment) -> None:
         with self._lock:
@@ -242,10 +245,17 @@ class Segment:
     def references(self) -> int:
         return self._references
 
-    def unmap_if_idle(self) -> None:
-        with self._lock:
+    def unmap_if_idle(self) -> bool:
+        """Unmap unless it is acquired.  False when another thread is busy with it: this never waits, because the caller may
+        hold the lock of another segment."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
             if self._references == 0 and not self.is_head:
                 self._unmap()
+            return True
+        finally:
+            self._lock.release()
 
     def _unmap(self) -> None:
         _idle.discard(self)
