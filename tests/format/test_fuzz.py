@@ -148,6 +148,31 @@ def test_mutated_records_with_the_crc_made_right(ref, guarded, rows, changes):
     against_reference(ref, ref.batch(edit(good[61:], changes), count, last_offset_delta=last), guarded)
 
 
+FIELDS = ("length", "timestamp", "offset", "key", "value", "headers")
+lies = st.integers(-3, 3) | st.integers(50, 300) | st.integers(4000, 2**21) | st.integers(-(2**63), 2**63 - 1)
+
+
+@settings(max_examples=500)
+@given(
+    keyed=st.booleans(), sizes=st.lists(st.integers(0, 70), min_size=2, max_size=5), where=st.integers(0, 4),
+    field=st.sampled_from(FIELDS), lie=lies, relative=st.booleans(),
+)  # fmt: skip
+def test_one_number_that_lies(ref, guarded, keyed, sizes, where, field, lie, relative):
+    """One number of one record is wrong, among records that the fast loop takes."""
+    records = b""
+    for i, size in enumerate([*sizes, 60, 60, 60]):
+        key, value = b"key" * (i % 3) if keyed else None, b"v" * size
+        parts = {"timestamp": i, "offset": i, "key": -1 if key is None else len(key), "value": size, "headers": 0}
+
+        def number(name, true, mine=i == where % len(sizes)):
+            return ref.varint(true if name != field or not mine else min(max(true + lie, -(2**63)), 2**63 - 1) if relative else lie)
+
+        body = b"\0" + number("timestamp", parts["timestamp"]) + number("offset", parts["offset"]) + number("key", parts["key"]) + (key or b"")
+        body += number("value", size) + value + number("headers", 0)
+        records += number("length", len(body)) + body
+    against_reference(ref, ref.batch(records, len(sizes) + 3), guarded)
+
+
 @settings(max_examples=150)
 @given(st.lists(record, min_size=1, max_size=4), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=4))
 def test_mutated_headers_with_the_crc_made_right(ref, guarded, rows, changes):
