@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import socket
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import kdirect
+import kdirect.cli
 from kdirect.broker.config import BrokerConfig, Listener, parse_listeners, parse_properties
 from kdirect.errors import ConfigError, KdirectError, LogError
 
@@ -213,37 +215,66 @@ def test_the_command_starts_with_flags_file_and_settings(broker_process, tmp_pat
     assert "num.io.threads means nothing" in errors and "stopped" in errors and "Traceback" not in errors
 
 
-def test_the_command_says_what_is_wrong(tmp_path):
+def test_a_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assert f"cannot listen on {address}" in one_line_error(run("broker", "--listeners", address, "--log-dirs", tmp_path / "a"), 1)
-    assert "did you mean num.partitions" in one_line_error(run("broker", "--set", "num.partition=1"), 2)
-    assert "not KEY=VALUE" in one_line_error(run("broker", "--set", "nonsense"), 2)
-    assert "'x' is not an integer" in one_line_error(run("broker", "--num-partitions", "x"), 2)
-    assert "cannot read the properties file" in one_line_error(run("broker", "--config", tmp_path / "none"), 2)
-    assert "cannot be used" in one_line_error(run("broker", "--listeners", "127.0.0.1:0", "--log-dirs", "/proc/1/kdirect"), 1)
+
+
+@pytest.fixture
+def command(capsysbinary, monkeypatch):
+    """``command(*arguments, stdin=b"")`` runs one command in this process: (status, standard output, standard error)."""
+
+    def call(*arguments, stdin=b""):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
+        status = kdirect.cli.main([str(a) for a in arguments])
+        out, errors = capsysbinary.readouterr()
+        return status, out.decode(), errors.decode()
+
+    return call
+
+
+def test_the_command_says_what_is_wrong(command, tmp_path):
+    def error(status, *arguments):
+        got, out, errors = command("broker", *arguments)
+        assert got == status and out == ""
+        lines = [line for line in errors.splitlines() if line.startswith("kdirect: ")]
+        assert len(lines) == 1 and "Traceback" not in errors
+        return lines[0]
+
+    assert "did you mean num.partitions" in error(2, "--set", "num.partition=1")
+    assert "not KEY=VALUE" in error(2, "--set", "nonsense")
+    assert "'x' is not an integer" in error(2, "--num-partitions", "x")
+    assert "cannot read the properties file" in error(2, "--config", tmp_path / "none")
+    assert "cannot be used" in error(1, "--listeners", "127.0.0.1:0", "--log-dirs", "/proc/1/kdirect")
     with kdirect.Broker(log_dirs=tmp_path / "held"):
-        assert "in use by another broker" in one_line_error(run("broker", "--listeners", "127.0.0.1:0", "--log-dirs", tmp_path / "held"), 1)
+        assert "in use by another broker" in error(1, "--listeners", "127.0.0.1:0", "--log-dirs", tmp_path / "held")
 
 
-def test_commands_without_arguments_and_the_version():
+def test_commands_without_arguments_and_the_version(command):
     assert run("version").stdout == f"kdirect {kdirect.__version__}\n"
-    assert run().returncode == 2 and run("topic").returncode == 2
-    help_text = run("broker", "--help").stdout
-    assert "--num-partitions" in help_text and "--log-dirs" in help_text
+    assert command()[0] == command("topic")[0] == 2
+    with pytest.raises(SystemExit):
+        command("broker", "--help")
 
 
-def test_tools(broker):
+def test_tools(broker, command):
     at = ("--broker", broker.bootstrap_servers)
-    assert run("topic", "create", "t", "--partitions", 2, "--config", "retention.ms=60000", *at).stdout == "created t\n"
-    assert "TOPIC_ALREADY_EXISTS" in run("topic", "create", "t", *at).stderr
-    produced = subprocess.run([sys.executable, "-m", "kdirect.cli", "produce", "t", "--partition", "1", "--key-separator", ":", *at],
-                              input="a:1\nb:2\n3\n", capture_output=True, text=True, timeout=60)  # fmt: skip
-    assert produced.returncode == 0, produced.stderr
-    assert run("consume", "t", *at).stdout == "1\n2\n3\n"
-    assert run("consume", "t", "--from", 1, "--partition", 1, "--count", 1, "--show", "all", *at).stdout.split("\t")[3:] == ["b", "2\n"]
-    assert run("topic", "list", *at).stdout == "t\t2\n"
-    described = run("topic", "describe", "t", *at).stdout
+
+    def output(*arguments, stdin=b""):
+        status, out, errors = command(*arguments, *at, stdin=stdin)
+        assert status == 0, errors
+        return out
+
+    assert output("topic", "create", "t", "--partitions", 2, "--config", "retention.ms=60000") == "created t\n"
+    status, _, errors = command("topic", "create", "t", *at)
+    assert status == 1 and "TOPIC_ALREADY_EXISTS" in errors
+    output("produce", "t", "--partition", 1, "--key-separator", ":", stdin=b"a:1\nb:2\n3\n")
+    assert output("consume", "t") == "1\n2\n3\n"
+    assert output("consume", "t", "--from", 1, "--partition", 1, "--count", 1, "--show", "all").split("\t")[3:] == ["b", "2\n"]
+    assert output("topic", "list") == "t\t2\n"
+    described = output("topic", "describe", "t")
     assert "partition 1\toffsets [0, 3)" in described and "config retention.ms\t60000" in described
-    assert run("topic", "delete", "t", *at).stdout == "deleted t\n"
-    assert "t" not in run("topic", "list", *at).stdout
+    assert command("consume", "t", "--from", "somewhere", *at)[0] == 2
+    assert output("topic", "delete", "t") == "deleted t\n"
+    assert output("topic", "list") == ""
