@@ -344,3 +344,34 @@ def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refu
     assert everything.values == values(0, 9)
     with refused("maxOffsetsPerTrigger needs pyspark 4.2"):
         run(stream(maxOffsetsPerTrigger="1"), sink, checkpoint + "-3")
+
+
+def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(read_stream, topics_of, sink, checkpoint):
+    """Once warm, an idle topic is looked at by READs alone, and a micro-batch opens no connection."""
+    import kdirect
+
+    with kdirect.Broker() as embedded:
+        topics = topics_of(embedded.bootstrap_servers)
+        name = topics.create(1)
+        topics.fill(name, values(0, 10))
+        df = read_stream(name, address=embedded.bootstrap_servers, startingOffsets="earliest", partitionDiscoveryIntervalMs="3600000")
+        query = run(df, sink, checkpoint, processingTime="0 seconds")
+        for i in range(1, 4):  # both workers have their turns
+            topics.fill(name, values(10 * i, 10 * i + 10))
+            wait_for(lambda n=10 * i + 10: len(sink.rows) == n, query)
+
+        def requests():
+            return embedded.statistics()["broker_requests_by_api"]
+
+        before = requests()
+        time.sleep(1.5)  # about a hundred looks
+        after = {api: n - before.get(api, 0) for api, n in requests().items() if n != before.get(api, 0)}
+        assert sum(after.values()) <= 2, after  # confluent-kafka's clients are still there and may ask something now and then
+
+        opened = requests()["OpenQueuePair"]
+        for i in range(4, 8):
+            topics.fill(name, values(10 * i, 10 * i + 10))
+            wait_for(lambda n=10 * i + 10: len(sink.rows) == n, query)
+        assert requests()["OpenQueuePair"] - opened <= 1
+        query.stop()
+    assert sink.values == values(0, 80)
