@@ -255,6 +255,23 @@ def test_offsets_by_time(broker):
     assert next(iter(client.list_offsets(spec).values())).result(10).offset == 99
 
 
+def test_the_time_of_the_append(broker):
+    servers = broker.bootstrap_servers
+    client = confluent_admin.AdminClient({"bootstrap.servers": servers})
+    client.create_topics([confluent_admin.NewTopic("t", 1, 1, config={"message.timestamp.type": "LogAppendTime"})])["t"].result(10)
+    before = time.time() * 1000
+    told = []
+    producer = confluent_producer(servers)
+    producer.produce("t", b"x", timestamp=5, on_delivery=lambda e, m: told.append(m.timestamp()))
+    producer.flush(10)
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g", "check.crcs": True})
+    consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
+    message = consumer.poll(10)
+    assert message.timestamp()[0] == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME and message.timestamp() == told[0]
+    assert before - 1000 <= message.timestamp()[1] <= time.time() * 1000 + 1000
+    consumer.close()
+
+
 def test_seek_and_reset(broker):
     servers = broker.bootstrap_servers
     deliver(confluent_producer(servers), "t", [(None, b"%d" % i) for i in range(100)])

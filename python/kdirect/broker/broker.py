@@ -25,7 +25,6 @@ from kdirect.errors import BrokerUnavailableError, TimedOutError
 
 log = logging.getLogger("kdirect.broker")
 
-START_TIMEOUT_SECONDS = 120.0
 STOP_TIMEOUT_SECONDS = 60.0
 SHARED_MEMORY = Path("/dev/shm")
 TEMPORARY_ROOM_BYTES = 2 << 30
@@ -64,6 +63,7 @@ class Broker:
         self._stop_event: asyncio.Event | None = None
         self._ready = threading.Event()
         self._error: BaseException | None = None
+        self._abandoned = False
         self._pid = 0
         self._lock = threading.Lock()
 
@@ -83,15 +83,16 @@ class Broker:
                 self._server = BrokerServer(self._config)
                 self._ready.clear()
                 self._error = None
+                self._abandoned = False
                 self._pid = os.getpid()
                 self._thread = threading.Thread(target=self._run, name="kdirect-broker", daemon=True)
                 self._thread.start()
-                if not self._ready.wait(START_TIMEOUT_SECONDS):
-                    raise TimedOutError("the broker did not start in time", hint="recovering a large log takes long; see the log")
+                self._ready.wait()  # recovering a large log takes long
                 if self._error is not None:
                     self._thread.join(STOP_TIMEOUT_SECONDS)
                     raise self._error
             except BaseException:
+                self._abandoned = True  # interrupted while it starts: it stops as soon as it has
                 self._thread = None
                 self._server = None
                 self._remove_temporary()
@@ -151,7 +152,8 @@ class Broker:
         await self._server.start()
         self._ready.set()
         try:
-            await self._stop_event.wait()
+            if not self._abandoned:
+                await self._stop_event.wait()
         finally:
             await self._server.stop()
 

@@ -20,12 +20,13 @@ All methods run on the event loop.
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 import struct
 import time
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.frames import FrameParser
@@ -45,22 +46,24 @@ BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so tha
 
 
 class Waiting:
-    """What `dispatch` returns for a request whose answer comes later."""
+    """What `dispatch` returns for a request whose answer comes later: `encode` of what the coroutine returns."""
 
-    __slots__ = ("answer", "blocking")
+    __slots__ = ("answer", "blocking", "encode")
 
-    def __init__(self, answer: Awaitable[Sequence[Any] | None], *, blocking: bool) -> None:
+    def __init__(self, answer: Coroutine[Any, Any, Any], encode: Callable[[Any], Sequence[Any]], *, blocking: bool) -> None:
         self.answer = answer
+        self.encode = encode
         self.blocking = blocking
 
 
 class _Slot:
     """The place of one unanswered request in the order of answers."""
 
-    __slots__ = ("blocking", "buffers", "done")
+    __slots__ = ("blocking", "buffers", "done", "waiting")
 
-    def __init__(self, blocking: bool) -> None:
+    def __init__(self, blocking: bool, waiting: Waiting | None = None) -> None:
         self.blocking = blocking
+        self.waiting = waiting
         self.buffers: Sequence[Any] | None = None
         self.done = False
 
@@ -118,6 +121,9 @@ class Connection(asyncio.BufferedProtocol):
         self.closed = True
         for task in list(self._tasks):
             task.cancel()
+        for slot in self._slots:
+            if slot.waiting is not None and inspect.getcoroutinestate(slot.waiting.answer) == inspect.CORO_CREATED:
+                slot.waiting.answer.close()  # it never began: say so, or Python warns
         self._slots.clear()
         self._pending.clear()
         self.server.connection_lost(self)
@@ -145,10 +151,10 @@ class Connection(asyncio.BufferedProtocol):
                 self.last_active = time.monotonic()
                 answer = self.server.dispatch(self, frame)
                 if isinstance(answer, Waiting):
-                    slot = _Slot(answer.blocking)
+                    slot = _Slot(answer.blocking, answer)
                     self._slots.append(slot)
                     self._blocked = answer.blocking
-                    task = asyncio.ensure_future(self._finish(slot, answer.answer))
+                    task = asyncio.ensure_future(self._finish(slot, answer))
                     self._tasks.add(task)
                     task.add_done_callback(self._tasks.discard)
                 elif answer is not None:
@@ -165,9 +171,9 @@ class Connection(asyncio.BufferedProtocol):
             self._flush()
         self._throttle()
 
-    async def _finish(self, slot: _Slot, answer: Awaitable[Sequence[Any] | None]) -> None:
+    async def _finish(self, slot: _Slot, waiting: Waiting) -> None:
         try:
-            buffers = await answer
+            buffers = waiting.encode(await waiting.answer)
         except asyncio.CancelledError:
             raise
         except ProtocolError as e:

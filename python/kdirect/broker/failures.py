@@ -6,6 +6,7 @@ import logging
 import time
 
 from kdirect.errors import (
+    ClosedError,
     ConfigError,
     CorruptBatchError,
     KdirectError,
@@ -35,6 +36,8 @@ def code_of(error: BaseException) -> int:
         return ErrorCode.CORRUPT_MESSAGE
     if isinstance(error, ConfigError):
         return ErrorCode.INVALID_CONFIG
+    if isinstance(error, ClosedError):  # the partition is going: look for it again
+        return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if isinstance(error, LogError | OSError):
         return ErrorCode.KAFKA_STORAGE_ERROR
     return ErrorCode.UNKNOWN_SERVER_ERROR

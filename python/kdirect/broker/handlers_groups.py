@@ -146,7 +146,7 @@ class GroupHandlers:
         record = GroupRecord(group.protocol_type or "", group.generation, group.protocol, group.leader, _wall_ms(), members)
         try:
             self._server.offsets.save_group(group.group_id, record)
-        except KdirectError as e:
+        except (KdirectError, OSError) as e:
             # The group works on; after a restart its members have to join again.
             explain(e, f"saving of group {group.group_id}")
 
@@ -163,8 +163,7 @@ class GroupHandlers:
     def _expire(self) -> None:
         self._timer = None
         self._timer_at = FOREVER
-        for effect in self.coordinator.expire(_clock_ms()):
-            self._run("", [effect])
+        self._run("", self.coordinator.expire(_clock_ms()))
         for group_id in list(self.coordinator.groups):
             self._arm(group_id)
 

@@ -229,9 +229,10 @@ class OffsetStore:
         kept = partition.log_end_offset - partition.log_start_offset
         if kept < REWRITE_RECORDS:
             return
-        rows = self._live_rows(index, self.topic().partition_count)
-        if kept < REWRITE_RECORDS + REWRITE_FACTOR * len(rows):
+        live = len(self._groups) + sum(len(offsets) for offsets in self._offsets.values())
+        if kept < REWRITE_RECORDS + REWRITE_FACTOR * live:
             return
+        rows = self._live_rows(index, self.topic().partition_count)
         try:
             partition.roll()
             start = partition.log_end_offset

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from kdirect.broker.config import BrokerConfig, Listener, format_address
@@ -113,7 +114,10 @@ class BrokerServer:
                 self.access.stop()
             self._maintenance.shutdown()
             self.flusher.close()
-            self.logs.close(clean=False)
+            try:
+                self.logs.close()
+            except (KdirectError, OSError) as e:
+                log.error("closing the log failed: %s", e)
             raise
         self._every("log.retention.check.interval.ms", self._apply_retention)
         self._every("log.flush.scheduler.interval.ms", self._flush_due)
@@ -260,11 +264,8 @@ class BrokerServer:
         if answer is None:
             return None
         if isinstance(answer, Coroutine):
-            return Waiting(self._answer_later(header, answer), blocking=blocking)
+            return Waiting(answer, partial(self._encode, header), blocking=blocking)
         return self._encode(header, answer)
-
-    async def _answer_later(self, header: p.RequestHeader, answer: Coroutine[Any, Any, Any]) -> Sequence[Any]:
-        return self._encode(header, await answer)
 
     def _encode(self, header: p.RequestHeader, answer: Any) -> Sequence[Any]:
         assert header.api is not None
