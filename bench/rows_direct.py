@@ -29,8 +29,10 @@ def broker_process(**properties: Any) -> Iterator[tuple[str, int]]:
         sets = [x for k, v in properties.items() for x in ("--set", f"{k.replace('_', '.')}={v}")]
         process = subprocess.Popen(
             [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", "127.0.0.1:0", "--log-dirs", directory, *sets],
-            stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -51,11 +53,21 @@ def _percentile(sorted_values: list[float], p: float) -> float:
     return sorted_values[min(len(sorted_values) - 1, int(len(sorted_values) * p))]
 
 
-def _row(row: str, value: float, unit: str, against: str, against_value: float | None, *, lower_is_better: bool = False, **settings: Any) -> Row:
+def _row(
+    row: str, value: float, unit: str, against: str, against_value: float | None, *, lower_is_better: bool = False, **settings: Any
+) -> Row:
     ratio = None if not against_value else value / against_value
     if lower_is_better:
         settings["lower_is_better"] = True
-    return {"row": row, "value": value, "unit": unit, "against": against, "against_value": against_value, "ratio": ratio, "settings": settings}
+    return {
+        "row": row,
+        "value": value,
+        "unit": unit,
+        "against": against,
+        "against_value": against_value,
+        "ratio": ratio,
+        "settings": settings,
+    }
 
 
 def eventfd_round_trip_us(seconds: float) -> float:
@@ -121,8 +133,28 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 slots.poll(count)
                 polls.append(count / (time.perf_counter() - begin))
             cpu = _cpu_seconds(pid) - before
-            rows.append(_row("slot-poll", statistics.median(rates), "1/s", "bar: 5 M/s from Python", 5e6, call="one Python call a slot READ", broker_cpu_s=cpu))
-            rows.append(_row("slot-poll.loop", statistics.median(polls), "1/s", "bar: 5 M/s", 5e6, call="looped without returning to Python", broker_cpu_s=cpu))
+            rows.append(
+                _row(
+                    "slot-poll",
+                    statistics.median(rates),
+                    "1/s",
+                    "bar: 5 M/s from Python",
+                    5e6,
+                    call="one Python call a slot READ",
+                    broker_cpu_s=cpu,
+                )
+            )
+            rows.append(
+                _row(
+                    "slot-poll.loop",
+                    statistics.median(polls),
+                    "1/s",
+                    "bar: 5 M/s",
+                    5e6,
+                    call="looped without returning to Python",
+                    broker_cpu_s=cpu,
+                )
+            )
         for size in (100, 4096):
             topic = f"one-{size}"
             session.admin.create_topic(topic, 1)
@@ -141,8 +173,19 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                     if record is None:
                         raise RuntimeError("a committed record did not arrive")
             samples.sort()
-            rows.append(_row("slot-poll.consume-backlog", statistics.median(samples), "us", "bar: 2 us", 2.0, lower_is_better=True, size=size,
-                             p99_us=_percentile(samples, 0.99), how="backlog read through 2 KiB READs, one poll() a record"))  # fmt: skip
+            rows.append(
+                _row(
+                    "slot-poll.consume-backlog",
+                    statistics.median(samples),
+                    "us",
+                    "bar: 2 us",
+                    2.0,
+                    lower_is_better=True,
+                    size=size,
+                    p99_us=_percentile(samples, 0.99),
+                    how="backlog read through 2 KiB READs, one poll() a record",
+                )
+            )
             # Each record is committed first, then consumed: slot READ, data READ, CRC, object.
             samples = []
             with session.producer() as producer, kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm"}) as consumer:
@@ -155,8 +198,19 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                     if record is None:
                         raise RuntimeError("a committed record did not arrive")
             samples.sort()
-            rows.append(_row("slot-poll.consume-one", statistics.median(samples), "us", "bar: 2 us", 2.0, lower_is_better=True, size=size,
-                             p99_us=_percentile(samples, 0.99), how="committed, then polled: slot READ, data READ, CRC, record object"))  # fmt: skip
+            rows.append(
+                _row(
+                    "slot-poll.consume-one",
+                    statistics.median(samples),
+                    "us",
+                    "bar: 2 us",
+                    2.0,
+                    lower_is_better=True,
+                    size=size,
+                    p99_us=_percentile(samples, 0.99),
+                    how="committed, then polled: slot READ, data READ, CRC, record object",
+                )
+            )
         session.close()
     return rows
 
@@ -185,8 +239,20 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
                         producer.produce_sync(topic, value, partition=0)
                         samples.append((clock() - begin) / 1000)
                 samples.sort()
-                rows.append(_row("produce-rtt", statistics.median(samples), "us", "bar: 8 us", 8.0, lower_is_better=True, size=size,
-                                 p99_us=_percentile(samples, 0.99), traffic="flowing", samples=len(samples)))  # fmt: skip
+                rows.append(
+                    _row(
+                        "produce-rtt",
+                        statistics.median(samples),
+                        "us",
+                        "bar: 8 us",
+                        8.0,
+                        lower_is_better=True,
+                        size=size,
+                        p99_us=_percentile(samples, 0.99),
+                        traffic="flowing",
+                        samples=len(samples),
+                    )
+                )
                 slept: list[float] = []
                 end = time.perf_counter() + seconds / 5
                 while time.perf_counter() < end:
@@ -195,12 +261,26 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
                     producer.produce_sync(topic, value, partition=0)
                     slept.append((clock() - begin) / 1000)
                 slept.sort()
-                rows.append(_row("produce-rtt.slept", statistics.median(slept), "us", "bare eventfd round trip, two processes", bare, lower_is_better=True,
-                                 size=size, p99_us=_percentile(slept, 0.99), traffic="one a millisecond", samples=len(slept)))  # fmt: skip
+                rows.append(
+                    _row(
+                        "produce-rtt.slept",
+                        statistics.median(slept),
+                        "us",
+                        "bare eventfd round trip, two processes",
+                        bare,
+                        lower_is_better=True,
+                        size=size,
+                        p99_us=_percentile(slept, 0.99),
+                        traffic="one a millisecond",
+                        samples=len(slept),
+                    )
+                )
         time.sleep(0.5)
         before = _cpu_seconds(pid)
         time.sleep(1 if quick else 3)
-        rows.append(_row("produce-rtt.idle-cpu", _cpu_seconds(pid) - before, "s", "bar: 0 s", None, lower_is_better=True, of_s=1 if quick else 3))
+        rows.append(
+            _row("produce-rtt.idle-cpu", _cpu_seconds(pid) - before, "s", "bar: 0 s", None, lower_is_better=True, of_s=1 if quick else 3)
+        )
         session.close()
     return rows
 
@@ -258,7 +338,16 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
             if size <= 512:
                 rows.append(_row("produce-pipelined", rate, "1/s", "bar: 400 k/s at 100 B", 400e3, **settings))
             else:
-                rows.append(_row("produce-pipelined", rate * size, "B/s", "memcpy of the same size", _memcpy_rate(size, 0.2 if quick else 1), **settings))
+                rows.append(
+                    _row(
+                        "produce-pipelined",
+                        rate * size,
+                        "B/s",
+                        "memcpy of the same size",
+                        _memcpy_rate(size, 0.2 if quick else 1),
+                        **settings,
+                    )
+                )
         session.close()
     return rows
 

@@ -98,8 +98,9 @@ class DataLossError(KdirectError):
 class BrokerError(KdirectError):
     """The broker answered with an error.  `code` is Kafka's error code, `name` its name."""
 
-    def __init__(self, message: str, *, hint: str = "", code: int = -1, name: str = "UNKNOWN_SERVER_ERROR",
-                 retriable: bool = False) -> None:
+    def __init__(
+        self, message: str, *, hint: str = "", code: int = -1, name: str = "UNKNOWN_SERVER_ERROR", retriable: bool = False
+    ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
         self.name = name

@@ -104,7 +104,7 @@ def test_reading_a_backlog_takes_no_cpu_of_the_broker(served):
     """The broker is stopped (SIGSTOP): slots and data are still read."""
     session, broker = served
     with session.producer() as producer:
-        for i in range(5000):
+        for _ in range(5000):
             producer.produce("t", b"v" * 100, partition=0)
     assert session.watermarks([TP]) == {TP: (0, 5000)}
     warm = session.reader(TP, 0, 10)
@@ -251,7 +251,7 @@ def test_a_damaged_batch_is_told_and_not_handed_on(served):
 
 
 def test_a_second_producer_takes_tcp_and_both_are_kept(served):
-    session, broker = served
+    session, _ = served
     with session.producer() as first, session.producer() as second:
         first.produce_sync("t", b"first", partition=0)
         for i in range(500):
@@ -373,7 +373,13 @@ def test_acknowledgements_do_not_travel_over_tcp(embedded):
 def test_a_tcp_consumer_that_waits_is_woken_by_an_rdma_record(served):
     session, broker = served
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "fetch.wait.max.ms": 20000, "fetch.min.bytes": 1, "socket.timeout.ms": 60000}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "g",
+            "fetch.wait.max.ms": 20000,
+            "fetch.min.bytes": 1,
+            "socket.timeout.ms": 60000,
+        }
     )
     consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
     assert consumer.poll(1.0) is None
@@ -461,7 +467,7 @@ def test_each_datapath_can_be_switched_off_alone(broker_process, switch, path):
 
 
 def test_columns_of_an_arrow_batch_reach_the_right_partitions(served):
-    session, broker = served
+    session, _ = served
     session.admin.create_topic("cols", 4)
     n = 1000
     data = pa.record_batch(

@@ -43,7 +43,15 @@ def test_an_unknown_crc_implementation_is_named():
 
 def test_header_fields(ref):
     data = ref.simple(
-        [SMALL] * 3, base_offset=7, leader_epoch=5, attributes=0x10, base_timestamp=100, max_timestamp=102, producer_id=9, producer_epoch=2, base_sequence=40
+        [SMALL] * 3,
+        base_offset=7,
+        leader_epoch=5,
+        attributes=0x10,
+        base_timestamp=100,
+        max_timestamp=102,
+        producer_id=9,
+        producer_epoch=2,
+        base_sequence=40,
     )
     info = batch.check_batch_bytes(data + b"whatever follows")
     assert (info.position, info.size, info.base_offset, info.leader_epoch) == (0, len(data), 7, 5)

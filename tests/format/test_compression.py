@@ -57,7 +57,11 @@ def test_truncations_and_flips(name, seed):
             pass
 
 
-@given(st.sampled_from(NAMES), st.binary(max_size=200), st.sampled_from([b"", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08\x00", b"\x82SNAPPY\0"]))
+@given(
+    st.sampled_from(NAMES),
+    st.binary(max_size=200),
+    st.sampled_from([b"", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08\x00", b"\x82SNAPPY\0"]),
+)
 def test_arbitrary_bytes(name, data, head):
     try:
         assert len(memoryview(Decompressor().run(codec_of(name), head + data, 10_000))) <= 10_000
@@ -122,14 +126,26 @@ def test_gzip_members_may_follow_one_another():
 
 
 def bombs() -> list[tuple[str, bytes]]:
-    rle = b"".join(struct.pack("<I", (128 << 10) << 3 | 1 << 1)[:3] + b"x" for _ in range(8191)) + struct.pack("<I", (128 << 10) << 3 | 3)[:3] + b"x"
+    rle = (
+        b"".join(struct.pack("<I", (128 << 10) << 3 | 1 << 1)[:3] + b"x" for _ in range(8191))
+        + struct.pack("<I", (128 << 10) << 3 | 3)[:3]
+        + b"x"
+    )
     content = struct.pack("<Q", 1 << 62)
     member = zlib.compressobj(9, zlib.DEFLATED, 31)
     return [
         ("gzip", b"".join(member.compress(bytes(1 << 20)) for _ in range(200)) + member.flush()),
         ("snappy", b"\xff\xff\xff\xff\x0f" + b"\x00" * 50),
         ("snappy", b"\x80\x80\x80\x40" + b"\x00a" + b"\xfe\x01\x00" * (5 << 20)),
-        ("lz4", b"\x04\x22\x4d\x18\x60\x70\x73" + struct.pack("<I", (1 << 20) + 10) + b"\x1fa\x01\0" + b"\xff" * (1 << 20) + b"\0" * 6 + b"\0\0\0\0"),
+        (
+            "lz4",
+            b"\x04\x22\x4d\x18\x60\x70\x73"
+            + struct.pack("<I", (1 << 20) + 10)
+            + b"\x1fa\x01\0"
+            + b"\xff" * (1 << 20)
+            + b"\0" * 6
+            + b"\0\0\0\0",
+        ),
         ("zstd", b"\x28\xb5\x2f\xfd\x00\x58" + rle),
         ("zstd", b"\x28\xb5\x2f\xfd\xe0" + content + b"\x01\x00\x00"),
     ]
@@ -141,7 +157,10 @@ def test_bombs_are_refused_before_they_burst(ref, name, bomb):
     with pytest.raises(FormatError):
         Decompressor().run(codec_of(name), bomb, 8 << 20)
     data = ref.batch(bomb, 1, attributes=codec_of(name))
-    for read in (ArrowDecoder("t", 3, max_decompressed_bytes=8 << 20).feed, lambda d: decode_records(d, "t", 3, max_decompressed_bytes=8 << 20)):
+    for read in (
+        ArrowDecoder("t", 3, max_decompressed_bytes=8 << 20).feed,
+        lambda d: decode_records(d, "t", 3, max_decompressed_bytes=8 << 20),
+    ):
         with pytest.raises(CorruptBatchError, match="t-3: record batch at offset 0"):
             read(data)
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (60 << 10) + 5 * len(bomb) // 1024

@@ -37,7 +37,12 @@ def plain(row: dict) -> list:
     """A row as `rows.json` has it."""
     text = lambda b: None if b is None else b.decode()  # noqa: E731
     headers = [[h["key"], text(h["value"])] for h in row["headers"] or []]
-    return [text(row["key"]), text(row["value"]), headers, row["timestamp"].value // 10**6 if hasattr(row["timestamp"], "value") else row["timestamp"]]
+    return [
+        text(row["key"]),
+        text(row["value"]),
+        headers,
+        row["timestamp"].value // 10**6 if hasattr(row["timestamp"], "value") else row["timestamp"],
+    ]
 
 
 def milliseconds(taken: pa.RecordBatch) -> list[int]:
@@ -113,7 +118,10 @@ def test_old_formats_name_the_remedy(golden, magic):
 
 
 def test_kafka_python_reads_ours_and_we_read_its_own(seed):
-    rows = [(None if i % 3 else b"k%d" % i, b"v" * (i * 7 % 200), [("h", b"1"), ("h", None)][: i % 3], 1_700_000_000_000 - i * i) for i in range(300)]
+    rows = [
+        (None if i % 3 else b"k%d" % i, b"v" * (i * 7 % 200), [("h", b"1"), ("h", None)][: i % 3], 1_700_000_000_000 - i * i)
+        for i in range(300)
+    ]
     for codec in ("none", "gzip"):
         data = encode_records(rows, codec)
         found = MemoryRecords(data).next_batch()
@@ -163,7 +171,19 @@ def test_mixed_timestamp_types(ref):
 
 def test_timestamps_beyond_microseconds_are_clamped(ref):
     low, high = -(2**63), 2**63 - 1
-    cases = [(high, 0), (high, 5), (low, 0), (low, -5), (2**62, 2**62), (0, high), (0, low), (-1, 0), (9223372036854775, 0), (9223372036854775, 1), (0, -1)]
+    cases = [
+        (high, 0),
+        (high, 5),
+        (low, 0),
+        (low, -5),
+        (2**62, 2**62),
+        (0, high),
+        (0, low),
+        (-1, 0),
+        (9223372036854775, 0),
+        (9223372036854775, 1),
+        (0, -1),
+    ]
     for base, delta in cases:
         decoder = ArrowDecoder("t", 0)
         decoder.feed(ref.batch(ref.record(0, delta, None, b"x"), 1, base_timestamp=base))
@@ -193,7 +213,7 @@ def test_headers_are_checked_even_when_nobody_wants_them(ref):
 
 
 def test_values_of_all_sizes(ref, seed):
-    sizes = [*range(0, 200), 511, 512, 513, 8191, 8192, 70_000, 1 << 20]
+    sizes = [*range(200), 511, 512, 513, 8191, 8192, 70_000, 1 << 20]
     rows = [(b"k" * (n % 90), bytes([n % 251]) * n) for n in sizes]
     assert [(r["key"], r["value"]) for r in decode(ref.simple(rows))] == rows
     assert [(r["key"], r["value"]) for r in decode(ref.simple([(None, v) for _, v in rows]))] == [(None, v) for _, v in rows]
@@ -377,7 +397,7 @@ def test_two_decoders_in_two_threads(ref):
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {n: 20 * 10_000 for n in range(3)}
+    assert found == dict.fromkeys(range(3), 20 * 10000)
 
 
 def test_errors_cross_processes(ref):

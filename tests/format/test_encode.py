@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 
 import pyarrow as pa
 import pytest
@@ -50,14 +51,24 @@ rows_strategy = st.lists(st.tuples(text, text, header_lists, stamps), min_size=1
 
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow])
-@given(rows=rows_strategy, codec=st.sampled_from(CODECS), batch_bytes=st.integers(1, 2000), used=st.sets(st.sampled_from(["key", "headers", "timestamp"])))
+@given(
+    rows=rows_strategy,
+    codec=st.sampled_from(CODECS),
+    batch_bytes=st.integers(1, 2000),
+    used=st.sets(st.sampled_from(["key", "headers", "timestamp"])),
+)
 def test_round_trip(rows, codec, batch_bytes, used):
     keys = pa.array([r[0] for r in rows], pa.binary()) if "key" in used else None
     values = pa.array([r[1] for r in rows], pa.binary())
     headers = pa.array([r[2] for r in rows], HEADERS) if "headers" in used else None
     timestamps = pa.array([r[3] for r in rows], pa.int64()) if "timestamp" in used else None
     expected = [
-        (r[0] if keys is not None else None, r[1], tuple(r[2] or ()) if headers is not None else (), r[3] if timestamps is not None and r[3] is not None else 1234)
+        (
+            r[0] if keys is not None else None,
+            r[1],
+            tuple(r[2] or ()) if headers is not None else (),
+            r[3] if timestamps is not None and r[3] is not None else 1234,
+        )
         for r in rows
     ]
     batches = encode(values, keys, headers, timestamps, compression=codec, batch_bytes=batch_bytes)
@@ -105,16 +116,20 @@ def test_chunks_of_columns_need_not_match(seed):
 
     def cut(column, kind):
         edges = sorted({0, len(column), *(rng.randrange(len(column)) for _ in range(9))})
-        return pa.chunked_array([pa.array(column[a:b], kind) for a, b in zip(edges, edges[1:])])
+        return pa.chunked_array([pa.array(column[a:b], kind) for a, b in pairwise(edges)])
 
     stamps = list(range(500))
     headers = [[("h", b"%d" % i)] * (i % 3) for i in range(500)]
-    batches = encode(cut(values, pa.binary()), cut(values[::-1], pa.string()), cut(headers, HEADERS), cut(stamps, pa.int64()), batch_bytes=3000)
+    batches = encode(
+        cut(values, pa.binary()), cut(values[::-1], pa.string()), cut(headers, HEADERS), cut(stamps, pa.int64()), batch_bytes=3000
+    )
     assert rows_of(batches) == [(k, v, tuple(h), t) for k, v, h, t in zip(values[::-1], values, headers, stamps)]
     assert len(batches) > 5
 
 
-@pytest.mark.parametrize("kind", [pa.timestamp("ms"), pa.timestamp("us", tz="UTC"), pa.timestamp("ns"), pa.timestamp("s"), pa.int64(), pa.int32(), pa.uint32()])
+@pytest.mark.parametrize(
+    "kind", [pa.timestamp("ms"), pa.timestamp("us", tz="UTC"), pa.timestamp("ns"), pa.timestamp("s"), pa.int64(), pa.int32(), pa.uint32()]
+)
 def test_timestamps(kind):
     stamps = pa.array([1_000_000, None, 7_000], pa.int64())
     if pa.types.is_timestamp(kind):
@@ -234,7 +249,10 @@ def test_arguments_that_do_not_fit(arguments, words):
 
 def test_levels():
     values = pa.array([b"%d" % (i * i) for i in range(5000)])
-    sizes = {(c, level): sum(len(b) for b in encode(values, compression=c, level=level)) for c, level in (("gzip", 1), ("gzip", 9), ("zstd", 1), ("zstd", 19))}
+    sizes = {
+        (c, level): sum(len(b) for b in encode(values, compression=c, level=level))
+        for c, level in (("gzip", 1), ("gzip", 9), ("zstd", 1), ("zstd", 19))
+    }
     assert sizes["gzip", 9] < sizes["gzip", 1] and sizes["zstd", 19] < sizes["zstd", 1]
 
 
@@ -248,5 +266,7 @@ def test_encode_records_takes_what_producers_have():
         encode_records([(None, 5, None, 0)])
     with pytest.raises(ConfigError, match="'deflate'"):
         encode_records([(None, b"", None, 0)], "deflate")
-    info = batch.check_batch_bytes(encode_records([(None, b"x", None, 0)], attributes=0x10, producer_id=5, producer_epoch=1, base_sequence=8))
+    info = batch.check_batch_bytes(
+        encode_records([(None, b"x", None, 0)], attributes=0x10, producer_id=5, producer_epoch=1, base_sequence=8)
+    )
     assert (info.is_transactional, info.producer_id, info.producer_epoch, info.base_sequence) == (True, 5, 1, 8)

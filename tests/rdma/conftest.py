@@ -146,8 +146,12 @@ class PeerProcess:
     """
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, str(Path(__file__).with_name("peer.py"))], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, env={**os.environ, "PYTHONUNBUFFERED": "1"})
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("peer.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        )
         self._lock = threading.Lock()
 
     @property
@@ -206,6 +210,8 @@ def join_process(a: End, peer: PeerProcess, **options: Any) -> tuple[int, int]:
     """Connect `a` (active) to a new end `b` in `peer` (passive); (address, rkey) of b's region."""
     b_address, address, rkey = peer.run(
         "b = make_end(**options); b.qp.connect(a_address, False); (b.qp.address, b.address, b.rkey)",
-        options=options, a_address=a.qp.address)
+        options=options,
+        a_address=a.qp.address,
+    )
     a.qp.connect(b_address, True)
     return address, rkey

@@ -31,9 +31,20 @@ def main() -> None:
     def make_end(**options: Any) -> Any:
         return conftest.End(open_device("shm"), **options)
 
-    names: dict[str, Any] = {"make_end": make_end, "open_device": open_device, "shm_probe": shm_probe, "Access": Access, "Memory": Memory,
-                             "State": State, "Status": Status, "completions": conftest.completions, "completion": conftest.completion,
-                             "eventually": conftest.eventually, "join": conftest.join, "os": os}
+    names: dict[str, Any] = {
+        "make_end": make_end,
+        "open_device": open_device,
+        "shm_probe": shm_probe,
+        "Access": Access,
+        "Memory": Memory,
+        "State": State,
+        "Status": Status,
+        "completions": conftest.completions,
+        "completion": conftest.completion,
+        "eventually": conftest.eventually,
+        "join": conftest.join,
+        "os": os,
+    }
     while True:
         head = source.read(4)
         if len(head) < 4:

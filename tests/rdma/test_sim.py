@@ -28,11 +28,13 @@ def story(seed: int) -> list[tuple]:
     for i in range(120):
         a, b = rng.choice(ends)
         try:
-            rng.choice([
-                lambda a=a, b=b, i=i: a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey),
-                lambda a=a, b=b, i=i: a.qp.post_write_imm(i, a.region, 2048, 8, b.address + 2048, b.rkey, i),
-                lambda a=a, b=b, i=i: b.qp.post_recv(i),
-            ])()
+            rng.choice(
+                [
+                    lambda a=a, b=b, i=i: a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey),
+                    lambda a=a, b=b, i=i: a.qp.post_write_imm(i, a.region, 2048, 8, b.address + 2048, b.rkey, i),
+                    lambda a=a, b=b, i=i: b.qp.post_recv(i),
+                ]
+            )()
         except RdmaError as e:
             told.append((type(e).__name__,))
         network.run_for(rng.randint(0, 20_000))

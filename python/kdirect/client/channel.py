@@ -65,7 +65,9 @@ class Channel:
         try:
             self.send_cq = self.device.create_cq(depth=max(sends, 16))
             self.recv_cq = self.device.create_cq(depth=max(receives, 16))
-            self.qp = self.domain.create_qp(self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=4096)
+            self.qp = self.domain.create_qp(
+                self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=4096
+            )
             answer = self.request(p.OpenQueuePairRequest(transport=transport, address=self.qp.address, max_recv=max(receives, 1)))
             if answer.error_code:
                 raise access_error(answer.error_code, answer.error_message, f"opening a {transport} queue pair to {connection.peer}")
@@ -82,14 +84,18 @@ class Channel:
         region = self.local_memory(PING_BYTES)
         self.qp.post_read(1, region, 0, PING_BYTES, answer.ping_address, answer.ping_rkey)
         if not self.send_cq.wait(PING_TIMEOUT_MS, 20):
-            raise TransportError(f"{self.transport}: a READ of {PING_BYTES} bytes from {self.connection.peer} did not complete in {PING_TIMEOUT_MS} ms",
-                                 hint="no RDMA data flows on this path; use transport=tcp")  # fmt: skip
+            raise TransportError(
+                f"{self.transport}: a READ of {PING_BYTES} bytes from {self.connection.peer} did not complete in {PING_TIMEOUT_MS} ms",
+                hint="no RDMA data flows on this path; use transport=tcp",
+            )
         (completion,) = self.send_cq.poll(1)
         if not completion.ok:
             raise TransportError(f"{self.transport}: a READ from {self.connection.peer} failed: {completion}", hint="use transport=tcp")
         if crc32c(memoryview(region.memory)[:PING_BYTES]) != answer.ping_crc:
-            raise TransportError(f"{self.transport}: a READ from {self.connection.peer} brought other bytes than the broker holds",
-                                 hint="this is not the broker's memory; use transport=tcp")  # fmt: skip
+            raise TransportError(
+                f"{self.transport}: a READ from {self.connection.peer} brought other bytes than the broker holds",
+                hint="this is not the broker's memory; use transport=tcp",
+            )
         region.deregister()
 
     def request(self, message: Any) -> Any:
@@ -129,9 +135,15 @@ class Channel:
         """Ask for exclusive write access to the head file of `tp`."""
         answer = self.request(
             p.GetProduceAccessRequest(
-                connection_id=self.connection_id, topic=tp.topic, partition=tp.partition, mode=0, min_bytes=min_bytes,
-                ack_address=ring.address, ack_rkey=ring.rkey, ack_entries=entries,
-            )  # fmt: skip
+                connection_id=self.connection_id,
+                topic=tp.topic,
+                partition=tp.partition,
+                mode=0,
+                min_bytes=min_bytes,
+                ack_address=ring.address,
+                ack_rkey=ring.rkey,
+                ack_entries=entries,
+            )
         )
         if answer.error_code:
             raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")

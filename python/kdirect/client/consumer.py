@@ -148,7 +148,12 @@ class Consumer:
                                    target_bytes=max_bytes, max_decompressed_bytes=self.settings["max.batch.bytes"])  # fmt: skip
             while not decoder.full and self._feed(tp, decoder.feed, decoder.feed_address):
                 pass
-            while not decoder.full and decoder.rows and self._fill(tp, decoder.next_offset) and self._feed(tp, decoder.feed, decoder.feed_address):
+            while (
+                not decoder.full
+                and decoder.rows
+                and self._fill(tp, decoder.next_offset)
+                and self._feed(tp, decoder.feed, decoder.feed_address)
+            ):
                 pass
             self._positions[tp] = max(start, decoder.next_offset)
             if decoder.rows:

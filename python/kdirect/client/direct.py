@@ -20,7 +20,6 @@ from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from kdirect.model import LATEST_OFFSET, TopicPartition
 
-
 # What FileStream.advance returns.
 NOTHING, MOVED, ENDED = range(3)
 
@@ -139,7 +138,9 @@ class DirectFetcher:
             elif not stream.sealed and not stream.revoked:
                 self.refresh()
             if stream.revoked:
-                raise UnknownTopicError(f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader")
+                raise UnknownTopicError(
+                    f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader"
+                )
             if not stream.sealed and (position.has_data or stream.high_watermark <= next_offset):
                 return False
             if position.has_data and stream.buffered:
@@ -170,7 +171,9 @@ class DirectFetcher:
         """OffsetOutOfRangeError when `offset` is below the log start that the slot shows."""
         start = self._positions[tp].stream.log_start_offset
         if offset < start:
-            raise OffsetOutOfRangeError(f"offset {offset} of {tp} is gone: the log starts at {start}", hint="records were deleted (retention)")
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {tp} is gone: the log starts at {start}", hint="records were deleted (retention)"
+            )
 
     def _forget(self, tp: TopicPartition) -> int:
         position = self._positions.pop(tp, None)

@@ -137,7 +137,9 @@ class Session:
             raise TransportError("transport=verbs: this build has no verbs provider", hint="use transport=auto, shm or tcp")
         connection = self.cluster.control_connection()
         if not connection.supports(layout.API_OPEN_QUEUE_PAIR):
-            self._fall_back(TransportError(f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp"))
+            self._fall_back(
+                TransportError(f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp")
+            )
             return
         try:
             self._spare.append(Channel(connection, "shm"))
@@ -149,7 +151,9 @@ class Session:
 
     def _fall_back(self, why: KdirectError) -> None:
         if self.settings["transport"] != "auto":
-            raise TransportError(f"transport={self.settings['transport']} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp")
+            raise TransportError(
+                f"transport={self.settings['transport']} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp"
+            )
         self._transport, self._reason = "tcp", f"no RDMA path: {why}"
         log.warning("transport tcp: %s", self._reason)
 
@@ -391,8 +395,8 @@ class Reader:
 
     `batches()` yields pyarrow.RecordBatches (schema of `kdirect.format.codec.ArrowDecoder`), in offset order, never a record outside the
     range; offsets that hold no record (compacted, or control records) are skipped.  Raises OffsetOutOfRangeError when the start
-    has been deleted, TimedOutError when the range is not there `timeout_ms` after the last progress.  A connection lost on the way is replaced and reading goes
-    on behind the last record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
+    has been deleted, TimedOutError when the range is not there `timeout_ms` after the last progress.  A connection lost on the way is
+    replaced and reading goes on behind the last record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
     """
 
     def __init__(
@@ -448,7 +452,8 @@ class Reader:
                 continue
             if (time.monotonic() - last_progress) * 1000 > self._timeout_ms:
                 raise TimedOutError(
-                    f"{self.tp}: offset {decoder.next_offset} of [{self._start}, {self._stop}) did not become readable in {self._timeout_ms} ms",
+                    f"{self.tp}: offset {decoder.next_offset} of [{self._start}, {self._stop}) did not become readable"
+                    f" in {self._timeout_ms} ms",
                     hint="the records may have been deleted, or the range ends beyond the high watermark",
                 )
             if self._source.transport != "tcp":

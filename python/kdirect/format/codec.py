@@ -19,7 +19,18 @@ from kdirect.format.decode import (
 from kdirect.format.encode import DEFAULT_BATCH_BYTES, DEFAULT_MAX_RECORD_BYTES, ArrowEncoder, EncodedBatch, encode_records
 
 __all__ = [
-    "DEFAULT_BATCH_BYTES", "DEFAULT_MAX_DECOMPRESSED_BYTES", "DEFAULT_MAX_RECORD_BYTES", "DEFAULT_TARGET_BYTES", "DEFAULT_TARGET_ROWS",
-    "SCHEMA", "SCHEMA_WITH_HEADERS", "ArrowDecoder", "ArrowEncoder", "BatchInfo", "EncodedBatch", "decode_records", "encode_records",
+    "DEFAULT_BATCH_BYTES",
+    "DEFAULT_MAX_DECOMPRESSED_BYTES",
+    "DEFAULT_MAX_RECORD_BYTES",
+    "DEFAULT_TARGET_BYTES",
+    "DEFAULT_TARGET_ROWS",
+    "SCHEMA",
+    "SCHEMA_WITH_HEADERS",
+    "ArrowDecoder",
+    "ArrowEncoder",
+    "BatchInfo",
+    "EncodedBatch",
+    "decode_records",
+    "encode_records",
     "iterate_batches",
 ]

@@ -55,7 +55,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     try:
         view = memoryview(data)
         while view:
-            view = view[os.write(fd, view):]
+            view = view[os.write(fd, view) :]
         if sync:
             os.fsync(fd)
     except BaseException:

@@ -120,10 +120,17 @@ class LogConfig:
 
 
 _FIELD_OF = {
-    "flush.messages": "flush_messages", "flush.ms": "flush_ms", "index.interval.bytes": "index_interval_bytes",
-    "max.message.bytes": "max_message_bytes", "message.timestamp.before.max.ms": "timestamp_before_max_ms",
-    "message.timestamp.after.max.ms": "timestamp_after_max_ms", "retention.bytes": "retention_bytes", "retention.ms": "retention_ms",
-    "segment.bytes": "segment_bytes", "segment.index.bytes": "index_max_bytes", "segment.ms": "segment_ms",
+    "flush.messages": "flush_messages",
+    "flush.ms": "flush_ms",
+    "index.interval.bytes": "index_interval_bytes",
+    "max.message.bytes": "max_message_bytes",
+    "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "message.timestamp.after.max.ms": "timestamp_after_max_ms",
+    "retention.bytes": "retention_bytes",
+    "retention.ms": "retention_ms",
+    "segment.bytes": "segment_bytes",
+    "segment.index.bytes": "index_max_bytes",
+    "segment.ms": "segment_ms",
 }
 
 

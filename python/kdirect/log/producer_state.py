@@ -39,8 +39,16 @@ def pack_snapshot(entries: Sequence[ProducerEntry]) -> bytes:
     for e in entries:
         if e.batches:
             _, last, base_offset, last_offset = e.batches[-1]
-            body += _ENTRY.pack(e.producer_id, e.producer_epoch, last, last_offset, last_offset - base_offset, e.timestamp_ms,
-                                e.coordinator_epoch, e.transaction_start)
+            body += _ENTRY.pack(
+                e.producer_id,
+                e.producer_epoch,
+                last,
+                last_offset,
+                last_offset - base_offset,
+                e.timestamp_ms,
+                e.coordinator_epoch,
+                e.transaction_start,
+            )
         else:
             body += _ENTRY.pack(e.producer_id, e.producer_epoch, -1, -1, 0, e.timestamp_ms, e.coordinator_epoch, e.transaction_start)
     return _HEAD.pack(VERSION, crc32c(bytes(body))) + bytes(body)
@@ -53,14 +61,14 @@ def unpack_snapshot(data: bytes) -> list[ProducerEntry]:
     version, crc = _HEAD.unpack_from(data)
     if version != VERSION:
         raise FormatError(f"producer snapshot version {version} is not known")
-    if crc32c(data[_HEAD.size:]) != crc:
+    if crc32c(data[_HEAD.size :]) != crc:
         raise FormatError("the CRC of a producer snapshot is wrong")
     (count,) = _COUNT.unpack_from(data, _HEAD.size)
     if count < 0 or len(data) != _HEAD.size + _COUNT.size + count * _ENTRY.size:
         raise FormatError(f"a producer snapshot of {len(data)} bytes cannot hold {count} entries")
     out = []
     for producer_id, epoch, sequence, last_offset, delta, timestamp, coordinator_epoch, start in _ENTRY.iter_unpack(
-        data[_HEAD.size + _COUNT.size:]
+        data[_HEAD.size + _COUNT.size :]
     ):
         batches = () if sequence < 0 else (((sequence - delta) % _SEQUENCES, sequence, last_offset - delta, last_offset),)
         out.append(ProducerEntry(producer_id, epoch, timestamp, coordinator_epoch, start, batches))

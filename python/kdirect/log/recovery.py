@@ -45,8 +45,16 @@ PRODUCER_HISTORY_BYTES = 1 << 20
 _NEVER_CHECK = (1 << 63) - 1
 
 
-def load_partition(topic_partition: TopicPartition, directory: Path, config: LogConfig, *, clean: bool, recovery_point: int = 0,
-                   log_start_offset: int = 0, topic_id: uuid.UUID | None = None) -> Partition:
+def load_partition(
+    topic_partition: TopicPartition,
+    directory: Path,
+    config: LogConfig,
+    *,
+    clean: bool,
+    recovery_point: int = 0,
+    log_start_offset: int = 0,
+    topic_id: uuid.UUID | None = None,
+) -> Partition:
     """Open (or start) the partition in `directory`.  CorruptLogError when it is no log."""
     directory.mkdir(parents=True, exist_ok=True)
     found = _find_segments(directory)
@@ -71,10 +79,13 @@ def load_partition(topic_partition: TopicPartition, directory: Path, config: Log
         known_id = topic_id or uuid.uuid4()
         checkpoint.write_topic_id(directory, known_id)
     elif topic_id is not None and topic_id != known_id:
-        raise CorruptLogError(f"{directory} belongs to another topic of this name (id {known_id}, not {topic_id})",
-                              hint="the topic was deleted and created again; remove the stale directory")
-    return Partition(topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset,
-                     epochs=epochs)
+        raise CorruptLogError(
+            f"{directory} belongs to another topic of this name (id {known_id}, not {topic_id})",
+            hint="the topic was deleted and created again; remove the stale directory",
+        )
+    return Partition(
+        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset, epochs=epochs
+    )
 
 
 def _find_segments(directory: Path) -> list[int]:
@@ -117,8 +128,10 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig) -> list[Se
                 segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last)
                 os.truncate(path, size)
             elif size < length:
-                raise CorruptLogError(f"{path} has no whole batch at position {size} though it was closed cleanly",
-                                      hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start")
+                raise CorruptLogError(
+                    f"{path} has no whole batch at position {size} though it was closed cleanly",
+                    hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
+                )
             else:
                 segment = Segment(directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last)
         segment.synced = True
@@ -166,8 +179,9 @@ def _check_index_files(segment: Segment, config: LogConfig) -> None:
 def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
     segment.acquire()
     try:
-        _write_indexes(segment, scan_segment(segment.address, segment.mapped_length, segment.base_offset, _NEVER_CHECK,
-                                             config.index_interval_bytes))
+        _write_indexes(
+            segment, scan_segment(segment.address, segment.mapped_length, segment.base_offset, _NEVER_CHECK, config.index_interval_bytes)
+        )
     finally:
         segment.release()
         segment.unmap_if_idle()
@@ -182,16 +196,22 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
 # -- after a crash ---------------------------------------------------------------------------------------------
 
 
-def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig,
-                      recovery_point: int) -> list[Segment]:
+def _load_after_crash(
+    topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int
+) -> list[Segment]:
     segments: list[Segment] = []
     expected = bases[0]
     for i, base in enumerate(bases):
         path = directory / file_name(base, LOG_SUFFIX)
         if base != expected and base <= recovery_point:
             # Everything below the recovery point was on disk, so what is missing was deleted, and what is older is a remnant.
-            log.error("offsets [%d, %d) of %s are missing: the segments before them are set aside as %s", expected, base, topic_partition,
-                      CORRUPT_SUFFIX)
+            log.error(
+                "offsets [%d, %d) of %s are missing: the segments before them are set aside as %s",
+                expected,
+                base,
+                topic_partition,
+                CORRUPT_SUFFIX,
+            )
             _set_aside(directory, [s.base_offset for s in segments])
             segments.clear()
         elif base != expected:
@@ -208,8 +228,12 @@ def _load_after_crash(topic_partition: TopicPartition, directory: Path, bases: l
         if scanned.reason:
             log.warning("%s is cut at offset %d, position %d: there is %s", path, scanned.end_offset, scanned.size, scanned.reason)
     if segments[-1].end_offset < recovery_point:
-        log.error("%s ends at offset %d, below its recovery point %d: synced records are missing or damaged", topic_partition,
-                  segments[-1].end_offset, recovery_point)
+        log.error(
+            "%s ends at offset %d, below its recovery point %d: synced records are missing or damaged",
+            topic_partition,
+            segments[-1].end_offset,
+            recovery_point,
+        )
     for segment in segments:
         segment.sealed = segment is not segments[-1]
         if segment.end_offset > recovery_point or not segment.sealed:
@@ -229,8 +253,9 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     missing = not offset_index.path.exists() or not time_index.path.exists()
     offset_index.open()
     time_index.open()
-    sane = not missing and indexes_are_sane(offset_index.address, offset_index.entries, time_index.address, time_index.entries, length,
-                                            end_offset - base)
+    sane = not missing and indexes_are_sane(
+        offset_index.address, offset_index.entries, time_index.address, time_index.entries, length, end_offset - base
+    )
     offset_index.close()
     time_index.close()
     if not sane:
@@ -239,8 +264,9 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     size, found_end = _end_of(segment, length) if length else (0, base)
     if found_end != end_offset and not _is_zero_length(segment, size, length):
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
-        log.error("%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end,
-                  end_offset)
+        log.error(
+            "%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset
+        )
         size, found_end = length, end_offset
     segment = Segment(directory, base, size=size, end_offset=found_end, sealed=True)
     segment.file_length = length

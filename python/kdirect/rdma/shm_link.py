@@ -77,9 +77,11 @@ class Address:
             raise TransportError(f"{len(data)} bytes are not the address of a shm queue pair", hint="both ends must use the same transport")
         _, version, token, boot_id, namespace, qp_num, n = _ADDRESS.unpack_from(data)
         if version != VERSION:
-            raise TransportError(f"the peer speaks version {version} of the shm transport, this process {VERSION}",
-                                 hint="use the same release of kdirect on both sides, or transport=tcp")
-        name = data[_ADDRESS.size:]
+            raise TransportError(
+                f"the peer speaks version {version} of the shm transport, this process {VERSION}",
+                hint="use the same release of kdirect on both sides, or transport=tcp",
+            )
+        name = data[_ADDRESS.size :]
         if len(name) != n or not n:
             raise TransportError("the address of a shm queue pair is cut short", hint="pass QueuePair.address as it is")
         return cls(token, boot_id, namespace, qp_num, name)
@@ -88,11 +90,15 @@ class Address:
         """TransportError when the address belongs to another host or network namespace."""
         boot_id, namespace = place()
         if any(self.boot_id) and any(boot_id) and self.boot_id != boot_id:
-            raise TransportError(f"queue pair {self.qp_num} is on another host (boot id {self.boot_id.hex()}, here {boot_id.hex()})",
-                                 hint="shm works within one host: use transport=verbs or transport=tcp")
+            raise TransportError(
+                f"queue pair {self.qp_num} is on another host (boot id {self.boot_id.hex()}, here {boot_id.hex()})",
+                hint="shm works within one host: use transport=verbs or transport=tcp",
+            )
         if self.namespace and namespace and self.namespace != namespace:
-            raise TransportError(f"queue pair {self.qp_num} is in another network namespace ({self.namespace}, here {namespace})",
-                                 hint="run both ends in one network namespace (container), or use transport=tcp")
+            raise TransportError(
+                f"queue pair {self.qp_num} is in another network namespace ({self.namespace}, here {namespace})",
+                hint="run both ends in one network namespace (container), or use transport=tcp",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +176,10 @@ def open_connection(address: Address, deadline: float) -> socket.socket:
         return sock
     except OSError as e:
         sock.close()
-        raise TransportError(f"cannot reach queue pair {address.qp_num} over shared memory: {e.strerror or e}",
-                             hint="its process has ended or closed its device; ask it for a new address") from e
+        raise TransportError(
+            f"cannot reach queue pair {address.qp_num} over shared memory: {e.strerror or e}",
+            hint="its process has ended or closed its device; ask it for a new address",
+        ) from e
     except BaseException:
         sock.close()
         raise
@@ -186,19 +194,25 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
         except ConnectionResetError:  # it closed without reading our announcements; what it said comes next
             data, fds = recv_fds(sock, 512, 3)
     except OSError as e:
-        raise TransportError(f"queue pair {address.qp_num} did not answer: {e.strerror or e}",
-                             hint="its process is stopped or overloaded; try again, or use transport=tcp") from e
+        raise TransportError(
+            f"queue pair {address.qp_num} did not answer: {e.strerror or e}",
+            hint="its process is stopped or overloaded; try again, or use transport=tcp",
+        ) from e
     if len(data) >= _REPLY.size and data[:4] == _MAGIC:
         _, version, kind, qp_num, max_recv_wr, max_send_bytes, fences = _REPLY.unpack_from(data)
         if version == VERSION and kind == MSG_WELCOME and len(fds) == 3 and _sane(max_recv_wr, max_send_bytes):
             return Peer(address.token, qp_num, max_recv_wr, max_send_bytes, bool(fences)), fds
         if kind == MSG_REFUSED:
             close_fds(fds)
-            raise TransportError(f"queue pair {address.qp_num} refused the connection: {data[_REPLY.size:].decode(errors='replace')}",
-                                 hint="exchange addresses anew and connect the passive side first")
+            raise TransportError(
+                f"queue pair {address.qp_num} refused the connection: {data[_REPLY.size :].decode(errors='replace')}",
+                hint="exchange addresses anew and connect the passive side first",
+            )
     close_fds(fds)
-    raise TransportError(f"queue pair {address.qp_num} closed the connection or answered with something else",
-                         hint="use the same release of kdirect on both sides")
+    raise TransportError(
+        f"queue pair {address.qp_num} closed the connection or answered with something else",
+        hint="use the same release of kdirect on both sides",
+    )
 
 
 def peer_uid(sock: socket.socket) -> int:
@@ -248,8 +262,9 @@ class LinkService:
                 self._epoll.register(self.kick_fd, select.EPOLLIN)
             except OSError as e:
                 listener.close()
-                raise TransportError(f"cannot open the shm transport's listener: {e.strerror}",
-                                     hint="check the limit of open files (ulimit -n)") from e
+                raise TransportError(
+                    f"cannot open the shm transport's listener: {e.strerror}", hint="check the limit of open files (ulimit -n)"
+                ) from e
             self._listener = listener
             self._thread = threading.Thread(target=self._run, name="kdirect-shm", daemon=True)
             self._thread.start()
