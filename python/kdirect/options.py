@@ -58,8 +58,16 @@ class Option:
         return f"give {_A_KIND[self.kind]}{' ' + text if text else ''}{default}"
 
 
-_A_KIND = {"str": "a string", "int": "an integer", "float": "a number", "bool": "true or false", "list": "a comma-separated list",
-           "ms": "a number of milliseconds", "bytes": "a number of bytes (suffixes k, m, g allowed)", "enum": "one of the choices"}
+_A_KIND = {
+    "str": "a string",
+    "int": "an integer",
+    "float": "a number",
+    "bool": "true or false",
+    "list": "a comma-separated list",
+    "ms": "a number of milliseconds",
+    "bytes": "a number of bytes (suffixes k, m, g allowed)",
+    "enum": "one of the choices",
+}
 
 
 def _parse_bool(v: Any) -> bool:
@@ -89,8 +97,13 @@ def _parse_int(v: Any) -> int:
 
 
 _PARSERS: dict[str, Callable[[Any], Any]] = {
-    "str": lambda v: str(v), "enum": lambda v: str(v).strip(), "int": _parse_int, "ms": _parse_int, "float": float,
-    "bool": _parse_bool, "bytes": _parse_bytes,
+    "str": lambda v: str(v),
+    "enum": lambda v: str(v).strip(),
+    "int": _parse_int,
+    "ms": _parse_int,
+    "float": float,
+    "bool": _parse_bool,
+    "bytes": _parse_bytes,
     "list": lambda v: list(v) if isinstance(v, list | tuple) else [p.strip() for p in str(v).split(",") if p.strip()],
 }
 
@@ -139,6 +152,8 @@ def _must_preallocate(value: bool) -> bool:
     return value
 
 
+# Rows stay dense, so that a table can be read as one.
+# fmt: off
 BROKER = Options("Broker properties", (
     Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
     Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
@@ -248,6 +263,7 @@ CLIENT = Options("Client settings", (
     Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1),
 ))
 
+# fmt: on
 _DURATION = re.compile(r"\s*(\d+)\s*(us|ms|s|m|min|h|d|)\s*\Z")
 _DURATION_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
@@ -261,6 +277,7 @@ def duration_ms(text: str) -> int:
 
 
 # Names, defaults and precedence are those of Spark's Kafka connector; what it does not have stands last.  None: not given.
+# fmt: off
 SPARK = Options("Spark options", (
     Option("kafka.bootstrap.servers", "list", None, "host:port of the broker (a list: the first that answers).", required=True,
            aliases=("bootstrap.servers",)),
@@ -299,3 +316,4 @@ SPARK = Options("Spark options", (
     Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
     Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
 ), ignore_case=True)
+# fmt: on
