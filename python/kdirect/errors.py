@@ -117,6 +117,10 @@ class UnknownTopicError(KdirectError):
     """The topic or partition does not exist."""
 
 
+class TopicExistsError(KdirectError):
+    """A topic of that name exists."""
+
+
 class AccessDeniedError(KdirectError):
     """The broker refuses the access asked for (an exclusive holder exists, or it is switched off)."""
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
+import re
 import struct
 import uuid
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -82,6 +84,14 @@ def test_every_truncation_is_declared(api, seed):
     for cut in range(len(data)):
         with pytest.raises(ProtocolError):
             schema.decode(api.request, version, memoryview(data[:cut]))
+
+
+def test_the_documented_versions_are_those_served():
+    text = (Path(__file__).resolve().parents[2] / "docs" / "broker.md").read_text()
+    rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)(?:-(\d+))? \|$", text, re.M)
+    assert {(n, int(k), int(low), int(high or low)) for n, k, low, high in rows} == {
+        (a.name, a.key, a.low, a.high) for a in p.APIS.values()
+    }
 
 
 @given(st.sampled_from(VERSIONS), st.binary(max_size=400))

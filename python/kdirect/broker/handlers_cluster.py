@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import explain
-from kdirect.broker.topics import OFFSETS_TOPIC, Topic, TopicExistsError
-from kdirect.errors import ConfigError, KdirectError
+from kdirect.broker.topics import OFFSETS_TOPIC, Topic
+from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build

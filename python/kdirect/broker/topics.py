@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, UnknownTopicError
+from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, TopicExistsError, UnknownTopicError
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -33,10 +33,6 @@ OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
 MAX_PARTITIONS = 100_000
 PRODUCER_ID_BLOCK = 1000
-
-
-class TopicExistsError(LogError):
-    """A topic of that name, or one whose metrics name collides, exists."""
 
 
 def replace_file(path: Path, text: str) -> None:
