@@ -49,9 +49,12 @@ def outcome(data: bytes, guarded) -> tuple[list[tuple] | None, str]:
                 [
                     (o, t, k, v, tuple((h["key"], h["value"]) for h in found or ()))
                     for o, t, k, v, found in zip(
-                        taken["offset"].to_pylist(), taken["timestamp"].cast(pa.int64()).to_pylist(), taken["key"].to_pylist(),
-                        taken["value"].to_pylist(), names,
-                    )  # fmt: skip
+                        taken["offset"].to_pylist(),
+                        taken["timestamp"].cast(pa.int64()).to_pylist(),
+                        taken["key"].to_pylist(),
+                        taken["value"].to_pylist(),
+                        names,
+                    )
                 ]
             )
     assert (results[0] is None) == (results[1] is None)
@@ -122,7 +125,9 @@ def test_good_batches_are_taken(ref, guarded, rows, base_offset, attributes, bas
     assert found is not None and len(found) == (0 if attributes & 0x20 else len(rows))
 
 
-edits = st.lists(st.tuples(st.integers(0, 10_000), st.sampled_from(["set", "insert", "delete", "repeat"]), st.integers(0, 255)), min_size=1, max_size=4)
+edits = st.lists(
+    st.tuples(st.integers(0, 10_000), st.sampled_from(["set", "insert", "delete", "repeat"]), st.integers(0, 255)), min_size=1, max_size=4
+)
 
 
 def edit(data: bytes, changes) -> bytes:
@@ -167,7 +172,9 @@ def test_one_number_that_lies(ref, guarded, keyed, sizes, where, field, lie, rel
         def number(name, true, mine=i == where % len(sizes)):
             return ref.varint(true if name != field or not mine else min(max(true + lie, -(2**63)), 2**63 - 1) if relative else lie)
 
-        body = b"\0" + number("timestamp", parts["timestamp"]) + number("offset", parts["offset"]) + number("key", parts["key"]) + (key or b"")
+        body = (
+            b"\0" + number("timestamp", parts["timestamp"]) + number("offset", parts["offset"]) + number("key", parts["key"]) + (key or b"")
+        )
         body += number("value", size) + value + number("headers", 0)
         records += number("length", len(body)) + body
     against_reference(ref, ref.batch(records, len(sizes) + 3), guarded)
@@ -226,7 +233,10 @@ def test_an_interval_of_offsets_is_a_filter(ref, guarded, rows, data):
 def test_memory_that_changes_under_the_reader(ref, guarded, headers, seed):
     """A hostile writer keeps writing while the decoder reads where the bytes lie.  Rows may be nonsense; memory stays whole."""
     rng = random.Random(seed)
-    rows = [(b"k" * rng.randrange(9), b"v" * rng.randrange(90), [(b"h", b"x" * rng.randrange(9))] * (headers * rng.randrange(3)), 0, 1) for _ in range(400)]
+    rows = [
+        (b"k" * rng.randrange(9), b"v" * rng.randrange(90), [(b"h", b"x" * rng.randrange(9))] * (headers * rng.randrange(3)), 0, 1)
+        for _ in range(400)
+    ]
     good = build(ref, rows)
     address = guarded.put(good)
     memory = (ctypes.c_ubyte * len(good)).from_address(address)
@@ -266,4 +276,8 @@ def test_memory_that_changes_under_the_reader(ref, guarded, headers, seed):
 
 
 def test_every_error_is_declared():
-    assert issubclass(CorruptBatchError, FormatError) and issubclass(UnsupportedFormatError, FormatError) and issubclass(FormatError, KdirectError)
+    assert (
+        issubclass(CorruptBatchError, FormatError)
+        and issubclass(UnsupportedFormatError, FormatError)
+        and issubclass(FormatError, KdirectError)
+    )

@@ -12,6 +12,7 @@ records are not trusted to fit.
 
 import pyarrow as pa
 
+from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
@@ -88,19 +89,27 @@ cdef struct open_batch:
 
 
 cdef class EncodedBatch:
-    """One record batch: `data` is bytes-like, `records_count` at least 1."""
-    cdef readonly object data
+    """One record batch of `records_count` records, at least 1.  `data` is a read-only view of it, and the object itself is a buffer."""
+    cdef Block block
+    cdef uint8_t* address
+    cdef readonly Py_ssize_t size
     cdef readonly int32_t records_count
 
-    def __init__(self, data, int32_t records_count):
-        self.data = data
-        self.records_count = records_count
+    def __init__(self):
+        raise TypeError("record batches come from ArrowEncoder")
+
+    @property
+    def data(self):
+        return memoryview(self)
+
+    def __getbuffer__(self, Py_buffer* buffer, int flags):
+        PyBuffer_FillInfo(buffer, self, self.address, self.size, 1, flags)
 
     def __len__(self):
-        return len(self.data)
+        return self.size
 
     def __repr__(self):
-        return f"EncodedBatch({len(self.data)} bytes, {self.records_count} records)"
+        return f"EncodedBatch({self.size} bytes, {self.records_count} records)"
 
 
 # -- the inner loop -------------------------------------------------------------------------------------
@@ -482,10 +491,9 @@ cdef class ArrowEncoder:
         cdef int attributes = CODEC_NONE
         cdef int32_t count = self.b.count
         cdef Block block = self.block
-        cdef size_t start = self.b.start
+        cdef EncodedBatch batch
         if self.compressor.codec != CODEC_NONE:
             compressed = memoryview(self.compressor.run(memoryview(self.scratch)[BATCH_HEADER_BYTES:size]))
-            start = 0
             if <size_t>compressed.nbytes < size - BATCH_HEADER_BYTES:
                 attributes = self.compressor.codec
                 size = BATCH_HEADER_BYTES + compressed.nbytes
@@ -497,7 +505,12 @@ cdef class ArrowEncoder:
             p = block.data
         with nogil:
             _put_header(p, size, attributes, count, self.b.base_timestamp, self.b.max_timestamp, producer_id, producer_epoch, base_sequence)
-        out.append(EncodedBatch(memoryview(block)[start:start + size].toreadonly(), count))
+        batch = EncodedBatch.__new__(EncodedBatch)
+        batch.block = block
+        batch.address = p
+        batch.size = size
+        batch.records_count = count
+        out.append(batch)
         self._open()
         return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence + count) & 0x7FFFFFFF)
 
