@@ -303,6 +303,8 @@ class AccessManager:
             self._release(holder)
         if not 0 < request.min_bytes <= partition.config.max_message_bytes:
             raise _Refused(MESSAGE_TOO_LARGE, f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})")
+        if self.before_roll not in partition.before_roll:
+            partition.before_roll.append(self.before_roll)
         segment = partition.ensure_head(request.min_bytes)
         worker = self._ensure_worker()
         position = partition.kernel.end_position
@@ -346,10 +348,16 @@ class AccessManager:
         self._contended[tp] = (now + seconds, seconds)
 
     def before_roll(self, partition: Partition) -> None:
-        """The head is about to be sealed for another reason than its holder's wish (roll by time)."""
+        """The head is about to be sealed for another reason than its holder's wish (retention, roll by time).
+
+        Any thread, and it may hold the partition's locks: so only what must be over before the seal is done here, the rest on the loop.
+        """
         grant = self._holders.get(partition.topic_partition)
-        if grant is not None:
-            self._release(grant, notify=True)
+        if grant is not None and self._worker is not None:
+            self._worker.retire(grant.file_id, True)
+            time.sleep(RECALL_GRACE_S)
+            grant.region.deregister()
+            self._later(self._finish_retired, grant.file_id)
 
     # -- consume ---------------------------------------------------------------------------------------
 
@@ -511,7 +519,7 @@ class AccessManager:
     def _finish_retired(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
         if grant is not None and grant.is_produce:
-            log.info("RDMA access of %s to %s ended: a request was not committed", grant.peer.client, grant.partition.topic_partition)
+            log.info("RDMA access of %s to %s ended: a request was refused, or the head rolled", grant.peer.client, grant.partition.topic_partition)
             self._release(grant)
 
     def _finish_cut(self, qp_num: int, reason: str) -> None:

@@ -9,9 +9,9 @@ A request is one WRITE_WITH_IMM of one or more record batches at the tail; its i
 ``file id << 16 | order``.  Its acknowledgement is an entry that the broker WRITEs into this grant's ring; the WRITE's
 immediate data ``file id << 16 | entries`` says whose ring has how many new ones.
 
-Memory.  A request's bytes lie in the send buffer, a ring, from `append` until its acknowledgement: the
-transport owns them until the WRITE completes, and after that they are kept so that a revoked request can be
-repeated elsewhere.  The acknowledgement ring is registered for remote writes; entry i is valid from the
+Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport
+owns them: an acknowledgement may overtake the completion, and the RNIC may still send them again) and its
+acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere).  The acknowledgement ring is registered for remote writes; entry i is valid from the
 completion that announces it until `drain` has read it, and cannot be overwritten before: the broker has at most as many
 entries under way as requests, and requests are bounded by the ring.
 
@@ -123,6 +123,9 @@ cdef class AckRouter:
             for i in range(n):
                 if wcs[i].status != WC_SUCCESS and self._status == 0:
                     self._status = wcs[i].status
+                w = self._by_file[<uint16_t> wcs[i].wr_id]
+                if w != NULL:
+                    (<FileWriter> w).c_send_done()
             self.sends_under_way -= <uint64_t> n
         while True:
             n = self._recv_cq.c_poll(wcs, POLL)
@@ -173,6 +176,7 @@ cdef class FileWriter:
     cdef int64_t* _offsets
     cdef uint64_t _window                              # a power of two
     cdef readonly uint64_t appended, acknowledged
+    cdef uint64_t _sends_done, _freed                  # WRITEs completed; requests whose bytes are free again: the lesser of both counts
     cdef uint64_t _grant_first                         # sequence number of this grant's order 0
     cdef uint64_t _ring_entries, _ring_read
     cdef readonly int file_id
@@ -229,6 +233,7 @@ cdef class FileWriter:
 
     def set_buffer(self, MemoryRegion buffer):
         """Give the writer its send buffer; no request may be under way."""
+        self.settle()
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
         old, self._buffer = self._buffer, buffer
@@ -249,6 +254,7 @@ cdef class FileWriter:
         if not 0 <= position <= length:
             raise ProtocolError(f"{self.name}: the broker granted position {position} of a file of {length} bytes",
                                 hint="broker and client are of different versions")
+        self.settle()  # completions are told apart by file id
         self._router.detach(self)
         self.file_id = file_id
         self._address = address
@@ -305,18 +311,29 @@ cdef class FileWriter:
             self.acknowledged += 1
             self._router.requests_under_way -= 1
             n += 1
-            if self.acknowledged == self.appended:
-                self._taken = 0
-                self._write_at = 0
-                self._free_from = 0
-            else:
-                r = &self._requests[self.acknowledged & (self._window - 1)]
-                if r.start >= self._free_from:
-                    self._taken -= r.start - self._free_from
-                else:
-                    self._taken -= self._capacity - self._free_from + r.start
-                self._free_from = r.start
+        self.c_release()
         return n
+
+    cdef void c_send_done(self) noexcept nogil:
+        self._sends_done += 1
+        self.c_release()
+
+    cdef void c_release(self) noexcept nogil:
+        """Free the bytes of requests that are both completed and acknowledged."""
+        cdef uint64_t upto = self.acknowledged if self.acknowledged < self._sends_done else self._sends_done
+        cdef request_t* r
+        if upto <= self._freed:
+            return
+        self._freed = upto
+        if upto == self.appended:
+            self._taken = self._write_at = self._free_from = 0
+            return
+        r = &self._requests[upto & (self._window - 1)]
+        if r.start >= self._free_from:
+            self._taken -= r.start - self._free_from
+        else:
+            self._taken -= self._capacity - self._free_from + r.start
+        self._free_from = r.start
 
     cdef int c_reserve(self, uint64_t n, uint64_t* start) noexcept nogil:
         """Room for `n` contiguous bytes of the send buffer and one request; OK or why not."""
@@ -328,7 +345,7 @@ cdef class FileWriter:
             return BROKEN
         if self.position + <int64_t> n > self.length:
             return NO_ROOM_FILE
-        if self.appended - self.acknowledged >= self._window or self._router.requests_under_way >= self._router.limit:
+        if self.appended - self._freed >= self._window or self._router.requests_under_way >= self._router.limit:
             return NO_ROOM_BUFFER
         if at + n > self._capacity:
             skip = self._capacity - at
@@ -342,12 +359,12 @@ cdef class FileWriter:
     cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records) noexcept nogil:
         """Post the request whose bytes are at `start`.  OK, NO_ROOM_BUFFER (the send queue is full) or BROKEN."""
         cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | <uint16_t> (self.appended - self._grant_first)
-        cdef int rc = self._qp.c_post_write_imm(0, self._buffer.address + start, self._buffer.lkey, length,
+        cdef int rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
                                                 self._address + <uint64_t> self.position, self._rkey, imm)
         cdef request_t* r
         if rc == ENOMEM:
             self._router.c_drain()
-            rc = self._qp.c_post_write_imm(0, self._buffer.address + start, self._buffer.lkey, length,
+            rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
                                            self._address + <uint64_t> self.position, self._rkey, imm)
             if rc == ENOMEM:
                 return NO_ROOM_BUFFER
@@ -466,13 +483,25 @@ cdef class FileWriter:
         return out
 
     def forget(self):
-        """Give up the unacknowledged requests (the caller took them by `unacknowledged`)."""
+        """Give up the unacknowledged requests (the caller took them by `unacknowledged`); the writer can only be closed then."""
+        self.settle()
         self._router.requests_under_way -= self.appended - self.acknowledged
-        self.appended = self.acknowledged
+        self.appended = self._sends_done = self._freed = self.acknowledged
         self._taken = self._write_at = self._free_from = 0
+
+    def settle(self, int timeout_ms=1000):
+        """Wait until no WRITE of this writer is under way, so that its memory is its own again.  On a broken queue pair they have been
+        flushed, or go with it."""
+        cdef int64_t deadline = _now_ns(CLOCK_MONOTONIC) + timeout_ms * <int64_t> 1000000
+        while self._sends_done < self.appended and self._router._status == 0 and _now_ns(CLOCK_MONOTONIC) < deadline:
+            with nogil:
+                self._router.c_drain()
+            if self._sends_done < self.appended and self._router._status == 0:
+                self._router._send_cq.wait(10, 20)
 
     def close(self):
         """End the grant here and free the registered memory."""
+        self.settle()
         self.end_grant()
         if self._buffer is not None:
             self._buffer.deregister()

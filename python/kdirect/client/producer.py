@@ -40,6 +40,7 @@ from kdirect.errors import (
     KdirectError,
     QueuePairError,
     TimedOutError,
+    TransportError,
     UnknownTopicError,
 )
 from kdirect.format import layout
@@ -54,6 +55,7 @@ SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
 
 NOTICES = 64  # receives beyond the window, for notices of revocation
 DIRECT_RETRY_S = 1.0
+DIRECT_ATTEMPTS = 5
 STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
 TCP_BATCH_BYTES = 64 << 10
 Header = tuple[str, bytes | None]
@@ -276,15 +278,29 @@ class Producer:
             return target
         tp = TopicPartition(topic, partition)
         if self._session.transport != "tcp" and time.monotonic() >= self._direct_retry.get(key, 0.0):
-            try:
-                direct = _DirectTarget(self, tp)
+            direct = self._open_direct(tp)
+            if direct is not None:
                 self._targets[key] = direct
                 return direct
-            except AccessDeniedError as e:
-                log.info("%s is written over TCP: %s", tp, e)
-                self._direct_retry[key] = time.monotonic() + DIRECT_RETRY_S
+            self._direct_retry[key] = time.monotonic() + DIRECT_RETRY_S
         tcp = self._targets[key] = _TcpTarget(self, tp)
         return tcp
+
+    def _open_direct(self, tp: TopicPartition) -> _DirectTarget | None:
+        """Exclusive access to `tp`, or None when TCP has to do for now: somebody else has it, or the path is lost (for a moment, or for
+        good, as with a broker that came back without RDMA)."""
+        for attempt in range(DIRECT_ATTEMPTS):
+            try:
+                return _DirectTarget(self, tp)
+            except AccessDeniedError as e:
+                log.info("%s is written over TCP: %s", tp, e)
+                return None
+            except (TransportError, QueuePairError) as e:
+                self._drop_channel()
+                if attempt == DIRECT_ATTEMPTS - 1:
+                    log.warning("%s is written over TCP: %s", tp, e)
+            time.sleep(0.001 * 4**attempt)
+        return None
 
     def ack_router(self, tp: TopicPartition) -> tuple[Channel, AckRouter]:
         """The producer's queue pair, opened when first needed and again when it broke."""
@@ -353,7 +369,10 @@ class Producer:
     def _wait_router(self, deadline: float, target: _DirectTarget) -> None:
         """The window is taken by other partitions of this queue pair: wait for any acknowledgement."""
         assert self._router is not None
-        if self._router.drain() <= 0:
+        for _ in range(1000):  # or only for completions of WRITEs that are acknowledged already, which come at once
+            if self._router.drain() != 0 or not self._router.sends_under_way:
+                break
+        else:
             self._router.wait(min(100, self._left(deadline, target)))
 
     def _left(self, deadline: float, target: _DirectTarget | _TcpTarget) -> int:

@@ -177,6 +177,7 @@ cdef class MemoryRegion:
     def __init__(self, Memory memory=None, uint64_t address=0, uint64_t length=0, uint32_t lkey=0, uint32_t rkey=0, int access=0):
         self.memory = memory
         self.address = address
+        self.data = <uint8_t*><uintptr_t> address
         self.length = length
         self.lkey = lkey
         self.rkey = rkey
