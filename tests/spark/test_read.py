@@ -187,3 +187,29 @@ def test_joins_of_a_topic_with_itself(read, filled):
     left, right = read(filled).alias("l"), read(filled).alias("r")
     joined = left.join(right, (F.col("l.partition") == F.col("r.partition")) & (F.col("l.offset") == F.col("r.offset")))
     assert joined.count() == 70
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_records_that_vanish_between_planning_and_reading(broker, topics, transport):
+    """The task finds out by itself, in a worker that may hold a warm reader of the partition."""
+    from kdirect.errors import DataLossError
+    from kdirect_spark.settings import source_settings
+    from kdirect_spark.source import RangePartition, read_range
+
+    def read(fail, start, stop):
+        options = {"kafka.bootstrap.servers": broker.address, "subscribe": name, "transport": transport, "failOnDataLoss": fail}
+        batches = read_range(source_settings(options, streaming=False), RangePartition(name, 0, start, stop))
+        return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
+
+    name = topics.create(1)
+    topics.fill(name, [b"%d" % i for i in range(100)])
+    assert read("true", 0, 10) == list(range(10))
+    topics.delete_records(name, 0, 60)
+    with pytest.raises(DataLossError, match=rf"{name}-0 .*; 20 to 100 were to be read.*failOnDataLoss"):
+        read("true", 20, 100)
+    assert read("false", 20, 100) == list(range(60, 100))
+    assert read("false", 20, 50) == []
+    topics.delete(name)
+    with pytest.raises(DataLossError, match=rf"{name}-0 is gone; offsets 70 to 100 were still to be read.*failOnDataLoss"):
+        read("true", 70, 100)
+    assert read("false", 70, 100) == []
