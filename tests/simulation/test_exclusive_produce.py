@@ -103,6 +103,7 @@ def run(seed, tmp_path, monkeypatch, faults, *, damage, plain, segment_bytes=1 <
     produced: dict[str, list[bytes]] = {"a": [], "b": []}
     acknowledged: set[bytes] = set()
     refused = False
+    tmp_path.mkdir(exist_ok=True)
     with LogManager([tmp_path / f"log{seed}"], LogConfig(segment_bytes=segment_bytes)) as logs:
         partition = logs.create_partition(TP)
         access = SimAccessManager(network, logs, properties)
@@ -202,5 +203,5 @@ def test_random_schedules(case, seed, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("failed", FAILED_SEEDS)
 def test_seeds_that_failed_once(failed, tmp_path, monkeypatch):
-    for faults, more in CASES.values():
-        run(failed, tmp_path, monkeypatch, faults, **more)
+    for case, (faults, more) in CASES.items():
+        run(failed, tmp_path / case, monkeypatch, faults, **more)
