@@ -14,7 +14,7 @@ import pytest
 from kdirect.errors import QueuePairError, RdmaError, TransportError
 from kdirect.rdma import open_device, shm_probe
 from kdirect.rdma.contract import Access, Memory, State, Status
-from tests.rdma.conftest import ALL, WAIT_MS, End, PeerProcess, Rig, completion, completions, eventually, join, join_process
+from tests.rdma.conftest import WAIT_MS, End, PeerProcess, Rig, completion, completions, eventually, join, join_process
 
 Peers = Callable[[], PeerProcess]
 
@@ -105,7 +105,7 @@ def test_no_wake_up_is_lost_between_processes(peer_process: Peers, spin_us: int)
     first, second = one.run(make), two.run(make)
     two.run("b.qp.connect(peer, False)", peer=first[0])
     one.run("b.qp.connect(peer, True)", peer=second[0])
-    n = 30_000 if spin_us else 12_000
+    n = 20_000 if spin_us else 12_000
     bounce = f"shm_probe.bounce_asleep(b.qp, b.recv_cq, b.region, remote, rkey, {n}, first, {spin_us})"
     two.start(bounce, remote=first[1], rkey=first[2], first=False)
     one.start(bounce, remote=second[1], rkey=second[2], first=True)
@@ -119,7 +119,7 @@ def test_spinning_processes(peer_process: Peers) -> None:
     first, second = one.run(make), two.run(make)
     two.run("b.qp.connect(peer, False)", peer=first[0])
     one.run("b.qp.connect(peer, True)", peer=second[0])
-    bounce = "shm_probe.bounce(b.qp, b.recv_cq, b.region, remote, rkey, 64, 200_000, first, 30_000)"
+    bounce = "shm_probe.bounce(b.qp, b.recv_cq, b.region, remote, rkey, 64, 100_000, first, 30_000)"
     two.start(bounce, remote=first[1], rkey=first[2], first=False)
     one.start(bounce, remote=second[1], rkey=second[2], first=True)
     assert one.finish() > 0
@@ -248,7 +248,8 @@ def test_a_stopped_peer_that_copies_nothing_holds_nothing_up(shm_rig: Rig, peer_
     assert all(region.deregister(0) for region in regions)
     peer.signal(signal.SIGCONT)
     key = regions[-1].rkey
-    assert peer.run("b.qp.post_read(1, b.region, 0, 8, address, key); completion(b.send_cq).status", address=a.address, key=key) == Status.REM_ACCESS_ERR
+    read = "b.qp.post_read(1, b.region, 0, 8, address, key); completion(b.send_cq).status"
+    assert peer.run(read, address=a.address, key=key) == Status.REM_ACCESS_ERR
 
 
 def test_a_peer_that_takes_in_no_announcements_is_cut(shm_rig: Rig, peer_process: Peers, caplog: pytest.LogCaptureFixture) -> None:
@@ -361,7 +362,8 @@ def test_many_processes_read_one_target(shm_rig: Rig, peer_process: Peers) -> No
         a.qp.connect(address, False)
         peer.run("b.qp.connect(peer, True)", peer=a.qp.address)
         region = a.domain.register(memory, Access.REMOTE_READ)
-        peer.start("shm_probe.read_loop(b.qp, b.send_cq, b.region, address, rkey, 4096, 1 << 20, 1 << 20, 50_000)", address=region.address, rkey=region.rkey)
+        read = "shm_probe.read_loop(b.qp, b.send_cq, b.region, address, rkey, 4096, 1 << 20, 1 << 20, 50_000)"
+        peer.start(read, address=region.address, rkey=region.rkey)
         ends.append((a, region))
     for peer, (_, region) in zip(peers, ends):
         assert peer.finish() > 0

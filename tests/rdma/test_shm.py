@@ -438,7 +438,7 @@ def test_open_device() -> None:
     assert again is not device
     assert not again.closed
     again.close()
-    with pytest.raises(TransportError, match="provider 'verbz'.*shm"):
+    with pytest.raises(TransportError, match=r"provider 'verbz'.*shm"):
         open_device("verbz")
 
 
@@ -472,8 +472,8 @@ def altered(address: bytes, **changes: object) -> bytes:
 
 @pytest.mark.parametrize(
     ("changes", "message"),
-    [({"boot_id": bytes(range(16))}, "another host"), ({"namespace": 1}, "another network namespace"), ({"name": b"nobody"}, "cannot reach"),
-     ({"token": bytes(16)}, "refused")],
+    [({"boot_id": bytes(range(16))}, "another host"), ({"namespace": 1}, "another network namespace"),
+     ({"name": b"nobody"}, "cannot reach"), ({"token": bytes(16)}, "refused")],
     ids=lambda v: next(iter(v)) if isinstance(v, dict) else "",
 )
 def test_addresses_that_cannot_be_reached(shm_rig: Rig, changes: dict, message: str) -> None:
@@ -569,7 +569,8 @@ class Forger:
 @pytest.mark.parametrize(
     ("why", "fields"),
     [("rubbish", {"sequence": 0xFFFF}), ("rubbish", {"sequence": 2**64 - 1}), ("unknown opcode", {"sequence": 1, "opcode": 5}),
-     ("more bytes", {"sequence": 1, "opcode": 128, "byte_len": 5000}), ("position", {"sequence": 1, "opcode": 128, "byte_len": 64, "position": 8}),
+     ("more bytes", {"sequence": 1, "opcode": 128, "byte_len": 5000}),
+     ("position", {"sequence": 1, "opcode": 128, "byte_len": 64, "position": 8}),
      ("position", {"sequence": 1, "opcode": 128, "byte_len": 64, "position": 2**64 - 32})],
 )
 def test_forged_entries_cut_the_peer(shm_rig: Rig, why: str, fields: dict, caplog: pytest.LogCaptureFixture) -> None:

@@ -240,6 +240,8 @@ ctypedef struct kd_qp:
     uint8_t* out_payload
     uint64_t out_ring
     uint64_t byte_tail
+    uint64_t byte_head      # value of out.byte_head last read
+    uint64_t byte_floor     # nothing before it is unread: where the ring restarted last
     kd_recv* recv_ring
     uint64_t recv_mask
     uint32_t* in_lengths

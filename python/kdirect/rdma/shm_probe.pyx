@@ -15,15 +15,16 @@ from kdirect.errors import RdmaError
 
 cdef extern from "shm_ring.h" nogil:
     int64_t kd_now_ns()
+    uint64_t kd_fetch_add(uint64_t*, uint64_t)
     void kd_pause()
     int eventfd_read "read"(int, void*, size_t)
     int eventfd_write "write"(int, const void*, size_t)
 
 
 def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
-              uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count):
-    """`count` READs of `size` bytes, one at a time, walking both spans round and round; ns for all."""
-    cdef uint64_t to = 0, at = 0
+              uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count, uint64_t begin=0):
+    """`count` READs of `size` bytes, one at a time, walking both spans round and round from operation `begin`; ns for all."""
+    cdef uint64_t to = begin % (local_span // size) * size, at = begin % (remote_span // size) * size
     cdef int64_t i, start
     cdef int rc = 0, k
     cdef work_completion wc
@@ -51,9 +52,10 @@ def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t rem
     return start
 
 
-def memcpy_loop(uint64_t local, uint64_t remote, uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count):
+def memcpy_loop(uint64_t local, uint64_t remote, uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count,
+                uint64_t begin=0):
     """The same walk with memcpy alone; `remote` is an address in this process."""
-    cdef uint64_t to = 0, at = 0
+    cdef uint64_t to = begin % (local_span // size) * size, at = begin % (remote_span // size) * size
     cdef int64_t i, start
     with nogil:
         start = kd_now_ns()
@@ -112,6 +114,17 @@ def fetch_add_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_
         start = kd_now_ns() - start
     if rc or wc.status:
         raise RdmaError(f"FETCH_AND_ADD failed: errno {rc}, status {wc.status}")
+    return start
+
+
+def bare_fetch_add_loop(uint64_t address, int64_t count):
+    """`count` bare fetch-and-adds of 8 bytes in this process."""
+    cdef int64_t i, start
+    with nogil:
+        start = kd_now_ns()
+        for i in range(count):
+            kd_fetch_add(<uint64_t*><uintptr_t> address, 1)
+        start = kd_now_ns() - start
     return start
 
 

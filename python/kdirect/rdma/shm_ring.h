@@ -179,11 +179,12 @@ static inline void kd_pair_layout(uint64_t start, uint32_t cap, uint64_t ring, k
     out->payload = kd_round_up(out->entries + (uint64_t)cap * sizeof(kd_entry), 4096);
     out->end = out->payload + ring;
 }
-/* Bytes of payload ring that a direction needs: every posted receive may hold the largest SEND, up to a
- * bound beyond which a SEND waits for the target's poll.  Untouched pages cost nothing. */
+/* Bytes of payload ring that a direction needs: every posted receive may hold the largest SEND, and once a turn
+ * the bytes before the end may be too few for the next one.  Beyond KD_PAYLOAD_RING_MAX a SEND waits for the
+ * target's poll instead.  Untouched pages cost nothing. */
 static inline uint64_t kd_payload_ring_bytes(uint32_t cap, uint32_t max_send_bytes)
 {
-    uint64_t all = (uint64_t)cap * max_send_bytes, most = KD_PAYLOAD_RING_MAX;
+    uint64_t all = ((uint64_t)cap + 1) * max_send_bytes, most = KD_PAYLOAD_RING_MAX;
     if (most < 2 * (uint64_t)max_send_bytes)
         most = 2 * (uint64_t)max_send_bytes;
     all = kd_power_of_two(all < most ? all : most);

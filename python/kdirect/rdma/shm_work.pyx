@@ -150,13 +150,20 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     start = qp.byte_tail
     if wr.length:
         head = kd_load64(&qp.out.byte_head)
-        if qp.byte_tail - head > ring:
+        if head - qp.byte_head > qp.byte_tail - qp.byte_head:       # it went backwards, or past what was sent
             cut(qp, CUT_CREDITS)
             return WC_RETRY_EXC_ERR
-        if head == qp.byte_tail or (start & (ring - 1)) + wr.length > ring:
-            start = kd_round_up(start, ring)    # an empty ring restarts where its pages are warm
-        if head != qp.byte_tail and start + wr.length - head > ring:
+        qp.byte_head = head
+        if head < qp.byte_floor:
+            head = qp.byte_floor                # what was skipped is not in use
+        if head == qp.byte_tail:
+            head = start = kd_round_up(start, ring)     # an empty ring restarts where its pages are warm
+        elif (start & (ring - 1)) + wr.length > ring:
+            start = kd_round_up(start, ring)
+        if start + wr.length - head > ring:
             return RUN_FULL
+        if head == start:
+            qp.byte_floor = start
         memcpy(qp.out_payload + (start & (ring - 1)), <void*><uintptr_t> wr.local, wr.length)
         qp.byte_tail = start + wr.length
     publish(qp, WC_RECV, wr.length, 0, start)
