@@ -7,7 +7,6 @@ Intervals are half-open.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from kdirect.errors import ConfigError
@@ -22,9 +21,9 @@ EARLIEST_OFFSET = -2
 LATEST_OFFSET = -1
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class TopicPartition:
-    """A partition of a topic; prints as ``topic-partition``, as Kafka's directories do."""
+class TopicPartition(NamedTuple):
+    """A partition of a topic; prints as ``topic-partition``, as Kafka's directories do.  A tuple, because it is a key everywhere and a
+    tuple hashes in C."""
 
     topic: str
     partition: int

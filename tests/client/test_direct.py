@@ -138,6 +138,27 @@ def test_polling_an_idle_topic_costs_the_broker_nothing(served):
         assert cpu_ticks(broker.pid) - before <= 1  # a tick is 10 ms; 100,000 Kafka fetches take seconds
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_arrow_batches_and_positions_of_a_consumer(served, transport):
+    session, broker = served
+    session.admin.create_topic("two", 2)
+    with session.producer() as producer:
+        for i in range(3000):
+            producer.produce("two", b"%d" % i, partition=i % 2)
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": transport}) as consumer:
+        consumer.subscribe("two", EARLIEST_OFFSET)
+        seen: dict[int, list[bytes]] = {0: [], 1: []}
+        while (batch := consumer.poll_arrow(500, max_bytes=16384)) is not None:
+            (p,) = set(batch.column("partition").to_pylist())
+            assert batch.column("offset")[0].as_py() == len(seen[p])
+            seen[p] += batch.column("value").to_pylist()
+            assert consumer.position(TopicPartition("two", p)) == len(seen[p])
+        assert seen == {p: [b"%d" % i for i in range(p, 3000, 2)] for p in (0, 1)}
+        consumer.seek(TopicPartition("two", 1), 1490)
+        assert [consumer.poll(500).offset for _ in range(10)] == list(range(1490, 1500))
+        assert consumer.poll(20) is None
+
+
 def test_one_read_refreshes_all_slots_of_a_consumer(served):
     session, broker = served
     session.admin.create_topic("many", 20)

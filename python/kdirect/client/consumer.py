@@ -131,10 +131,10 @@ class Consumer:
 
     def poll(self, timeout_ms: float = 0) -> Record | None:
         """The next record, or None when there is none within `timeout_ms`."""
-        if self._ready:
-            return self._ready.popleft()
-        self._wait(self._take_records, timeout_ms)
-        return self._ready.popleft() if self._ready else None
+        ready = self._ready
+        if not ready:
+            self._wait(self._take_records, timeout_ms)
+        return ready.popleft() if ready else None
 
     def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 4 << 20, include_headers: bool = False) -> pa.RecordBatch | None:
         """The next records of one partition as columns (about `max_bytes`), or None when there are none within `timeout_ms`."""
@@ -146,14 +146,7 @@ class Consumer:
             start = self._positions[tp]
             decoder = ArrowDecoder(tp.topic, tp.partition, start_offset=start, stop_offset=NO_STOP, include_headers=include_headers,
                                    target_bytes=max_bytes, max_decompressed_bytes=self.settings["max.batch.bytes"])  # fmt: skip
-            while not decoder.full and self._feed(tp, decoder.feed, decoder.feed_address):
-                pass
-            while (
-                not decoder.full
-                and decoder.rows
-                and self._fill(tp, decoder.next_offset)
-                and self._feed(tp, decoder.feed, decoder.feed_address)
-            ):
+            while not decoder.full and (self._feed(tp, decoder.feed, decoder.feed_address) or self._fill(tp, decoder.next_offset)):
                 pass
             self._positions[tp] = max(start, decoder.next_offset)
             if decoder.rows:
@@ -164,23 +157,31 @@ class Consumer:
         return found[0] if found else None
 
     def _take_records(self, tp: TopicPartition) -> bool:
-        """Move the whole batches at hand into `_ready`."""
-        if self._fetcher is not None:
-            stream = self._fetcher.stream(tp)
-            if not stream.buffered:
+        """Move whole batches of `tp` into `_ready`: those at hand, else what can be READ now."""
+        topic, partition = tp
+        position = self._positions[tp]
+        fetcher = self._fetcher
+        stream = fetcher.stream(tp) if fetcher is not None else None
+        while True:
+            if stream is not None:
+                data: Any = stream.bytes() if stream.buffered else None
+            else:
+                data = self._tcp_data.get(tp)
+            if data:
+                records, consumed, next_offset = decode_records(data, topic, partition, position)
+                if consumed:
+                    if stream is not None:
+                        stream.consume(consumed)
+                    else:
+                        self._tcp_data[tp] = data[consumed:]
+                    if next_offset > position:
+                        self._positions[tp] = position = next_offset
+                    if records:
+                        self._ready.extend(records)
+                        return True
+                    continue
+            if not (fetcher.fill(tp, position) if fetcher is not None else self._fill(tp, position)):
                 return False
-            records, consumed, next_offset = decode_records(stream.bytes(), tp.topic, tp.partition, self._positions[tp])
-            stream.consume(consumed)
-        else:
-            data = self._tcp_data.get(tp, memoryview(b""))
-            if not len(data):
-                return False
-            records, consumed, next_offset = decode_records(data, tp.topic, tp.partition, self._positions[tp])
-            self._tcp_data[tp] = data[consumed:]
-        if consumed:
-            self._positions[tp] = max(self._positions[tp], next_offset)
-        self._ready.extend(records)
-        return bool(records)
 
     def _feed(self, tp: TopicPartition, feed: Any, feed_address: Any) -> bool:
         if self._fetcher is not None:
@@ -203,17 +204,17 @@ class Consumer:
 
     def _wait(self, take: Any, timeout_ms: float) -> None:
         """Go round the partitions until `take(tp)` says that it got something, or the time is over."""
-        self._check()
+        if self._closed:
+            self._check()
         deadline = None
         pause = FIRST_WAIT_S
         empty = failures = 0
         while True:
             try:
-                for i in range(len(self._round)):
-                    tp = self._round[i]
-                    # What was READ before comes first, then more is READ: batches may end anywhere in a READ.
-                    if take(tp) or self._more(tp, take):
-                        self._round = self._round[i + 1 :] + self._round[: i + 1]
+                for i, tp in enumerate(self._round):
+                    if take(tp):
+                        if len(self._round) > 1:
+                            self._round = self._round[i + 1 :] + self._round[: i + 1]
                         return
                 failures = 0
             except (QueuePairError, BrokerUnavailableError, ClosedError):
@@ -234,12 +235,6 @@ class Consumer:
             if empty > SPIN_POLLS or self._fetcher is None:
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(pause * 2, LONGEST_WAIT_S)
-
-    def _more(self, tp: TopicPartition, take: Any) -> bool:
-        while self._fill(tp, self._positions[tp]):
-            if take(tp):
-                return True
-        return False
 
     # -- end -------------------------------------------------------------------------------------------
 

@@ -389,8 +389,17 @@ cdef class FileStream:
             old.deregister()
 
     cpdef int64_t fill(self) except -1:
-        """READ once, as much as the read size, the buffer and the last readable position allow.  Returns the bytes read (0: nothing to
-        read or no room).  Raises QueuePairError when access has ended, CorruptBatchError for a batch larger than `max_batch_bytes`."""
+        """READ as much as the read size, the buffer and the last readable position allow, and a second time when that brought the header of
+        a batch and not its end.  Returns the bytes read (0: nothing to read or no room).  Raises QueuePairError when access has ended, CorruptBatchError for a batch larger than `max_batch_bytes`."""
+        cdef int64_t n = self._fill_once()
+        cdef batch_info info
+        if n > 0 and self.limit > self.position + <int64_t> (self._hi - self._lo) and self._hi - self._lo >= BATCH_LENGTH_PREFIX_BYTES:
+            parse_batch_header(self._buffer.data + self._lo, self._hi - self._lo, &info)
+            if info.size > self._hi - self._lo:
+                n += self._fill_once()
+        return n
+
+    cdef int64_t _fill_once(self) except -1:
         cdef int64_t unread = self.limit - (self.position + <int64_t> (self._hi - self._lo))
         cdef uint64_t want, room, kept, need = 0
         cdef uint32_t status = 0
