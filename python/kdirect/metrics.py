@@ -40,6 +40,14 @@ METRICS: tuple[Metric, ...] = (
     Metric("broker_flushes", "fsyncs", "broker", "Group commits: fsyncs that producers waited for together."),
     Metric("broker_topics", "topics", "broker", "Topics, the broker's own included."),
     Metric("broker_groups", "groups", "broker", "Consumer groups known."),
+    Metric("reads", "requests", "rdma", "READs that this device executed."),
+    Metric("read_bytes", "bytes", "rdma", "Their bytes."),
+    Metric("writes", "requests", "rdma", "WRITEs that this device executed, with immediate data or without."),
+    Metric("write_bytes", "bytes", "rdma", "Their bytes."),
+    Metric("sends", "requests", "rdma", "SENDs that this device executed."),
+    Metric("receives", "requests", "rdma", "Receives that completed: SENDs and immediate data from peers."),
+    Metric("atomics", "requests", "rdma", "FETCH_AND_ADDs and COMPARE_AND_SWAPs that this device executed."),
+    Metric("wakeups", "events", "rdma", "Times that this device woke a sleeping peer."),
 )
 
 

@@ -15,8 +15,13 @@ from kdirect.errors import QueuePairError, RdmaError
 from kdirect.rdma.contract import Access, Memory, Opcode, State, Status
 from tests.rdma.conftest import ALL, End, Rig, completion, completions, join
 
-NEEDS = {"read": Access.REMOTE_READ, "write": Access.REMOTE_WRITE, "write_imm": Access.REMOTE_WRITE, "fetch_add": Access.REMOTE_ATOMIC,
-         "compare_swap": Access.REMOTE_ATOMIC}
+NEEDS = {
+    "read": Access.REMOTE_READ,
+    "write": Access.REMOTE_WRITE,
+    "write_imm": Access.REMOTE_WRITE,
+    "fetch_add": Access.REMOTE_ATOMIC,
+    "compare_swap": Access.REMOTE_ATOMIC,
+}
 
 
 def u64(end: End, position: int) -> int:
@@ -392,8 +397,14 @@ def test_registration_of_read_only_memory(rig: Rig) -> None:
 
 @pytest.mark.parametrize(
     ("access", "position", "length", "message"),
-    [(ALL, 0, 4097, "part of the memory"), (ALL, 4096, None, "part of the memory"), (ALL, -1, 10, "part of the memory"),
-     (ALL, 0, 0, "part of the memory"), (Access.REMOTE_WRITE, 0, None, "LOCAL_WRITE"), (64, 0, None, "access flags")],
+    [
+        (ALL, 0, 4097, "part of the memory"),
+        (ALL, 4096, None, "part of the memory"),
+        (ALL, -1, 10, "part of the memory"),
+        (ALL, 0, 0, "part of the memory"),
+        (Access.REMOTE_WRITE, 0, None, "LOCAL_WRITE"),
+        (64, 0, None, "access flags"),
+    ],
 )
 def test_bad_registrations(rig: Rig, access: int, position: int, length: int | None, message: str) -> None:
     domain = rig.device.alloc_pd()

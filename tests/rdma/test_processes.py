@@ -135,11 +135,15 @@ def test_a_peer_that_is_killed_while_it_writes(shm_rig: Rig, peer_process: Peers
         for i in range(10):
             a.qp.post_recv(i)
         join_process(a, peer, size=1 << 20)
-        peer.start("""
+        peer.start(
+            """
 while True:
     b.qp.post_write(1, b.region, 0, 1 << 20, address, rkey)
     b.send_cq.poll()
-""", address=a.address, rkey=a.rkey)
+""",
+            address=a.address,
+            rkey=a.rkey,
+        )
         eventually(lambda a=a: a.bytes[0] == 0)
         a.bytes[0] = 1
         eventually(lambda a=a: a.bytes[0] == 0)  # it writes
@@ -171,12 +175,16 @@ def test_a_killed_initiator_leaves_what_it_completed(shm_rig: Rig, peer_process:
     join_process(a, peer)
     for i in range(5):
         a.qp.post_recv(i)
-    peer.run("""
+    peer.run(
+        """
 b.bytes[:4] = b"done"
 for i in range(3):
     b.qp.post_write_imm(i, b.region, 0, 4, address + 100 * i, rkey, i)
 completions(b.send_cq, 3)
-""", address=a.address, rkey=a.rkey)
+""",
+        address=a.address,
+        rkey=a.rkey,
+    )
     peer.signal(signal.SIGKILL)
     peer.process.wait(10)
     wcs = completions(a.recv_cq, 5)
@@ -213,13 +221,17 @@ def test_a_stopped_peer_inside_a_copy(shm_rig: Rig, peer_process: Peers) -> None
     a = shm_rig.end(size=size)
     join_process(a, peer, size=size)
     busy = a.qp._pair_memory()[192:200]  # the peer's word of shm_ring.h: odd inside a copy
-    peer.start("""
+    peer.start(
+        """
 status = Status.SUCCESS
 while status == Status.SUCCESS:
     b.qp.post_write(1, b.region, 0, len(b.bytes), address, rkey)
     status = b.send_cq.poll()[0].status
 status
-""", address=a.address, rkey=a.rkey)
+""",
+        address=a.address,
+        rkey=a.rkey,
+    )
     for _ in range(100):
         time.sleep(0.01)
         stop(peer)
@@ -290,13 +302,16 @@ def test_a_hostile_process_harms_itself_only(shm_rig: Rig, peer_process: Peers, 
         for i in range(32):
             a.qp.post_recv(i, a.region, 1024 * i, 1024)
         join_process(a, peer)
-        peer.start("""
+        peer.start(
+            """
 import random, struct
 rng, memory = random.Random(seed), b.qp._pair_memory()
 for _ in range(20000):
     at = 8 * rng.randrange(0, 1100)
     memory[at : at + 8] = memoryview(rng.choice([struct.pack("<Q", rng.randint(0, 40)), rng.randbytes(8)]))
-""", seed=seed + turn)
+""",
+            seed=seed + turn,
+        )
         deadline = time.monotonic() + 10
         while a.qp.state == State.RTS and time.monotonic() < deadline:
             with contextlib.suppress(RdmaError):

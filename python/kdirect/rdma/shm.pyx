@@ -202,7 +202,8 @@ class ShmProtectionDomain(ProtectionDomain):
         with self._lock:
             for region in self._regions.values():
                 self._keys.withdraw(region.rkey & KD_KEY_INDEX_MASK)
-        self._wait_out_of_reach(100)
+        if not self._wait_out_of_reach(100):
+            shm_link.log.warning("a peer is still inside a copy under a key of a closed protection domain: it is stopped or hangs")
         with self._lock:
             for region in self._regions.values():
                 (<ShmMemoryRegion> region)._end()

@@ -71,6 +71,7 @@ cdef extern from "shm_ring.h" nogil:
     int kd_register_fences()
     void kd_heavy_fence(int asymmetric, int everywhere)
     void kd_pause()
+    void kd_backoff(unsigned int n)
     void kd_lock(uint32_t*)
     void kd_unlock(uint32_t*)
     int64_t kd_now_ns()
@@ -280,6 +281,12 @@ cdef void domain_unref(kd_domain* d) noexcept nogil
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept
 cdef void qp_unref(kd_qp* qp) noexcept nogil
+cdef kd_cq* cq_new(int event_fd) noexcept
+cdef void cq_free(kd_cq* cq) noexcept nogil
+cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil
+cdef void cq_detach_all(kd_cq* cq) noexcept nogil
+cdef void change_enter(kd_cq* cq) noexcept nogil
+cdef void change_leave(kd_cq* cq) noexcept nogil
 # connection
 cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes, uint32_t active_recv_wr,
                          uint32_t passive_send_bytes) noexcept nogil

@@ -12,9 +12,9 @@ Locks, in the order in which they may be nested: inside a CQ > link mutex > mapp
 never busy while it waits for the link mutex.
 """
 
-from libc.errno cimport EAGAIN, EINVAL, errno
+from libc.errno cimport EAGAIN, EINVAL, ENOMEM, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free
+from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_WRITE
@@ -165,6 +165,10 @@ cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32
         p = MAP_FAILED
         if m != NULL:
             p = mmap(NULL, end - start, (PROT_READ | PROT_WRITE) if writable else PROT_READ, MAP_SHARED, fd, <long> start)
+            if p == MAP_FAILED and errno == EINVAL:     # huge pages: a part of the file may start anywhere but there
+                start = 0
+                end = st.st_size
+                p = mmap(NULL, end, (PROT_READ | PROT_WRITE) if writable else PROT_READ, MAP_SHARED, fd, 0)
         if p == MAP_FAILED:
             free(m)
             pthread_mutex_unlock(&mappings_mutex)
@@ -352,13 +356,6 @@ cdef void qp_set_error(kd_qp* qp) noexcept nogil:
     kd_signal(qp.service_fd)
 
 
-cdef inline void pause_or_yield(int n) noexcept nogil:
-    if n & 63:
-        kd_pause()
-    else:
-        sched_yield()
-
-
 cdef void wait_passed(uint64_t* busy) noexcept nogil:
     """After a heavy fence: wait until what was running under `busy` (of this process) has ended."""
     cdef uint64_t seen
@@ -367,7 +364,7 @@ cdef void wait_passed(uint64_t* busy) noexcept nogil:
     if seen & 1:
         while kd_load64(busy) == seen:
             n += 1
-            pause_or_yield(n)
+            kd_backoff(n)
 
 
 cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
@@ -390,29 +387,29 @@ cdef void remote_retire(kd_qp* qp, uint32_t index) noexcept nogil:
     free(r)
 
 
-cdef void remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
+cdef bint remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
+    """Map and publish what the peer announced; under the link mutex.  False: it cannot be, its key stays unknown."""
     cdef kd_remote* r
     cdef uint32_t index = m.rkey & KD_KEY_INDEX_MASK
     if m.rkey == 0 or m.length == 0 or m.address > <uint64_t> -1 - m.length or m.position > <uint64_t> (1ull << 62) \
             or m.length > <uint64_t> (1ull << 62):
-        return
+        return False
     r = <kd_remote*> lines(sizeof(kd_remote))
     if r == NULL:
-        return
+        return False
     r.rkey = m.rkey
     r.access = m.access
     r.address = m.address
     r.length = m.length
     r.base = mapping_acquire(fd, m.position, m.length, (m.access & (REMOTE_WRITE | REMOTE_ATOMIC)) != 0, &r.mapping)
     if r.base == NULL:
-        qp.map_failures += 1
         free(r)
-        kd_signal(qp.service_fd)
-        return
+        return False
     remote_retire(qp, index)
     if index >= qp.remotes_end:
         qp.remotes_end = index + 1
     kd_store_pointer(&qp.remotes[index], r)
+    return True
 
 
 cdef void remote_sweep(kd_qp* qp) noexcept nogil:
@@ -438,8 +435,10 @@ cdef int link_drain(kd_qp* qp) noexcept nogil:
             qp.link_flags |= LINK_LEFT
             kd_signal(qp.service_fd)
             break
-        if m.type == KD_MSG_ANNOUNCE and fd >= 0 and not qp.remotes_shut:
-            remote_add(qp, &m, fd)
+        if m.type == KD_MSG_ANNOUNCE:
+            if not qp.remotes_shut and (fd < 0 or not remote_add(qp, &m, fd)):
+                qp.map_failures += 1
+                kd_signal(qp.service_fd)
         elif m.type == KD_MSG_REVOKE:
             r = <kd_remote*> qp.remotes[m.rkey & KD_KEY_INDEX_MASK]
             if r != NULL and r.rkey == m.rkey:
@@ -526,3 +525,66 @@ cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogi
                 return 0
             nanosleep(&nap, NULL)
     return 1
+
+
+# -- completion queues: life ------------------------------------------------------------------------------------
+cdef kd_cq* cq_new(int event_fd) noexcept:
+    cdef kd_cq* cq = <kd_cq*> lines(sizeof(kd_cq))
+    if cq != NULL:
+        cq.event_fd = event_fd
+        cq.light = fences_register()
+    return cq
+
+
+cdef void cq_free(kd_cq* cq) noexcept nogil:
+    cq_detach_all(cq)
+    free(cq.attachments)
+    free(cq)
+
+
+cdef void change_enter(kd_cq* cq) noexcept nogil:
+    cdef int n = 0
+    kd_lock(&cq.lock)
+    kd_store32(&cq.changing, 1)
+    kd_heavy_fence(cq.light, False)
+    while kd_load32(&cq.polling):
+        n += 1
+        kd_backoff(n)
+
+
+cdef void change_leave(kd_cq* cq) noexcept nogil:
+    kd_store32(&cq.changing, 0)
+    kd_unlock(&cq.lock)
+
+
+cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
+    """Drop what closed queue pairs left unpolled.  (In a forked child nobody is inside, whatever the flags say.)"""
+    cdef int i
+    if not cq.forked:
+        change_enter(cq)
+    for i in range(cq.count):
+        qp_unref(cq.attachments[i].qp)
+    cq.count = 0
+    if not cq.forked:
+        change_leave(cq)
+
+
+cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
+    """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more."""
+    cdef kd_attachment* grown
+    cdef int rc = 0
+    change_enter(cq)
+    if cq.count == cq.capacity:
+        grown = <kd_attachment*> realloc(cq.attachments, (2 * cq.capacity + 4) * sizeof(kd_attachment))
+        if grown == NULL:
+            rc = ENOMEM
+        else:
+            cq.attachments = grown
+            cq.capacity = 2 * cq.capacity + 4
+    if rc == 0:
+        kd_add32(&qp.refs, 1)
+        cq.attachments[cq.count].qp = qp
+        cq.attachments[cq.count].is_recv = is_recv
+        cq.count += 1
+    change_leave(cq)
+    return rc

@@ -343,7 +343,10 @@ class LinkService:
                         self._link_event(fd, events)
                 except Exception:  # one peer's trouble must not end the service of the others
                     log.exception("shm link on descriptor %d failed", fd)
-                    self._drop(fd)
+                    try:
+                        self._drop(fd)
+                    except Exception:
+                        log.exception("and could not be closed")
             if self._stopping:
                 break
             if kicked:
@@ -365,7 +368,7 @@ class LinkService:
                 return
             except OSError as e:
                 log.error("cannot accept a shm peer: %s; check the limit of open files (ulimit -n)", e.strerror)
-                time.sleep(0.01)
+                time.sleep(0.1)
                 return
             sock.setblocking(False)
             uid = peer_uid(sock)

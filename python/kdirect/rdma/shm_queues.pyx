@@ -27,6 +27,9 @@ from kdirect.rdma.contract import WorkCompletion, forked_error
 
 log = shm_link.log
 
+if shm_link.VERSION != KD_SHM_VERSION:
+    raise ImportError("shm_link.py and shm_ring.h are of different versions: rebuild kdirect")
+
 CUT_REASONS = {CUT_SEQUENCE: "wrote rubbish into its ring", CUT_FLOOD: "sent more than there are receives posted",
                CUT_LENGTH: "sent more bytes than agreed", CUT_POSITION: "gave a payload position that cannot be",
                CUT_CREDITS: "gave counters that cannot be", CUT_OPCODE: "sent an unknown opcode"}
@@ -417,8 +420,8 @@ cdef class ShmQueuePair(QueuePair):
         with nogil:
             flags = link_drain(self.core)
         if self.core.map_failures:
-            log.error("queue pair %d cannot map %d regions that its peer announced: too many mappings (vm.max_map_count), no "
-                      "address space, or a file shorter than the region", self.qp_num, self.core.map_failures)
+            log.error("queue pair %d cannot map %d regions that its peer announced: too many open files (ulimit -n) or mappings "
+                      "(vm.max_map_count), no address space, or a file shorter than the region", self.qp_num, self.core.map_failures)
             self.core.map_failures = 0
         if flags & LINK_READY and self.memfd >= 0 and not self.welcomed:
             self._welcome()

@@ -114,6 +114,15 @@ static inline void kd_heavy_fence(int asymmetric, int everywhere)
         kd_membarrier(everywhere ? MEMBARRIER_CMD_GLOBAL_EXPEDITED : MEMBARRIER_CMD_PRIVATE_EXPEDITED);
 }
 
+/* One turn, the n-th, of a wait that is expected to be short. */
+static inline void kd_backoff(unsigned n)
+{
+    if (n & 63)
+        kd_pause();
+    else
+        sched_yield();
+}
+
 /* A lock for sections of nanoseconds that never wait for anything else; a holder that was preempted is
  * given the processor after a while. */
 static inline void kd_lock(uint32_t *p)
@@ -256,8 +265,9 @@ static inline int kd_send_message(int sock, const kd_message *m, int fd)
     }
 }
 
-/* Receive one message.  1: got it, and `*fd` is the descriptor that came with it or -1 (the caller owns
- * it).  0: nothing there.  -1: the peer has gone, or sent something that is no message. */
+/* Receive one message.  1: got it, and `*fd` is the descriptor that came with it (the caller owns it) or -1 (none
+ * came, or this process may open no more).  0: nothing there.  -1: the peer has gone, or sent something that is no
+ * message. */
 static inline int kd_receive_message(int sock, kd_message *m, int *fd)
 {
     struct iovec iov = {m, sizeof *m};
@@ -291,7 +301,7 @@ static inline int kd_receive_message(int sock, kd_message *m, int *fd)
                 close(got); /* one descriptor a message; keep no other */
         }
     }
-    if (n == (ssize_t)sizeof *m && m->magic == KD_MSG_MAGIC && !(h.msg_flags & (MSG_TRUNC | MSG_CTRUNC)))
+    if (n == (ssize_t)sizeof *m && m->magic == KD_MSG_MAGIC && !(h.msg_flags & MSG_TRUNC))
         return 1;
     if (*fd >= 0)
         close(*fd);

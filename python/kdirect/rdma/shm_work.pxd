@@ -9,10 +9,6 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
                  uint32_t rkey) noexcept nogil
 cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil
 # completion queues
-cdef kd_cq* cq_new(int event_fd) noexcept
-cdef void cq_free(kd_cq* cq) noexcept nogil
-cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil
-cdef void cq_detach_all(kd_cq* cq) noexcept nogil
 cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil
 cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil
 cdef bint cq_arm(kd_cq* cq) noexcept nogil

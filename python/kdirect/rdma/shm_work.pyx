@@ -11,7 +11,7 @@ of the send CQ.  The ring of work requests says which: [polled, done) have run a
 runs a request only when done == posted, and publishes `done` before `posted`; so the role passes with
 those two stores and needs no lock.
 
-A poller goes into a CQ by a flag; who changes its attachments waits until the poller is outside.  The
+A poller goes into a CQ by a flag; who changes its attachments (shm_core) waits until it is outside.  The
 pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a completion and
 a thread that goes to sleep for it.  A poller inside a CQ waits for nobody who waits for it.
 
@@ -21,7 +21,6 @@ are done with it when the post returns, unless they were deferred; receives unti
 
 from libc.errno cimport EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy, memset
 
 from kdirect.rdma.contract cimport (
@@ -34,7 +33,6 @@ from kdirect.rdma.shm_core cimport *
 cdef extern from "shm_ring.h" nogil:
     enum:
         POLLIN
-    void* aligned_alloc(size_t, size_t)
     struct pollfd:
         int fd
         short events
@@ -62,13 +60,6 @@ cdef inline void light_fence(bint light) noexcept nogil:
         kd_compiler_fence()
     else:
         kd_fence()
-
-
-cdef inline void pause_or_yield(int n) noexcept nogil:
-    if n & 63:
-        kd_pause()
-    else:
-        sched_yield()
 
 
 cdef void cut(kd_qp* qp, uint32_t why) noexcept nogil:
@@ -488,21 +479,6 @@ cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
 
 
 # -- completion queues ------------------------------------------------------------------------------------------
-cdef kd_cq* cq_new(int event_fd) noexcept:
-    cdef kd_cq* cq = <kd_cq*> aligned_alloc(64, kd_round_up(sizeof(kd_cq), 64))
-    if cq != NULL:
-        memset(cq, 0, sizeof(kd_cq))
-        cq.event_fd = event_fd
-        cq.light = fences_register()
-    return cq
-
-
-cdef void cq_free(kd_cq* cq) noexcept nogil:
-    cq_detach_all(cq)
-    free(cq.attachments)
-    free(cq)
-
-
 cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
     """The poller goes in, unless somebody is changing the attachments: then after them."""
     while True:
@@ -513,52 +489,6 @@ cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
         kd_store32(&cq.polling, 0)
         while kd_load32(&cq.changing):
             sched_yield()
-
-
-cdef void change_enter(kd_cq* cq) noexcept nogil:
-    cdef int n = 0
-    kd_lock(&cq.lock)
-    kd_store32(&cq.changing, 1)
-    kd_heavy_fence(cq.light, False)
-    while kd_load32(&cq.polling):
-        n += 1
-        pause_or_yield(n)
-
-
-cdef void change_leave(kd_cq* cq) noexcept nogil:
-    kd_store32(&cq.changing, 0)
-    kd_unlock(&cq.lock)
-
-
-cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
-    """Drop what closed queue pairs left unpolled."""
-    cdef int i
-    change_enter(cq)
-    for i in range(cq.count):
-        qp_unref(cq.attachments[i].qp)
-    cq.count = 0
-    change_leave(cq)
-
-
-cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
-    """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more."""
-    cdef kd_attachment* grown
-    cdef int rc = 0
-    change_enter(cq)
-    if cq.count == cq.capacity:
-        grown = <kd_attachment*> realloc(cq.attachments, (2 * cq.capacity + 4) * sizeof(kd_attachment))
-        if grown == NULL:
-            rc = ENOMEM
-        else:
-            cq.attachments = grown
-            cq.capacity = 2 * cq.capacity + 4
-    if rc == 0:
-        kd_add32(&qp.refs, 1)
-        cq.attachments[cq.count].qp = qp
-        cq.attachments[cq.count].is_recv = is_recv
-        cq.count += 1
-    change_leave(cq)
-    return rc
 
 
 cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
