@@ -26,6 +26,7 @@ from kdirect.rdma.contract cimport REMOTE_ATOMIC, REMOTE_WRITE, Memory, MemoryRe
 from kdirect.rdma.shm_core cimport *
 from kdirect.rdma.shm_queues cimport REMOTE_ACCESS, ShmQueuePair, tell
 
+import collections
 import os
 import threading
 import weakref
@@ -35,6 +36,8 @@ from kdirect.rdma import shm_link
 from kdirect.rdma.contract import Device, ProtectionDomain, check_registration, forked_error
 from kdirect.rdma.shm_queues import KeyTable, ShmCompletionQueue, reopen_read_only
 
+KEEP_FREE = 64      # indices that rest before they are used again; few, so that tables stay short
+GENERATIONS = 1 << 32 - KD_KEY_INDEX_BITS
 cdef int64_t ANNOUNCE_TIMEOUT_NS = 500 * 1000000
 
 
@@ -61,8 +64,10 @@ class ShmProtectionDomain(ProtectionDomain):
         self._regions = {}          # key -> region, until it is out of reach
         self._links = set()         # queue pairs whose peers hear of registrations
         self._qps = set()           # queue pairs that may run, or whose peers may
-        self._free = []
-        self._next = 0
+        self._free = collections.deque()
+        self._next = 0              # indices from here on were never used
+        self._last = {}             # index -> its last generation
+        self._step = int.from_bytes(os.urandom(4), "little") % GENERATIONS | 1
         self._closed = False
 
     def register(self, memory, access, position=0, length=None):
@@ -74,11 +79,7 @@ class ShmProtectionDomain(ProtectionDomain):
         if m.fd < 0:
             raise RdmaError("memory without a descriptor cannot be registered with shm", hint="use Memory.anonymous, Memory.map or Memory.wrap")
         with self._lock:
-            index = self._allocate()
-            key = 0
-            while key == 0:
-                key = int.from_bytes(os.urandom(4), "little") >> KD_KEY_INDEX_BITS
-            key = key << KD_KEY_INDEX_BITS | index
+            index, key = self._allocate()
             region.memory = m
             region.address = m.address + <uint64_t> position
             region.length = length
@@ -99,12 +100,22 @@ class ShmProtectionDomain(ProtectionDomain):
         return region
 
     def _allocate(self):
-        if self._free:
-            return self._free.pop()
-        if self._next == KD_KEYS:
+        """An index and its next key.  Generations start and step at random, and the step is odd: no key of an index comes
+        back before all the others were used."""
+        if self._next < KD_KEYS and len(self._free) < KEEP_FREE:
+            index = self._next
+            self._next += 1
+            generation = int.from_bytes(os.urandom(4), "little")
+        elif self._free:
+            index = self._free.popleft()
+            generation = self._last[index] + self._step
+        else:
             raise RdmaError(f"the protection domain has {KD_KEYS} regions already", hint="deregister what is no longer used, or use another domain")
-        self._next += 1
-        return self._next - 1
+        generation %= GENERATIONS
+        if generation == 0:
+            generation = self._step
+        self._last[index] = generation
+        return index, generation << KD_KEY_INDEX_BITS | index
 
     def _free_key(self, ShmMemoryRegion region):
         if self._regions.pop(region.rkey, None) is not None:

@@ -70,15 +70,17 @@ cdef pthread_mutex_t mappings_mutex
 pthread_mutex_init(&mappings_mutex, NULL)
 
 
-# This process is registered for heavy fences; set when a device opens.
+# This process is registered for heavy fences; set when a device opens.  `asymmetric`: and new queues may be light.
+cdef bint registered = False
 cdef bint asymmetric = False
 cdef bint fences_forbidden = False
 
 
 cdef bint fences_register() noexcept:
     """May this process use light fences?  (Called in every process that opens a device.)"""
-    global asymmetric
-    asymmetric = not fences_forbidden and kd_register_fences() != 0
+    global asymmetric, registered
+    registered = registered or kd_register_fences() != 0
+    asymmetric = registered and not fences_forbidden
     return asymmetric
 
 
@@ -89,6 +91,8 @@ cdef void fences_forbid(bint forbidden) noexcept:
 
 cdef void forked_child() noexcept nogil:
     """In a forked child: the parent's mappings are not here (MADV_DONTFORK), its mutex may be taken."""
+    global registered
+    registered = False
     memset(mappings, 0, sizeof(mappings))
     pthread_mutex_init(&mappings_mutex, NULL)
 
@@ -349,7 +353,7 @@ cdef void qp_set_error(kd_qp* qp) noexcept nogil:
     service thread tells the peer once the executor has left."""
     if kd_exchange32(&qp.state, QPS_ERROR) == QPS_ERROR:
         return
-    kd_heavy_fence(asymmetric, False)       # a receive posted before is seen by whoever the events wake
+    kd_heavy_fence(registered, False)       # a receive posted before is seen by whoever the events wake
     error_event(qp.send_cq)
     if qp.recv_cq != qp.send_cq:
         error_event(qp.recv_cq)
@@ -369,7 +373,7 @@ cdef void wait_passed(uint64_t* busy) noexcept nogil:
 
 cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
     """After qp_set_error: wait until neither executor nor receive poller touches anybody's memory."""
-    kd_heavy_fence(asymmetric, False)
+    kd_heavy_fence(registered, False)
     wait_passed(&qp.busy)
     wait_passed(&qp.recv_busy)
 
@@ -381,7 +385,7 @@ cdef void remote_retire(kd_qp* qp, uint32_t index) noexcept nogil:
     if r == NULL:
         return
     kd_store_pointer(&qp.remotes[index], NULL)
-    kd_heavy_fence(asymmetric, False)
+    kd_heavy_fence(registered, False)
     wait_passed(&qp.busy)
     mapping_release(r.mapping)
     free(r)
@@ -504,7 +508,7 @@ cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogi
     cdef timespec nap
     nap.tv_sec = 0
     nap.tv_nsec = 50000
-    kd_heavy_fence(asymmetric, True)
+    kd_heavy_fence(registered, True)
     for i in range(n):
         qp = qps[i]
         wait_passed(&qp.busy)
