@@ -47,7 +47,8 @@ log = logging.getLogger("kdirect.broker.rdma")
 
 CONTENTION_S = 1.0
 CONTENTION_MAX_S = 30.0
-# A producer that is told of a recall stops by itself; if its next WRITE met a dead key instead, its queue pair would break with everything on it.
+# A producer that is told of a recall stops by itself; if its next WRITE met a dead key instead, its queue pair would break with
+# everything on it.
 RECALL_GRACE_S = 0.002
 PING_BYTES = 64
 MODE_EXCLUSIVE = 0
@@ -295,14 +296,19 @@ class AccessManager:
             raise _Refused(INVALID_REQUEST, f"AckEntries {entries} is not a power of two from 2 to {MAX_ACK_ENTRIES}")
         holder = self._holders.get(tp)
         if holder is not None and holder.peer is not peer:
-            raise _Refused(layout.ERROR_ACCESS_HELD, f"{tp} is held by another RDMA producer ({holder.peer.client}); retry later or use TCP")
+            raise _Refused(
+                layout.ERROR_ACCESS_HELD, f"{tp} is held by another RDMA producer ({holder.peer.client}); retry later or use TCP"
+            )
         left = self._contended.get(tp, (0.0, 0.0))[0] - time.monotonic()
         if left > 0:
             raise _Refused(layout.ERROR_ACCESS_HELD, f"{tp} is being written by Kafka producers over TCP; retry in {left:.1f} s or use TCP")
         if holder is not None:
             self._release(holder)
         if not 0 < request.min_bytes <= partition.config.max_message_bytes:
-            raise _Refused(MESSAGE_TOO_LARGE, f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})")
+            raise _Refused(
+                MESSAGE_TOO_LARGE,
+                f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})",
+            )
         if self.before_roll not in partition.before_roll:
             partition.before_roll.append(self.before_roll)
         segment = partition.ensure_head(request.min_bytes)
@@ -311,12 +317,23 @@ class AccessManager:
         grant = self._new_grant(peer, partition, segment)
         try:
             memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, True, segment)
-            grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, segment.mapped_length - position)
+            grant.region = peer.domain.register(
+                memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, segment.mapped_length - position
+            )
             grant.staging = peer.domain.register(Memory.anonymous(entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE)
             worker.install(
-                grant.file_id, partition.kernel, peer.qp, segment.base_offset, position, request.ack_address, request.ack_rkey, entries, grant.staging,
-                self._sync_first, tp in self._watched,
-            )  # fmt: skip
+                grant.file_id,
+                partition.kernel,
+                peer.qp,
+                segment.base_offset,
+                position,
+                request.ack_address,
+                request.ack_rkey,
+                entries,
+                grant.staging,
+                self._sync_first,
+                tp in self._watched,
+            )
         except BaseException:
             self._release(grant)
             raise
@@ -404,7 +421,9 @@ class AccessManager:
                 return answer
         raise _Refused(UNKNOWN_SERVER_ERROR, f"{tp} rolls faster than access can be granted; raise log.segment.bytes")
 
-    def _grant_file(self, peer: Peer, partition: Partition, segment: Segment | None, wanted: int, *, with_slot: bool, with_data: bool = True) -> dict[str, Any] | None:
+    def _grant_file(
+        self, peer: Peer, partition: Partition, segment: Segment | None, wanted: int, *, with_slot: bool, with_data: bool = True
+    ) -> dict[str, Any] | None:
         """Grant one file; None when the head moved on in between (the caller looks again)."""
         grant = self._new_grant(peer, partition, segment)
         try:
@@ -426,7 +445,8 @@ class AccessManager:
                 if grant.slot_index < 0:
                     raise _Refused(
                         layout.ERROR_NO_FREE_SLOT,
-                        f"all {self._slots_per_consumer} metadata slots of this consumer are in use; raise rdma.slots.per.consumer on the broker",
+                        f"all {self._slots_per_consumer} metadata slots of this consumer are in use;"
+                        " raise rdma.slots.per.consumer on the broker",
                     )
                 peer.slots[grant.slot_index] = partition.topic_partition
                 address = peer.slot_address(grant.slot_index)
@@ -439,7 +459,9 @@ class AccessManager:
                 answer |= {
                     "slot_index": grant.slot_index,
                     "segment_base_offset": slot["segment_base_offset"],
-                    "start_position": segment.position_for(wanted) if segment is not None and wanted < partition.log_end_offset else slot["last_readable_position"],
+                    "start_position": segment.position_for(wanted)
+                    if segment is not None and wanted < partition.log_end_offset
+                    else slot["last_readable_position"],
                     "last_readable_position": slot["last_readable_position"],
                     "high_watermark": slot["high_watermark"],
                     "last_stable_position": slot["last_stable_position"],
@@ -519,7 +541,11 @@ class AccessManager:
     def _finish_retired(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
         if grant is not None and grant.is_produce:
-            log.info("RDMA access of %s to %s ended: a request was refused, or the head rolled", grant.peer.client, grant.partition.topic_partition)
+            log.info(
+                "RDMA access of %s to %s ended: a request was refused, or the head rolled",
+                grant.peer.client,
+                grant.partition.topic_partition,
+            )
             self._release(grant)
 
     def _finish_cut(self, qp_num: int, reason: str) -> None:

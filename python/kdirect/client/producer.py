@@ -125,7 +125,9 @@ class Producer:
                     return
             self._one(target, value, key, headers, timestamp_ms)
 
-    def produce_sync(self, topic: str, value: bytes | None, key: bytes | None = None, partition: int | None = None, timestamp_ms: int = -1) -> int:
+    def produce_sync(
+        self, topic: str, value: bytes | None, key: bytes | None = None, partition: int | None = None, timestamp_ms: int = -1
+    ) -> int:
         """Send one record and wait for its acknowledgement; the record's offset.  Raises DeliveryError."""
         with self._lock:
             if partition is None:
@@ -142,7 +144,14 @@ class Producer:
             self._one(target, value, key, None, timestamp_ms)
             return self._targets[(topic, partition)].finish_last(self)
 
-    def _one(self, target: _DirectTarget | _TcpTarget, value: bytes | None, key: bytes | None, headers: Sequence[Header] | None, timestamp_ms: int) -> None:
+    def _one(
+        self,
+        target: _DirectTarget | _TcpTarget,
+        value: bytes | None,
+        key: bytes | None,
+        headers: Sequence[Header] | None,
+        timestamp_ms: int,
+    ) -> None:
         stamp = timestamp_ms if timestamp_ms >= 0 else int(time.time() * 1000)
         if isinstance(target, _TcpTarget):
             target.gather(key, value, headers, stamp)
@@ -152,7 +161,8 @@ class Producer:
 
     def send_arrow(self, data: pa.RecordBatch | pa.Table, topic: str | None = None, *, timestamp_ms: int | None = None) -> int:
         """Send columns: `value` (binary or string) and optionally `key`, `headers` (list<struct<key:string,value:binary>>), `topic`,
-        `partition` (int), `timestamp` (timestamp; else `timestamp_ms`, else now).  The argument `topic` goes before the column.  Returns the number of records."""
+        `partition` (int), `timestamp` (timestamp; else `timestamp_ms`, else now).  The argument `topic` goes before the column.  Returns
+        the number of records."""
         with self._lock:
             self._check()
             if data.num_rows == 0:
@@ -166,7 +176,9 @@ class Producer:
             if "topic" not in columns:
                 raise ConfigError("no topic: neither an argument nor a column `topic`", hint="set the option topic, or add the column")
             if columns["topic"].null_count:
-                raise ConfigError(f"{columns['topic'].null_count} rows have no topic", hint="fill the column `topic`, or set the option topic")
+                raise ConfigError(
+                    f"{columns['topic'].null_count} rows have no topic", hint="fill the column `topic`, or set the option topic"
+                )
             for name in pc.unique(columns["topic"]).to_pylist():
                 mask = pc.equal(columns["topic"], name)
                 part = {k: pc.filter(v, mask) for k, v in columns.items()}
@@ -197,7 +209,9 @@ class Producer:
             wanted[known] = chosen[known]
             bad = chosen[known & ((chosen < 0) | (chosen >= count))]
             if len(bad):
-                raise UnknownTopicError(f"partition {int(bad[0])} of topic {topic} does not exist", hint=f"it has {count} partitions, 0 to {count - 1}")
+                raise UnknownTopicError(
+                    f"partition {int(bad[0])} of topic {topic} does not exist", hint=f"it has {count} partitions, 0 to {count - 1}"
+                )
         # One stable sort brings each partition's rows together in their order.
         order = np.argsort(wanted, kind="stable")
         ends = np.cumsum(np.bincount(wanted, minlength=count))
@@ -271,7 +285,9 @@ class Producer:
         self._check()
         count = self._partition_count(topic)
         if not 0 <= partition < count:
-            raise UnknownTopicError(f"partition {partition} of topic {topic} does not exist", hint=f"it has {count} partitions, 0 to {count - 1}")
+            raise UnknownTopicError(
+                f"partition {partition} of topic {topic} does not exist", hint=f"it has {count} partitions, 0 to {count - 1}"
+            )
         key = (topic, partition)
         target = self._targets.get(key)
         if target is not None:
@@ -310,7 +326,9 @@ class Producer:
             window = self.settings["max.in.flight"]
             channel = self._session.channel(tp, receives=window + NOTICES, sends=window + NOTICES)
             self._channel = channel
-            self._router = AckRouter(channel.qp, channel.send_cq, channel.recv_cq, window + NOTICES, min(window, channel.max_in_flight))
+            self._router = AckRouter(
+                channel.qp, channel.send_cq, channel.recv_cq, window + NOTICES, min(window, channel.max_in_flight), self.settings["spin.us"]
+            )
         assert self._router is not None
         return self._channel, self._router
 
@@ -329,8 +347,10 @@ class Producer:
         while True:
             writer = target.writer
             if len(data) > target.max_request_bytes:
-                raise DeliveryError(f"a batch of {len(data)} bytes is too large for {target.tp} (max.message.bytes {target.max_request_bytes})",
-                                    hint="lower batch.bytes, or raise the topic's max.message.bytes")  # fmt: skip
+                raise DeliveryError(
+                    f"a batch of {len(data)} bytes is too large for {target.tp} (max.message.bytes {target.max_request_bytes})",
+                    hint="lower batch.bytes, or raise the topic's max.message.bytes",
+                )
             code = writer.try_batches(data, records)
             if code == SENT:
                 return
@@ -378,8 +398,11 @@ class Producer:
     def _left(self, deadline: float, target: _DirectTarget | _TcpTarget) -> int:
         left = int((deadline - time.monotonic()) * 1000)
         if left <= 0:
-            raise DeliveryError(f"{target.tp}: not delivered within {self.timeout_ms} ms", hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
-                                maybe_committed=True)  # fmt: skip
+            raise DeliveryError(
+                f"{target.tp}: not delivered within {self.timeout_ms} ms",
+                hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
+                maybe_committed=True,
+            )
         return left
 
     def _maybe_direct_again(self, target: _TcpTarget) -> None:
@@ -474,7 +497,8 @@ class Producer:
             self._drop_channel()
 
     def statistics(self) -> dict[str, int]:
-        """records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`, `tcp_records`, `tcp_bytes`, `tcp_requests`."""
+        """Records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`, `tcp_records`, `tcp_bytes`,
+        `tcp_requests`."""
         with self._lock:
             out = dict(self._retired)
             for target in self._targets.values():

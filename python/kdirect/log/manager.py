@@ -40,8 +40,9 @@ class LogManager:
     may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a directory of another node or
     cluster is refused; without a `cluster_id`, the one on disk or a new one is taken."""
 
-    def __init__(self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1,
-                 cluster_id: str | None = None) -> None:
+    def __init__(
+        self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1, cluster_id: str | None = None
+    ) -> None:
         if not log_dirs:
             raise ConfigError("no log directory is given", hint="set log.dirs")
         if isinstance(log_dirs, str | Path):
@@ -113,21 +114,30 @@ class LogManager:
                 continue
             node = properties.get("node.id", properties.get("broker.id"))
             if node is not None and node != str(self.node_id):
-                raise LogError(f"{directory} belongs to node {node}, and this is node {self.node_id}",
-                               hint="set node.id, or use other log.dirs")
+                raise LogError(
+                    f"{directory} belongs to node {node}, and this is node {self.node_id}", hint="set node.id, or use other log.dirs"
+                )
             cluster = properties.get("cluster.id", "")
             if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
                 raise LogError(f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}", hint="use other log.dirs")
             if cluster and self.cluster_id and cluster != self.cluster_id:
-                raise LogError(f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}",
-                               hint="use log.dirs of one cluster")
+                raise LogError(
+                    f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}",
+                    hint="use log.dirs of one cluster",
+                )
             self.cluster_id = cluster or self.cluster_id
         self.cluster_id = self.cluster_id or checkpoint.encode_id(uuid.uuid4())
         for directory, properties in found.items():
             if properties is None or "cluster.id" not in properties:
-                checkpoint.write_properties(directory / checkpoint.META_PROPERTIES, {
-                    "version": "1", "cluster.id": self.cluster_id, "node.id": str(self.node_id),
-                    "directory.id": checkpoint.encode_id(uuid.uuid4())})
+                checkpoint.write_properties(
+                    directory / checkpoint.META_PROPERTIES,
+                    {
+                        "version": "1",
+                        "cluster.id": self.cluster_id,
+                        "node.id": str(self.node_id),
+                        "directory.id": checkpoint.encode_id(uuid.uuid4()),
+                    },
+                )
 
     def _load_directory(self, directory: Path) -> bool:
         """Load what is there; whether the broker before had closed it cleanly."""
@@ -195,8 +205,9 @@ class LogManager:
 
     # -- partitions ------------------------------------------------------------------------------------------
 
-    def create_partition(self, topic_partition: TopicPartition, overrides: Mapping[str, Any] | None = None,
-                         topic_id: uuid.UUID | None = None) -> Partition:
+    def create_partition(
+        self, topic_partition: TopicPartition, overrides: Mapping[str, Any] | None = None, topic_id: uuid.UUID | None = None
+    ) -> Partition:
         """A new, empty partition, in the log directory that has fewest.  `overrides` are topic properties;
         `topic_id` is needed once per topic: further partitions take that of the first."""
         check_topic_name(topic_partition.topic)
@@ -294,8 +305,10 @@ class LogManager:
         for directory in self.log_dirs:
             mine = [p for p in partitions if p.directory.parent == directory]
             checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
-            checkpoint.write_offsets(directory / checkpoint.LOG_STARTS, {
-                p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset})
+            checkpoint.write_offsets(
+                directory / checkpoint.LOG_STARTS,
+                {p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset},
+            )
             checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
 
     def _each(self) -> list[Partition]:

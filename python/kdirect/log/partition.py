@@ -67,8 +67,18 @@ class Partition:
     """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or `LogManager.create_partition`),
     ended by `close`."""
 
-    def __init__(self, topic_partition: TopicPartition, directory: Path, config: LogConfig, *, segments: list[Segment],
-                 kernel: CommitKernel, topic_id: uuid.UUID, recovery_point: int, epochs: list[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        topic_partition: TopicPartition,
+        directory: Path,
+        config: LogConfig,
+        *,
+        segments: list[Segment],
+        kernel: CommitKernel,
+        topic_id: uuid.UUID,
+        recovery_point: int,
+        epochs: list[tuple[int, int]],
+    ) -> None:
         self.topic_partition = topic_partition
         self.directory = directory
         self.config = config
@@ -200,8 +210,10 @@ class Partition:
     def ensure_head(self, min_bytes: int) -> Segment:
         """The head, preallocated and with room for `min_bytes`; rolls when needed.  StorageFullError."""
         if min_bytes > self.config.segment_bytes:
-            raise LogError(f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
-                           hint="raise segment.bytes of the topic or send smaller batches")
+            raise LogError(
+                f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
+                hint="raise segment.bytes of the topic or send smaller batches",
+            )
         with self._roll_lock:
             self._check_open()
             active = self._segments[-1]
@@ -368,8 +380,9 @@ class Partition:
                 if offset >= self.log_start_offset and self._segments is segments:
                     raise
 
-    def _read(self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int,
-              committed_only: bool) -> list[memoryview]:
+    def _read(
+        self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int, committed_only: bool
+    ) -> list[memoryview]:
         out: list[memoryview] = []
         remaining = max_bytes
         for segment in segments[i:]:
@@ -456,8 +469,10 @@ class Partition:
 
     def _sync(self) -> None:
         if self._failed is not None:
-            raise LogError(f"an earlier fsync of {self.topic_partition} failed: {self._failed}",
-                           hint="check the disk and restart the broker; records that were acknowledged are safe")
+            raise LogError(
+                f"an earlier fsync of {self.topic_partition} failed: {self._failed}",
+                hint="check the disk and restart the broker; records that were acknowledged are safe",
+            )
         view, segments, _ = self._look()
         self._sync_segments([s for s in segments if s.end_offset > self._recovery_point])
         self._recovery_point = view.log_end_offset
@@ -557,8 +572,9 @@ class Partition:
             self._bases = [s.base_offset for s in self._segments]
             self.kernel.set_log_start_offset(self._bases[0])
         for segment in doomed:
-            log.info("deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset,
-                     segment.size)
+            log.info(
+                "deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset, segment.size
+            )
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
         self._trim_epochs()
@@ -569,7 +585,7 @@ class Partition:
         start = self.log_start_offset
         gone = [e for e in self._epochs if e[1] <= start]
         if len(gone) > 1 or (gone and gone[-1][1] < start):
-            self._epochs = [(gone[-1][0], start), *self._epochs[len(gone):]]
+            self._epochs = [(gone[-1][0], start), *self._epochs[len(gone) :]]
             checkpoint.write_leader_epochs(self.directory, self._epochs)
 
     def delete_records(self, offset: int) -> int:
@@ -580,8 +596,10 @@ class Partition:
             if offset == -1:
                 offset = self.high_watermark
             if not 0 <= offset <= self.high_watermark:
-                raise OffsetOutOfRangeError(f"cannot delete {self.topic_partition} up to {offset}: its high watermark is "
-                                            f"{self.high_watermark}", hint="give an offset up to the high watermark, or -1")
+                raise OffsetOutOfRangeError(
+                    f"cannot delete {self.topic_partition} up to {offset}: its high watermark is {self.high_watermark}",
+                    hint="give an offset up to the high watermark, or -1",
+                )
             self.kernel.set_log_start_offset(offset)
             below = 0
             for segment in self._segments[:-1]:

@@ -79,8 +79,16 @@ class Segment:
     call; `acquire` before using an address, `release` after.
     """
 
-    def __init__(self, directory: Path, base_offset: int, *, size: int = 0, end_offset: int | None = None, sealed: bool = False,
-                 max_timestamp: int | None = None) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        base_offset: int,
+        *,
+        size: int = 0,
+        end_offset: int | None = None,
+        sealed: bool = False,
+        max_timestamp: int | None = None,
+    ) -> None:
         self.directory = directory
         self.base_offset = base_offset
         self.path = directory / file_name(base_offset, LOG_SUFFIX)
@@ -363,19 +371,27 @@ class Segment:
             size, end_offset = self.extent()
             if offset >= end_offset:
                 if offset > end_offset:
-                    raise OffsetOutOfRangeError(f"offset {offset} lies after segment {self.path}, which ends before {end_offset}",
-                                                hint="ask the partition for the segment")
+                    raise OffsetOutOfRangeError(
+                        f"offset {offset} lies after segment {self.path}, which ends before {end_offset}",
+                        hint="ask the partition for the segment",
+                    )
                 return size
             with self._lock:
                 start = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
             found = find_batch(self.address, min(start, size), size, offset)
             if start and (found is None or found[2] > offset):
-                log.warning("%s points to position %d for offset %d, which is wrong; reading the segment instead", self.offset_index.path,
-                            start, offset)
+                log.warning(
+                    "%s points to position %d for offset %d, which is wrong; reading the segment instead",
+                    self.offset_index.path,
+                    start,
+                    offset,
+                )
                 found = find_batch(self.address, 0, size, offset)
             if found is None:
-                raise CorruptLogError(f"offset {offset} was not found in {self.path}",
-                                      hint="the segment was damaged on disk; restart the broker to recover what is whole")
+                raise CorruptLogError(
+                    f"offset {offset} was not found in {self.path}",
+                    hint="the segment was damaged on disk; restart the broker to recover what is whole",
+                )
             return int(found[0])
         finally:
             self.release()
@@ -389,8 +405,9 @@ class Segment:
             start = max(position, self.offset_index.lookup_position(limit, self._entries()[0]))
         return int(whole_batches(self.address, start, limit, end))
 
-    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int,
-                            from_position: int | None = None) -> tuple[int, int, int, int] | None:
+    def batch_for_timestamp(
+        self, timestamp_ms: int, from_offset: int, from_position: int | None = None
+    ) -> tuple[int, int, int, int] | None:
         """The first batch with a record of `timestamp_ms` or later at `from_offset` or higher: (position, size, base
         offset, next offset).  The caller has acquired the segment."""
         size = self.size
