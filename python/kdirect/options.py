@@ -260,6 +260,7 @@ CLIENT = Options("Client settings", (
     Option("batch.bytes", "bytes", 1 << 20, "Target size of a produced batch.", low=1, high=64 << 20),
     Option("send.buffer.bytes", "bytes", 16 << 20, "Registered memory of a producer for batches not yet acknowledged.", low=1 << 20),
     Option("max.in.flight", "int", 1024, "Requests a producer may have unacknowledged on one partition.", low=1, high=16384),
+    Option("spin.us", "int", 150, "How long a producer that waits for an acknowledgement spins before it sleeps, in microseconds: longer than a broker that slept takes to wake.", low=0, high=1_000_000),
     Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1),
 ))
 

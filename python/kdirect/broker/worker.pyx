@@ -81,6 +81,7 @@ cdef extern from *:
 
 cdef enum:
     BATCH = 64            # completions worked off under one lock
+    ACK_AFTER_BYTES = 65536  # acknowledge within a batch after so much work, so that the producer refills while the rest is checked
     PEERS = 8192          # size of the open-addressed peer table: a power of two, at most half full
     FILES = 65536         # file ids are 16 bits
     GRANT_ACTIVE = 1
@@ -170,6 +171,7 @@ cdef class ProduceWorker:
     cdef object on_append
     cdef object sync
     cdef uint64_t _completions, _commits, _commit_bytes, _errors, _sleeps, _acks, _ack_writes, _outstanding
+    cdef bint _sync_first          # some grant's acknowledgements wait for the disk: they go out together, after one sync
     cdef bint _backlog             # some acknowledgements wait for room in a send queue
 
     def __cinit__(self):
@@ -275,6 +277,7 @@ cdef class ProduceWorker:
             raise AccessDeniedError(f"file id {file_id} is granted already", hint="release it first")
         self._grants[file_id] = (kernel, qp, staging)
         self._table[file_id] = g
+        self._sync_first = self._sync_first or sync_first
         if watched:
             kd_flag_set(&self._watched[file_id])
         pthread_mutex_unlock(&self._lock)
@@ -527,6 +530,7 @@ cdef class ProduceWorker:
         cdef work_completion wcs[BATCH]
         cdef int64_t now_ms
         cdef int i, n
+        cdef uint64_t unanswered = 0
         cdef bint sync = False
         cdef grant_t* g
         n = self._recv_cq.c_poll(wcs, BATCH)
@@ -537,6 +541,10 @@ cdef class ProduceWorker:
         self._completions += n
         for i in range(n):
             self._take(&wcs[i], now_ms)
+            unanswered += wcs[i].byte_len
+            if unanswered >= ACK_AFTER_BYTES and not self._sync_first:
+                self._flush_acks()
+                unanswered = 0
         for i in range(self._touched_count):
             g = self._table[self._touched[i]]
             if g != NULL and g.unsynced:
