@@ -16,16 +16,25 @@ from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
 cdef extern from "wire.h" nogil:
-    uint8_t kd_get8(const uint8_t* p)
     const uint8_t* kd_get_varint(const uint8_t* p, const uint8_t* end, int64_t* out)
-    const uint8_t* kd_get_short_varint(const uint8_t* p, int64_t* out)
-    void kd_prefetch(const void* p)
-    void kd_copy_over(uint8_t* to, const uint8_t* from_, int64_t n)
 
-cdef enum:
-    HEAD_SLACK = 32         # the fixed part of a record in short varints has at most 3 + 1 + 4 * 3 bytes
-    PREFETCH_AHEAD = 16384
-    SHORT_COPY = 512        # above this memcpy is faster
+cdef extern from "records_run.h" nogil:
+    ctypedef struct kd_run:
+        const uint8_t* p
+        const uint8_t* end
+        int64_t count
+        int64_t offset_delta
+        int64_t base_offset
+        int64_t base_us
+        uint8_t* value_data
+        int64_t used
+        int32_t* value_offsets
+        int64_t* offsets
+        int64_t* timestamps
+        uint8_t* key_data
+        int64_t key_used
+        int32_t* key_offsets
+    int64_t kd_run_records(kd_run* run)
 
 # Timestamps in this range plus any short delta fit into 64 bits as microseconds.
 cdef int64_t PLAIN_MS = INT64_MAX // 1000 - (1 << 28)
@@ -180,79 +189,34 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
     return RECORDS_OK
 
 
-cdef inline const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index,
-                                      int64_t* previous, bint keyed) noexcept nogil:
-    """Appends records as long as their numbers are short and they fit the states the columns are in; stops before the first other one.
-
-    Checks everything that the careful way checks."""
-    cdef const uint8_t* q
-    cdef const uint8_t* stop
-    cdef const uint8_t* key = NULL
-    cdef int64_t length, timestamp_delta, offset_delta, key_length, value_length
-    cdef int64_t row = c.rows, used = c.value.used, key_used = c.key.used, last = previous[0]
-    cdef int64_t last_delta = s.last_offset_delta, base_offset = s.base_offset, base_us = microseconds(s.base_timestamp)
-    cdef int32_t* value_offsets = c.value.offsets
-    cdef int32_t* key_offsets = c.key.offsets
-    cdef int64_t* offsets = c.offset
-    cdef int64_t* timestamps = c.timestamp
-    cdef uint8_t* value_data = c.value.data
-    cdef uint8_t* key_data = c.key.data
-    cdef int32_t i = index[0], count = s.count
-    while i < count:
-        if end - p < HEAD_SLACK:
-            break
-        kd_prefetch(p + PREFETCH_AHEAD)
-        kd_prefetch(p + PREFETCH_AHEAD + 64)
-        q = kd_get_short_varint(p, &length)
-        # Behind the record there must be slack for the copies, and for reading a number without looking.
-        if q == NULL or length < RECORD_MIN_BYTES - 1 or length > end - q - COPY_SLACK:
-            break
-        stop = q + length
-        q = kd_get_short_varint(q + 1, &timestamp_delta)
-        if q == NULL:
-            break
-        q = kd_get_short_varint(q, &offset_delta)
-        if q == NULL or offset_delta <= last or offset_delta > last_delta:
-            break
-        q = kd_get_short_varint(q, &key_length)
-        if q == NULL:
-            break
-        if keyed:
-            if key_length < 0 or key_length > stop - q:
-                break
-            key = q
-            q += key_length
-        elif key_length != -1:
-            break
-        q = kd_get_short_varint(q, &value_length)
-        # One byte is left behind the value: the number of headers, 0.
-        if q == NULL or value_length < 0 or value_length != stop - q - 1 or kd_get8(stop - 1) != 0:
-            break
-        if keyed:
-            if key_length <= SHORT_COPY:
-                kd_copy_over(key_data + key_used, key, key_length)
-            else:
-                memcpy(key_data + key_used, key, key_length)
-            key_used += key_length
-            key_offsets[row + 1] = <int32_t>key_used
-        if value_length <= SHORT_COPY:
-            kd_copy_over(value_data + used, q, value_length)
-        else:
-            memcpy(value_data + used, q, value_length)
-        used += value_length
-        value_offsets[row + 1] = <int32_t>used
-        offsets[row] = base_offset + offset_delta
-        timestamps[row] = base_us + timestamp_delta * 1000
-        last = offset_delta
-        p = stop
-        row += 1
-        i += 1
-    c.rows = row
-    c.value.used = used
-    c.key.used = key_used
-    index[0] = i
-    previous[0] = last
-    return p
+cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index, int64_t* previous) noexcept nogil:
+    """Appends records as long as `records_run.h` takes them; stops before the first other one."""
+    cdef kd_run run
+    cdef int64_t taken
+    run.p = p
+    run.end = end
+    run.count = min(<int64_t>(s.count - index[0]), s.last_offset_delta - previous[0])
+    run.offset_delta = previous[0] + 1
+    run.base_offset = s.base_offset
+    run.base_us = microseconds(s.base_timestamp)
+    run.value_data = c.value.data
+    run.used = c.value.used
+    run.value_offsets = c.value.offsets + c.rows + 1
+    run.offsets = c.offset + c.rows
+    run.timestamps = c.timestamp + c.rows
+    run.key_data = NULL
+    run.key_used = c.key.used
+    run.key_offsets = NULL
+    if c.key.state == COLUMN_VALID:
+        run.key_data = c.key.data
+        run.key_offsets = c.key.offsets + c.rows + 1
+    taken = kd_run_records(&run)
+    c.rows += taken
+    c.value.used = run.used
+    c.key.used = run.key_used
+    index[0] += <int32_t>taken
+    previous[0] += taken
+    return run.p
 
 
 cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil:
@@ -267,12 +231,10 @@ cdef int decode_section(columns* c, const section* s, const uint8_t* p, const ui
         c.value.offsets[0] = 0
     while i < s.count:
         if short_way and c.value.state == COLUMN_VALID:
-            if c.key.state == COLUMN_NULL:
-                p = _short_run(c, s, p, end, &i, &previous, False)
-            elif c.key.state == COLUMN_VALID:
-                p = _short_run(c, s, p, end, &i, &previous, True)
-            if i == s.count:
-                break
+            if end - p > COPY_SLACK and c.key.state != COLUMN_MIXED:
+                p = _short_run(c, s, p, end, &i, &previous)
+                if i == s.count:
+                    break
         p = parse_record(p, end, &r, &error)
         if p == NULL:
             return error
