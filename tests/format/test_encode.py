@@ -161,6 +161,54 @@ def test_large_batches(codec, seed):
         assert [r[1] for r in rows_of(encode(pa.array(values, pa.binary()), compression=codec, batch_bytes=batch_bytes))] == values
 
 
+@pytest.mark.parametrize("keyed", [False, True])
+def test_lengths_at_the_borders_of_their_numbers(keyed, seed):
+    """One, two and three bytes for lengths and offset deltas; values up to the end of the Arrow buffer; larger than the fast loop takes."""
+    sizes = [
+        0,
+        1,
+        31,
+        32,
+        33,
+        62,
+        63,
+        64,
+        65,
+        1023,
+        1024,
+        1025,
+        8180,
+        8190,
+        8191,
+        8192,
+        8193,
+        (1 << 19) - 1,
+        1 << 19,
+        (1 << 19) + 1,
+        1 << 20,
+        0,
+        5,
+    ]
+    rng = random.Random(seed)
+    for order in (sizes, sizes[::-1]):
+        values = [rng.randbytes(n) for n in order]
+        keys = [rng.randbytes(n % 3000) for n in order] if keyed else None
+        for batch_bytes in (1000, 1 << 20, 1 << 24):
+            found = rows_of(encode(pa.array(values, pa.binary()), keys and pa.array(keys, pa.binary()), batch_bytes=batch_bytes))
+            assert [r[1] for r in found] == values and [r[0] for r in found] == (keys or [None] * len(values))
+    many = pa.array([b"%d" % i for i in range(20_000)])
+    assert [r[1] for r in rows_of(encode(many, many if keyed else None, batch_bytes=1 << 24))] == many.to_pylist()
+
+
+@pytest.mark.parametrize("n", [50, 5000])
+def test_the_largest_record_and_one_byte_more(n):
+    encoder = ArrowEncoder(max_record_bytes=n + 8, batch_bytes=1 << 20)
+    values = [b"a", b"b" * n, b"c" * n]
+    assert len(rows_of(encoder.encode(pa.array(values), default_timestamp_ms=0))) == 3
+    with pytest.raises(FormatError, match="row 2 is larger"):
+        encoder.encode(pa.array([*values[:2], b"c" * (n + 3)]), default_timestamp_ms=0)
+
+
 def test_data_that_does_not_shrink_is_left_as_it_is(seed):
     noise = random.Random(seed).randbytes(2000)
     for codec in CODECS[1:]:

@@ -35,7 +35,23 @@ cdef extern from "wire.h" nogil:
     void kd_put64(uint8_t* p, uint64_t v)
     int kd_varint_size(int64_t v)
     uint8_t* kd_put_varint(uint8_t* p, int64_t v)
-    void kd_copy_over(uint8_t* to, const uint8_t* from_, int64_t n)
+
+cdef extern from "encode_run.h" nogil:
+    int KD_ENCODE_MAX
+    ctypedef struct kd_encode:
+        uint8_t* p
+        const uint8_t* limit
+        int64_t rows
+        int64_t count
+        int64_t max_body
+        int64_t delta
+        const uint8_t* value_data
+        const int32_t* value_offsets
+        int64_t value_safe
+        const uint8_t* key_data
+        const int32_t* key_offsets
+        int64_t key_safe
+    int64_t kd_encode_records(kd_encode* run)
 
 DEFAULT_BATCH_BYTES = 1 << 20
 DEFAULT_MAX_RECORD_BYTES = 64 << 20
@@ -49,7 +65,6 @@ cdef enum:
 
     RECORD_FRAME_BYTES = 48     # length 5, attributes 1, timestamp 10, offset 5, key length 5, value length 5, headers count 5, and some
     SLACK = 64                  # copies may pass the end by 31 bytes
-    SHORT_COPY = 512
     BLOCK_BYTES = 8 << 20       # batches are laid one behind the other in blocks of about this size
     MAX_BATCH_BYTES = 0x7FFFFFFF - 61
 
@@ -118,13 +133,13 @@ cdef inline bint _is_null(const uint8_t* validity, int64_t i) noexcept nogil:
     return validity != NULL and not (validity[i >> 3] >> (i & 7)) & 1
 
 
-cdef inline int64_t _text(const text_source* s, int64_t row, const uint8_t** data, bint plain) noexcept nogil:
-    """Length of row `row`, -1 for null, and where it lies.  `plain`: 32-bit offsets, no nulls."""
+cdef inline int64_t _text(const text_source* s, int64_t row, const uint8_t** data) noexcept nogil:
+    """Length of row `row`, -1 for null, and where it lies."""
     cdef int64_t i = s.first + row, begin
-    if not plain and _is_null(s.validity, i):
+    if _is_null(s.validity, i):
         data[0] = NULL
         return -1
-    if plain or s.offsets32 != NULL:
+    if s.offsets32 != NULL:
         begin = s.offsets32[i]
         data[0] = s.data + begin
         return s.offsets32[i + 1] - begin
@@ -133,14 +148,11 @@ cdef inline int64_t _text(const text_source* s, int64_t row, const uint8_t** dat
     return s.offsets64[i + 1] - begin
 
 
-cdef inline uint8_t* _put_text(uint8_t* p, const text_source* s, const uint8_t* data, int64_t n) noexcept nogil:
-    """Length and bytes; at least SLACK bytes are free behind them."""
+cdef inline uint8_t* _put_text(uint8_t* p, const uint8_t* data, int64_t n) noexcept nogil:
+    """Length and bytes."""
     p = kd_put_varint(p, n)
     if n > 0:
-        if n <= SHORT_COPY and s.data_end - data >= n + 31:
-            kd_copy_over(p, data, n)
-        else:
-            memcpy(p, data, n)
+        memcpy(p, data, n)
         p += n
     return p
 
@@ -150,98 +162,117 @@ cdef int64_t _headers_bytes(const rows_source* s, int64_t begin, int64_t end) no
     cdef int64_t i, n, total = 0
     cdef const uint8_t* ignored
     for i in range(begin, end):
-        n = _text(&s.header_key, i, &ignored, False)
+        n = _text(&s.header_key, i, &ignored)
         if n < 0:
             return -1
         total += kd_varint_size(n) + n
-        n = _text(&s.header_value, i, &ignored, False)
+        n = _text(&s.header_value, i, &ignored)
         total += kd_varint_size(n) + (n if n > 0 else 0)
     return total
 
 
+cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
+    """Rows from `row` on that `encode_run.h` takes, into an open batch that has a record already; how many they were."""
+    cdef kd_encode run
+    cdef uint64_t delta = <uint64_t>s.default_timestamp - <uint64_t>b.base_timestamp
+    cdef size_t limit = min(b.start + batch_bytes, b.capacity - SLACK)
+    cdef int64_t taken
+    if delta > 63 or limit <= b.used:
+        return 0
+    run.p = b.out + b.used
+    run.limit = b.out + limit
+    run.rows = s.rows - row
+    run.count = b.count
+    run.max_body = min(<int64_t>KD_ENCODE_MAX, max_record_bytes)
+    run.delta = <int64_t>(delta << 1)
+    run.value_data = s.value.data
+    run.value_offsets = s.value.offsets32 + s.value.first + row
+    run.value_safe = s.value.data_end - s.value.data - 32
+    run.key_data = NULL
+    run.key_offsets = NULL
+    run.key_safe = 0
+    if s.has_keys:
+        if s.key.data == NULL:
+            return 0
+        run.key_data = s.key.data
+        run.key_offsets = s.key.offsets32 + s.key.first + row
+        run.key_safe = s.key.data_end - s.key.data - 32
+    taken = kd_encode_records(&run)
+    b.used = run.p - b.out
+    b.count = <int32_t>run.count
+    return taken
+
+
 cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
     """Append rows from row[0] on to the open batch until something stops it; row[0] is the first one not written."""
-    # The compiler makes two loops of one: most columns have no nulls, no headers and one timestamp.
-    if s.value.validity == NULL and s.value.offsets32 != NULL and not s.has_headers and s.timestamps == NULL \
-            and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL)):
-        return _encode_run(b, s, row, batch_bytes, max_record_bytes, True)
-    return _encode_run(b, s, row, batch_bytes, max_record_bytes, False)
+    cdef bint plain = s.value.validity == NULL and s.value.offsets32 != NULL and s.value.data != NULL and not s.has_headers \
+        and s.timestamps == NULL and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL))
+    cdef int code
+    while row[0] < s.rows:
+        if plain and b.count:
+            row[0] += _encode_plain(b, s, row[0], batch_bytes, max_record_bytes)
+            if row[0] == s.rows:
+                break
+        code = _encode_row(b, s, row[0], batch_bytes, max_record_bytes)
+        if code != ENCODED_ALL:
+            return code
+        row[0] += 1
+    return ENCODED_ALL
 
 
-cdef inline int _encode_run(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes,
-                            bint plain) noexcept nogil:
-    cdef int64_t i = row[0], key_length = -1, value_length, timestamp, delta, body, headers_begin = 0, headers_end = 0, headers_bytes, j, n
+cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
+    """Append one row, of any kind."""
+    cdef int64_t key_length = -1, value_length, timestamp, delta, body, headers_begin = 0, headers_end = 0, headers_bytes, j, n
     cdef const uint8_t* key = NULL
     cdef const uint8_t* value
     cdef const uint8_t* text
     cdef uint8_t* p
     cdef size_t size
-    cdef int code = ENCODED_ALL
-    while i < s.rows:
-        value_length = _text(&s.value, i, &value, plain)
-        if s.has_keys:
-            key_length = _text(&s.key, i, &key, plain)
-        timestamp = s.default_timestamp
-        if not plain and s.timestamps != NULL and not _is_null(s.timestamps_validity, s.timestamps_first + i):
-            timestamp = s.timestamps[s.timestamps_first + i]
-        if b.count == 0:
-            b.base_timestamp = timestamp
-            b.max_timestamp = timestamp
-        delta = <int64_t>(<uint64_t>timestamp - <uint64_t>b.base_timestamp)
-        body = 1 + kd_varint_size(delta) + kd_varint_size(b.count) + kd_varint_size(key_length) + (key_length if key_length > 0 else 0) \
-            + kd_varint_size(value_length) + (value_length if value_length > 0 else 0)
-        if not plain and s.has_headers:
-            headers_begin = headers_end = 0
-            headers_bytes = 0
-            if not _is_null(s.list_validity, s.list_first + i):
-                headers_begin = s.list_offsets[s.list_first + i]
-                headers_end = s.list_offsets[s.list_first + i + 1]
-                headers_bytes = _headers_bytes(s, headers_begin, headers_end)
-                if headers_bytes < 0:
-                    code = HEADER_KEY_NULL
-                    break
-            body += headers_bytes + kd_varint_size(headers_end - headers_begin)
-        else:
-            body += 1
-        size = body + kd_varint_size(body)
-        if body > max_record_bytes:
-            code = RECORD_TOO_LARGE
-            b.need = size
-            break
-        if b.count and b.used - b.start + size > batch_bytes:
-            code = BATCH_IS_FULL
-            break
-        if b.used + size + SLACK > b.capacity:
-            code = NEEDS_ROOM
-            b.need = size
-            break
-        p = kd_put_varint(b.out + b.used, body)
-        p[0] = 0
-        p = kd_put_varint(p + 1, delta)
-        p = kd_put_varint(p, b.count)
-        if key_length < 0:
-            p[0] = 1        # -1
-            p += 1
-        else:
-            p = _put_text(p, &s.key, key, key_length)
-        p = _put_text(p, &s.value, value, value_length)
-        if plain:
-            p[0] = 0
-            p += 1
-        else:
-            p = kd_put_varint(p, headers_end - headers_begin)
-        for j in range(headers_begin, headers_end):
-            n = _text(&s.header_key, j, &text, False)
-            p = _put_text(p, &s.header_key, text, n)
-            n = _text(&s.header_value, j, &text, False)
-            p = _put_text(p, &s.header_value, text, n)
-        b.used = p - b.out
-        b.count += 1
-        if timestamp > b.max_timestamp:
-            b.max_timestamp = timestamp
-        i += 1
-    row[0] = i
-    return code
+    value_length = _text(&s.value, i, &value)
+    if s.has_keys:
+        key_length = _text(&s.key, i, &key)
+    timestamp = s.default_timestamp
+    if s.timestamps != NULL and not _is_null(s.timestamps_validity, s.timestamps_first + i):
+        timestamp = s.timestamps[s.timestamps_first + i]
+    if b.count == 0:
+        b.base_timestamp = timestamp
+        b.max_timestamp = timestamp
+    delta = <int64_t>(<uint64_t>timestamp - <uint64_t>b.base_timestamp)
+    body = 1 + kd_varint_size(delta) + kd_varint_size(b.count) + kd_varint_size(key_length) + (key_length if key_length > 0 else 0) \
+        + kd_varint_size(value_length) + (value_length if value_length > 0 else 0)
+    if s.has_headers and not _is_null(s.list_validity, s.list_first + i):
+        headers_begin = s.list_offsets[s.list_first + i]
+        headers_end = s.list_offsets[s.list_first + i + 1]
+        headers_bytes = _headers_bytes(s, headers_begin, headers_end)
+        if headers_bytes < 0:
+            return HEADER_KEY_NULL
+        body += headers_bytes
+    body += kd_varint_size(headers_end - headers_begin)
+    size = body + kd_varint_size(body)
+    b.need = size
+    if body > max_record_bytes:
+        return RECORD_TOO_LARGE
+    if b.count and b.used - b.start + size > batch_bytes:
+        return BATCH_IS_FULL
+    if b.used + size + SLACK > b.capacity:
+        return NEEDS_ROOM
+    p = kd_put_varint(b.out + b.used, body)
+    p[0] = 0
+    p = kd_put_varint(p + 1, delta)
+    p = kd_put_varint(p, b.count)
+    p = _put_text(p, key, key_length)
+    p = _put_text(p, value, value_length)
+    p = kd_put_varint(p, headers_end - headers_begin)
+    for j in range(headers_begin, headers_end):
+        n = _text(&s.header_key, j, &text)
+        p = _put_text(p, text, n)
+        n = _text(&s.header_value, j, &text)
+        p = _put_text(p, text, n)
+    b.used = p - b.out
+    b.count += 1
+    if timestamp > b.max_timestamp:
+        b.max_timestamp = timestamp
+    return ENCODED_ALL
 
 
 cdef void _put_header(uint8_t* p, size_t size, int attributes, int32_t count, int64_t base_timestamp, int64_t max_timestamp,

@@ -15,6 +15,7 @@
 #ifndef KD_RECORDS_RUN_H
 #define KD_RECORDS_RUN_H
 
+#include "copies.h"
 #include "wire.h"
 
 #define KD_RUN_SLACK 64
@@ -121,37 +122,20 @@ static inline uint32_t kd_load16(const uint8_t *p) {
     run->offset_delta = due + i;                                                                                                 \
     return i;
 
-/* Copies of n bytes that may pass the end of both sides by up to 31; long ones are memcpy's. */
-#define KD_RUN_COPIES(NAME, VECTOR, TARGET)                                                                                      \
-    TARGET static inline __attribute__((always_inline)) void kd_run_copy_##NAME(uint8_t *to, const uint8_t *from, uint32_t n) {  \
-        if (__builtin_expect(n > 1024, 0)) {                                                                                     \
-            memcpy(to, from, n);                                                                                                 \
-            return;                                                                                                              \
-        }                                                                                                                        \
-        for (int64_t left = n; left > 0; left -= (int64_t)sizeof(VECTOR)) {                                                      \
-            *(VECTOR *)to = *(const VECTOR *)from;                                                                               \
-            to += sizeof(VECTOR);                                                                                                \
-            from += sizeof(VECTOR);                                                                                              \
-            __asm__ volatile(""); /* or the compiler makes a call of memcpy of the loop */                                       \
-        }                                                                                                                        \
-    }                                                                                                                            \
-    TARGET static int64_t kd_run_keyed_##NAME(kd_run *run) { KD_RUN_BODY(1, kd_run_copy_##NAME) }                                \
-    TARGET static int64_t kd_run_plain_##NAME(kd_run *run) { KD_RUN_BODY(0, kd_run_copy_##NAME) }                                \
+#define KD_RUN(NAME, TARGET)                                                                                                     \
+    TARGET static int64_t kd_run_keyed_##NAME(kd_run *run) { KD_RUN_BODY(1, kd_copy_##NAME) }                                    \
+    TARGET static int64_t kd_run_plain_##NAME(kd_run *run) { KD_RUN_BODY(0, kd_copy_##NAME) }                                    \
     TARGET static int64_t kd_run_##NAME(kd_run *run) { return run->key_data ? kd_run_keyed_##NAME(run) : kd_run_plain_##NAME(run); }
 
-typedef long long kd_vector16 __attribute__((vector_size(16), aligned(1), may_alias));
-KD_RUN_COPIES(any, kd_vector16, )
-
+KD_RUN(any, )
 static int64_t (*kd_run_records)(kd_run *) = kd_run_any;
 
-#if defined(__x86_64__) && (defined(__GNUC__) || defined(__clang__))
-typedef long long kd_vector32 __attribute__((vector_size(32), aligned(1), may_alias));
-KD_RUN_COPIES(avx2, kd_vector32, __attribute__((target("avx2,bmi,bmi2"))))
+#if defined(KD_AVX2)
+KD_RUN(avx2, KD_AVX2)
 
 /* Runs when the module is loaded. */
 __attribute__((constructor)) static void kd_run_choose(void) {
-    __builtin_cpu_init();
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi") && __builtin_cpu_supports("bmi2"))
+    if (kd_has_avx2())
         kd_run_records = kd_run_avx2;
 }
 #endif

@@ -59,42 +59,8 @@ static inline const uint8_t *kd_get_varint(const uint8_t *p, const uint8_t *end,
     return NULL;
 }
 
-/* The same for numbers of at most three bytes, where the caller knows that three bytes are readable;
- * returns NULL for a longer one. */
-static inline const uint8_t *kd_get_short_varint(const uint8_t *p, int64_t *out) {
-    uint32_t u = kd_get8(p);
-    if (__builtin_expect(u >= 0x80, 0)) {
-        uint32_t byte = kd_get8(p + 1);
-        u = (u & 0x7f) | byte << 7;
-        if (__builtin_expect(byte >= 0x80, 0)) {
-            byte = kd_get8(p + 2);
-            u = (u & 0x3fff) | byte << 14;
-            if (byte >= 0x80)
-                return NULL;
-            p++;
-        }
-        p++;
-    }
-    *out = (int64_t)(u >> 1) ^ -(int64_t)(u & 1);
-    return p + 1;
-}
-
 /* A hint; any address is allowed. */
 static inline void kd_prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
-
-/* Copies n bytes, 32 at a time: up to 31 bytes more are read and written than asked for. */
-static inline void kd_copy_over(uint8_t *to, const uint8_t *from, int64_t n) {
-    typedef long long kd_v2 __attribute__((vector_size(16), aligned(1), may_alias));
-    do {
-        kd_v2 a = ((const kd_v2 *)from)[0], b = ((const kd_v2 *)from)[1];
-        ((kd_v2 *)to)[0] = a;
-        ((kd_v2 *)to)[1] = b;
-        from += 32;
-        to += 32;
-        n -= 32;
-        __asm__ volatile("" ::: "memory"); /* or the compiler makes a call of memcpy of it */
-    } while (n > 0);
-}
 
 static inline uint8_t *kd_put_varint(uint8_t *p, int64_t v) {
     uint64_t u = kd_zigzag(v);
