@@ -415,6 +415,39 @@ def test_a_tcp_consumer_that_waits_is_woken_by_an_rdma_record(served):
     consumer.close()
 
 
+def test_group_commit_acknowledges_rdma_requests_after_the_sync(broker_process):
+    """log.flush.before.ack: acknowledged means on disk, and readers see a record no earlier."""
+    broker = broker_process(**{"log.flush.before.ack": "true"})
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("t", 1)
+    with session.producer() as producer:
+        assert [producer.produce_sync("t", b"%d" % i, partition=0) for i in range(20)] == list(range(20))
+        for i in range(20, 500):
+            producer.produce("t", b"%d" % i, partition=0)
+        producer.flush()
+        assert producer.statistics()["rdma_records"] == 500
+        assert session.watermarks([TP]) == {TP: (0, 500)}
+    broker.kill()
+    broker.start()
+    assert values_of(session, TP) == [b"%d" % i for i in range(500)]
+    session.close()
+
+
+def test_records_of_a_topic_with_log_append_time_carry_the_brokers_time(served):
+    session, _ = served
+    session.admin.create_topic("stamped", 1, configs={"message.timestamp.type": "LogAppendTime"})
+    tp = TopicPartition("stamped", 0)
+    before = int(time.time() * 1000)
+    with session.producer() as producer:
+        producer.produce_sync("stamped", b"x", partition=0, timestamp_ms=5)
+        assert producer.statistics()["rdma_records"] == 1
+    reader = session.reader(tp, 0, 1)
+    (batch,) = reader.batches()
+    reader.close()
+    assert batch.column("timestampType").to_pylist() == [1]
+    assert before <= batch.column("timestamp").cast(pa.int64())[0].as_py() // 1000 <= time.time() * 1000 + 1
+
+
 def test_a_broker_that_restarts_keeps_its_records_and_clients_come_back(broker_process):
     broker = broker_process()
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})

@@ -74,6 +74,7 @@ class Grant:
     region: Any = None
     slot_index: int = -1
     staging: Any = None  # produce grants: region of the acknowledgements being sent
+    released: bool = False
 
     @property
     def is_produce(self) -> bool:
@@ -507,7 +508,10 @@ class AccessManager:
         return grant
 
     def _release(self, grant: Grant, *, notify: bool = False) -> None:
-        """End a grant: stop commits, end the key, then tidy what it may have left behind the tail."""
+        """End a grant: stop commits, end the key, then tidy what it may have left behind the tail.  The second call does nothing."""
+        if grant.released:
+            return
+        grant.released = True
         tp = grant.partition.topic_partition
         if grant.slot_index >= 0:
             grant.partition.kernel.detach_slot(grant.peer.slot_address(grant.slot_index))
