@@ -96,6 +96,12 @@ def test_transactional_records_are_read_and_their_marker_is_skipped(golden):
     assert decode_records(data, "t", 0)[2] == 206
 
 
+def test_of_a_control_batch_only_frame_and_crc_count(ref):
+    for count in (0, 1, 1 << 30):
+        data = ref.batch(b"\0" * 5, count, attributes=0x20, last_offset_delta=0)
+        assert (ArrowDecoder("t", 0).feed(data), decode_records(data, "t", 0)) == (len(data), ([], len(data), 1))
+
+
 def test_what_compaction_leaves(golden):
     data = (golden / "java-compacted.bin").read_bytes()
     assert offsets(data) == [301, 303]

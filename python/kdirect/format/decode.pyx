@@ -282,6 +282,7 @@ cdef class ArrowDecoder:
         """Take uncompressed batches from data[position, n), advancing `position`, until something else is needed."""
         cdef const uint8_t* p
         cdef int code
+        cdef bint wanted
         cdef batch_info* info = &self.info
         while not self.c_full():
             if position[0] == n:
@@ -307,9 +308,10 @@ cdef class ArrowDecoder:
                 if (info.attributes & ATTRIBUTE_CODEC_MASK) > CODEC_ZSTD:
                     return RUN_CODEC
                 return RUN_COMPRESSED
-            if info.records_count > <int64_t>(info.size - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
-                return RUN_HEADER
-            if info.records_count and not info.attributes & ATTRIBUTE_CONTROL:
+            wanted = info.records_count > 0 and not info.attributes & ATTRIBUTE_CONTROL
+            if wanted:
+                if info.records_count > <int64_t>(info.size - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
+                    return RUN_HEADER
                 if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
                     self.stopped = True
                     return RUN_DONE
@@ -317,14 +319,14 @@ cdef class ArrowDecoder:
                     return RUN_RESERVE
             if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
                 return BATCH_BAD_CRC
-            if info.records_count and not info.attributes & ATTRIBUTE_CONTROL:
+            if wanted:
                 code = self._decode(p + BATCH_RECORDS, p + info.size)
                 if code == RECORDS_NEED_KEYS:
                     self.keys_wanted = True
                     return RUN_RESERVE
                 if code != RECORDS_OK:
                     return RUN_RECORDS + code
-            elif not info.records_count and info.size != BATCH_HEADER_BYTES:
+            elif not info.attributes & ATTRIBUTE_CONTROL and info.size != BATCH_HEADER_BYTES:
                 return RUN_RECORDS + RECORDS_TRAILING
             self._passed()
             position[0] += info.size
