@@ -14,6 +14,10 @@ Who owns what:
   the last completion was polled.
 - A device owns the service thread and everything above.  Close children first; parents close the rest.
 
+What a caller may notice beside hardware: requests run inside their post, so the completion is there when
+the post returns; those that wait for a receiver run in `poll()` and `wait()` of their send CQ, and stand
+still while nobody calls them; a completion queue cannot overrun.
+
 The trust boundary is the user account of one host: a descriptor handed over cannot be taken back, so
 revocation binds the library (key table, checked before each operation), and read-only grants are passed
 as descriptors opened read-only.  A peer that breaks the rules of the rings is cut.

@@ -35,6 +35,7 @@ cdef extern from "shm_ring.h" nogil:
         F_GET_SEALS
         F_SEAL_SHRINK
         F_SEAL_GROW
+        ETOOMANYREFS
     void* MAP_FAILED
     void* aligned_alloc(size_t, size_t)
     void* mmap(void*, size_t, int, int, int, long)
@@ -476,16 +477,19 @@ cdef int link_send(kd_qp* qp, const kd_message* m, int fd, int64_t timeout_ns) n
     cdef int rc
     while True:
         rc = kd_send_message(qp.sock, m, fd)
-        if rc != EAGAIN or timeout_ns <= 0:
+        if (rc != EAGAIN and rc != ETOOMANYREFS) or timeout_ns <= 0:
             return rc
         if deadline == 0:
             deadline = kd_now_ns() + timeout_ns
         elif kd_now_ns() > deadline:
-            return EAGAIN
+            return rc
         p.fd = qp.sock
         p.events = POLLOUT
         p.revents = 0
-        poll(&p, 1, 10)
+        if rc == EAGAIN:
+            poll(&p, 1, 10)
+        else:                   # too many descriptors on their way for this user: they arrive as the peers take them in
+            poll(&p, 0, 1)
 
 
 cdef bint left(kd_qp* qp) noexcept nogil:

@@ -5,9 +5,10 @@ Law of the room: the contract's two faces over the engine (shm_core), and a queu
 handshake (shm_link).  Life cycles and ownership: see shm.pyx.
 """
 
-from libc.errno cimport EAGAIN, EINVAL
+from libc.errno cimport EAGAIN, ECONNRESET, EINVAL, EPIPE
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.exc cimport PyErr_CheckSignals
+from posix.unistd cimport close as close_descriptor
 
 from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, CompletionQueue, QueuePair, work_completion
 from kdirect.rdma.shm_core cimport *
@@ -33,7 +34,6 @@ if shm_link.VERSION != KD_SHM_VERSION:
 CUT_REASONS = {CUT_SEQUENCE: "wrote rubbish into its ring", CUT_FLOOD: "sent more than there are receives posted",
                CUT_LENGTH: "sent more bytes than agreed", CUT_POSITION: "gave a payload position that cannot be",
                CUT_CREDITS: "gave counters that cannot be", CUT_OPCODE: "sent an unknown opcode"}
-
 
 
 def reopen_read_only(fd):
@@ -97,8 +97,7 @@ cdef class ShmCompletionQueue(CompletionQueue):
         if self.core != NULL:
             cq_free(self.core)
         if self.event_fd >= 0:
-            with contextlib.suppress(OSError):
-                os.close(self.event_fd)
+            close_descriptor(self.event_fd)
 
     cdef int c_poll(self, work_completion* out, int n) noexcept nogil:
         return cq_poll(self.core, out, n)
@@ -536,6 +535,8 @@ cdef int tell(ShmQueuePair qp, kd_message* m, int fd, int64_t timeout_ns) except
     else:
         if rc == EAGAIN:
             log.error("queue pair %d disconnects its peer: it does not take in announcements", qp.qp_num)
+        elif rc != EPIPE and rc != ECONNRESET:
+            log.error("queue pair %d disconnects its peer: a region cannot be announced (%s)", qp.qp_num, os.strerror(rc))
         with nogil:
             qp_set_error(qp.core)   # EPIPE and the like: the service thread sees the hang-up
     return 0

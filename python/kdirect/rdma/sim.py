@@ -260,6 +260,8 @@ class SimCompletionQueue(CompletionQueue):
 
     def _check(self) -> None:
         self._device._check_process()
+        if self._device._network.failure is not None:
+            raise self._device._network.failure
         if self._closed:
             raise ClosedError("the completion queue is closed", hint="create another")
 
