@@ -112,9 +112,10 @@ def alternate(a: Callable[[int, int], int], b: Callable[[int, int], int], second
     second: list[float] = []
     while time.perf_counter() < end or len(first) < 5:
         begin = 2 * len(first) * count
-        os.sched_yield()
-        first.append(a(count, begin) / count)
-        second.append(b(count, begin + count) / count)
+        turn = [(a, first, begin), (b, second, begin + count)]
+        for call, times, at in turn if len(first) % 2 else reversed(turn):
+            os.sched_yield()  # both begin on a fresh time slice
+            times.append(call(count, at) / count)
     return statistics.median(first), statistics.median(second), len(first)
 
 
