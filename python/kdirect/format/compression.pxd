@@ -2,11 +2,7 @@
 from libc.stdint cimport uint64_t
 
 cdef class Decompressor:
-    cdef object _lz4
-    cdef object _zstd
     cpdef object run(self, int codec, bytes data, uint64_t limit)
-    cdef object _run_lz4(self, bytes data, uint64_t limit)
-    cdef object _run_zstd(self, bytes data, uint64_t limit)
 
 cdef class Compressor:
     cdef readonly int codec

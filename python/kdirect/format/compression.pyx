@@ -5,9 +5,9 @@ Owns: the framing that Kafka's clients put around each codec, and the choice of 
 compression libraries are imported here and nowhere else; their exceptions do not leave this file.
 
 - Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where the
-  frame says it (snappy, zstd with content size) or where counting is cheap (lz4: the sum of the lengths
-  in its tokens), as an upper bound (zstd without content size: 128 KiB a block), or by the library's own
-  output limit (gzip).
+  frame says it (snappy, zstd with content size), as an upper bound (lz4 and zstd without content size: so
+  much a block), by counting where the bound is too coarse (lz4: the lengths in its tokens), or by the
+  library's own output limit (gzip).
 - Input is the caller's private copy: these libraries need not survive bytes that change under them.
 - lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked ones are
   read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both that and
@@ -21,6 +21,7 @@ import pyarrow as pa
 import zstandard
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
+from libc.string cimport memcpy
 
 from kdirect.errors import ConfigError, FormatError
 
@@ -96,6 +97,34 @@ cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nog
                     break
         total += n + 4
     return total
+
+
+cdef uint64_t _lz4_frame_bound(const uint8_t* data, size_t n, uint64_t* block_max) noexcept nogil:
+    """Upper bound of what a frame of independent blocks stands for, and of one block; BROKEN for any other frame."""
+    cdef size_t position
+    cdef uint64_t total = 0
+    cdef uint32_t size
+    cdef uint8_t flags, kind
+    block_max[0] = 0
+    if n < LZ4_HEADER_BYTES or _le32(data) != LZ4_MAGIC:
+        return BROKEN
+    flags = data[4]
+    kind = data[5] >> 4
+    if flags >> 6 != 1 or flags & 1 or not flags & 0x20 or kind < 4 or kind > 7:
+        return BROKEN
+    position = LZ4_HEADER_BYTES + (8 if flags & 8 else 0)
+    while True:
+        if position > n or n - position < 4:
+            return BROKEN
+        size = _le32(data + position)
+        position += 4
+        if size == 0:
+            block_max[0] = <uint64_t>1 << (2 * kind + 8)
+            return total
+        if (size & 0x7FFFFFFFu) > n - position:
+            return BROKEN
+        total += size & 0x7FFFFFFFu if size & 0x80000000u else <uint64_t>1 << (2 * kind + 8)
+        position += (size & 0x7FFFFFFFu) + (4 if flags & 16 else 0)
 
 
 cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
@@ -206,77 +235,112 @@ cdef object _too_large(str name, uint64_t limit):
     return FormatError(f"{name} data decompresses to more than {limit} bytes", hint=_LIMIT_HINT)
 
 
-cdef class Decompressor:
-    """Decompresses one batch's records at a time.  One thread; contexts are made when first used."""
+cdef list _idle_zstd = []       # contexts, each used by one thread at a time; making one costs more than a small batch
 
-    def __cinit__(self):
-        self._lz4 = None
-        self._zstd = None
+
+cdef class Decompressor:
+    """Decompresses one batch's records at a time.  One thread."""
 
     cpdef object run(self, int codec, bytes data, uint64_t limit):
         """A bytes-like object with what `data` stands for: at most `limit` bytes, else FormatError.
 
         It is the caller's; nothing here keeps it or writes to it again."""
         if codec == CODEC_ZSTD:
-            return self._run_zstd(data, limit)
+            tool = _idle_zstd.pop() if _idle_zstd else zstandard.ZstdDecompressor()
+            try:
+                return _run_zstd(tool, data, limit)
+            finally:
+                _idle_zstd.append(tool)
         if codec == CODEC_LZ4:
-            return self._run_lz4(data, limit)
+            return _run_lz4(data, limit)
         if codec == CODEC_SNAPPY:
             return _run_snappy(data, limit)
         if codec == CODEC_GZIP:
             return _run_gzip(data, limit)
         raise FormatError(f"codec {codec} is unknown")
 
-    cdef object _run_lz4(self, bytes data, uint64_t limit):
-        cdef size_t used = 0
-        cdef const uint8_t* p = data
-        cdef uint64_t size = _lz4_frame_size(p, len(data), &used)
-        if size == BROKEN:
-            raise _broken("lz4")
-        if size > limit:
-            raise _too_large("lz4", limit)
-        if size == 0:
-            return b""
-        if self._lz4 is None:
-            self._lz4 = pa.Codec("lz4")
-        try:
-            return self._lz4.decompress(data if used == <size_t>len(data) else data[:used], size)
-        except (OSError, pa.ArrowException) as e:
-            raise _broken("lz4") from e
 
-    cdef object _run_zstd(self, bytes data, uint64_t limit):
-        cdef size_t used = 0, position = 0, n = len(data)
-        cdef uint64_t bound, total = 0
-        cdef const uint8_t* p = data
-        cdef list parts = []
-        if self._zstd is None:
-            self._zstd = zstandard.ZstdDecompressor()
-        while position < n:
-            if n - position >= 8 and _le32(p + position) >> 4 == <uint32_t>0x184D2A5:     # a skippable frame
-                if _le32(p + position + 4) > n - position - 8:
-                    raise _broken("zstd")
-                position += 8 + _le32(p + position + 4)
-                continue
-            bound = _zstd_frame_bound(p + position, n - position, &used)
-            if bound == BROKEN:
+cdef object _run_lz4(bytes data, uint64_t limit):
+    cdef size_t used = 0
+    cdef const uint8_t* p = data
+    cdef uint64_t block_max = 0
+    cdef uint64_t capacity = _lz4_frame_bound(p, len(data), &block_max)
+    if capacity == BROKEN or capacity > limit:
+        # Blocks that refer to the ones before them, or a bound too coarse: count.
+        capacity = _lz4_frame_size(p, len(data), &used)
+        if capacity == BROKEN:
+            raise _broken("lz4")
+        if capacity > limit:
+            raise _too_large("lz4", limit)
+        if capacity == 0:
+            return b""
+    try:
+        if block_max:
+            return _lz4_blocks(data, capacity, block_max)
+        return pa.Codec("lz4").decompress(data if used == <size_t>len(data) else data[:used], capacity)
+    except FormatError:
+        raise
+    except (cramjam.DecompressionError, OSError, ValueError, pa.ArrowException) as e:
+        raise _broken("lz4") from e
+
+
+cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
+    """The independent blocks of a frame that `_lz4_frame_bound` has walked, each to where the one before ended."""
+    cdef const uint8_t* p = data
+    cdef size_t position = LZ4_HEADER_BYTES + (8 if p[4] & 8 else 0)
+    cdef uint64_t filled = 0
+    cdef uint32_t size
+    cdef Block block = take_block(capacity + 1)
+    source, out = memoryview(data), memoryview(block)
+    decompress = cramjam.lz4.decompress_block_into
+    while True:
+        size = _le32(p + position)
+        position += 4
+        if size == 0:
+            return out[:filled]
+        if size & 0x80000000u:
+            size &= 0x7FFFFFFFu
+            if size > capacity - filled:
+                raise _broken("lz4")
+            memcpy(block.data + filled, p + position, size)
+            filled += size
+        else:
+            room = min(block_max, capacity - filled)
+            filled += <uint64_t>decompress(source[position:position + size], out[filled:filled + room], output_len=room)
+        position += size + (4 if p[4] & 16 else 0)
+
+
+cdef object _run_zstd(object tool, bytes data, uint64_t limit):
+    cdef size_t used = 0, position = 0, n = len(data)
+    cdef uint64_t bound, total = 0
+    cdef const uint8_t* p = data
+    cdef list parts = []
+    while position < n:
+        if n - position >= 8 and _le32(p + position) >> 4 == <uint32_t>0x184D2A5:     # a skippable frame
+            if _le32(p + position + 4) > n - position - 8:
                 raise _broken("zstd")
-            try:
-                part = self._zstd.decompress(data if used == n else data[position:position + used],
-                                             max_output_size=max(1, min(bound, limit - total)))
-            except zstandard.ZstdError as e:
-                if bound > limit - total:
-                    raise _too_large("zstd", limit) from e
-                raise _broken("zstd") from e
-            except MemoryError:
-                raise _too_large("zstd", limit) from None
-            total += <uint64_t>len(part)
-            if total > limit:
-                raise _too_large("zstd", limit)
-            parts.append(part)
-            position += used
-        if not parts:
+            position += 8 + _le32(p + position + 4)
+            continue
+        bound = _zstd_frame_bound(p + position, n - position, &used)
+        if bound == BROKEN:
             raise _broken("zstd")
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        try:
+            part = tool.decompress(data if used == n else data[position:position + used],
+                                   max_output_size=max(<uint64_t>1, min(bound, limit - total)))
+        except zstandard.ZstdError as e:
+            if bound > limit - total:
+                raise _too_large("zstd", limit) from e
+            raise _broken("zstd") from e
+        except MemoryError:
+            raise _too_large("zstd", limit) from None
+        total += <uint64_t>len(part)
+        if total > limit:
+            raise _too_large("zstd", limit)
+        parts.append(part)
+        position += used
+    if not parts:
+        raise _broken("zstd")
+    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 cdef object _run_snappy(bytes data, uint64_t limit):
