@@ -272,7 +272,8 @@ def crc32c_by(str name not None, data, uint32_t crc=0):
         if (<bytes>kd_crc32c_implementations[i].name).decode() == name:
             function = kd_crc32c_implementations[i].function
     if function == NULL:
-        raise UnsupportedFormatError(f"CRC-32C implementation {name!r} is not for this CPU", hint="use one of " + ", ".join(crc32c_implementations()))
+        raise UnsupportedFormatError(f"CRC-32C implementation {name!r} is not for this CPU",
+                                     hint="use one of " + ", ".join(crc32c_implementations()))
     PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
     try:
         crc = function(crc, view.buf, view.len)

@@ -42,7 +42,7 @@ cdef uint64_t ZSTD_MAGIC = 0xFD2FB528u
 cdef uint64_t BROKEN = <uint64_t>-1
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_LIMIT_HINT = "raise max_decompressed_bytes if the producer is to be trusted"
+_LIMIT_HINT = "raise max_decompressed_bytes (a consumer's max.batch.bytes) if the producer is to be trusted"
 
 
 def codec_of(name):
@@ -476,6 +476,6 @@ cdef class Compressor:
     cdef object _run_lz4_piece(self, data):
         frame = _sized(self._tool.compress(data))
         if frame[4] != LZ4_FLAGS_INDEPENDENT:
-            raise FormatError(f"pyarrow {pa.__version__} wrote an lz4 frame with flags {frame[4]:#x}, which Kafka's Java client may not read",
+            raise FormatError(f"pyarrow {pa.__version__} wrote an lz4 frame with flags {frame[4]:#x}; Kafka's Java client may not read it",
                               hint="use another codec, or another version of pyarrow")
         return frame

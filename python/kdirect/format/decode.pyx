@@ -32,8 +32,8 @@ from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_RECORDS,
     CODEC_NONE, CODEC_ZSTD)
 from kdirect.format.records cimport (
-    COLUMN_MIXED, COLUMN_NULL, COLUMN_VALID, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET, RECORDS_NEED_KEYS, RECORDS_OK,
-    RECORDS_TRAILING, columns, decode_section,
+    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET, RECORDS_NEED_KEYS,
+    RECORDS_OK, RECORDS_TRAILING, columns, decode_section,
     parse_header, parse_record, record_view, records_error, section)
 
 cdef extern from "crc32c.h" nogil:
@@ -54,7 +54,8 @@ _FIELDS = [
 SCHEMA = pa.schema(_FIELDS)
 SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
 
-_EMPTY = [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
+_EMPTY = [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+          for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
 
 cdef enum:
     # why _run came back, beside the codes of batch.pxd (positive, below 100)
@@ -410,7 +411,8 @@ cdef class ArrowDecoder:
         return RUN_RESERVE
 
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1:
-        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes lie before us, for what is likely to follow."""
+        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes lie before us, for what is likely
+        to follow."""
         cdef int64_t rows = self.c.rows + self.info.records_count, likely_rows
         cdef int64_t ahead = min(<int64_t>n, self.target_bytes - self.c_pending_bytes())
         cdef size_t bytes_ = section_bytes
@@ -430,7 +432,8 @@ cdef class ArrowDecoder:
             self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1, <int64_t>(self.offset.capacity // 8))
             self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
         if self.keys_wanted:
-            self.key_offsets = _grown(self.key_offsets, (self.c.rows + 1) * 4 if self.key_offsets is not None else 0, (self.row_capacity + 1) * 4)
+            self.key_offsets = _grown(self.key_offsets, (self.c.rows + 1) * 4 if self.key_offsets is not None else 0,
+                                      (self.row_capacity + 1) * 4)
             self.key_validity = _grown(self.key_validity, (self.c.rows + 7) // 8 if self.key_validity is not None else 0,
                                        (self.row_capacity + 7) // 8)
             if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
@@ -485,8 +488,8 @@ cdef class ArrowDecoder:
                 f"{self._where()} has the unknown codec {self.info.attributes & ATTRIBUTE_CODEC_MASK}",
                 hint="this build reads " + ", ".join(CODEC_NAMES) + "; use another compression.type in the producer")
         if code == RUN_HEADER:
-            return CorruptBatchError(f"{self._where()}: its header contradicts itself ({self.info.records_count} records in {self.info.size} "
-                                     f"bytes, last offset delta {self.info.last_offset_delta})", hint=_HEADER_HINT)
+            return CorruptBatchError(f"{self._where()}: its header contradicts itself ({self.info.records_count} records in "
+                                     f"{self.info.size} bytes, last offset delta {self.info.last_offset_delta})", hint=_HEADER_HINT)
         if code >= RUN_RECORDS:
             return CorruptBatchError(f"{self._where()}: {records_error(code - RUN_RECORDS).decode()}", hint=_HEADER_HINT)
         return batch_error(code, f"{self.topic}-{self.partition} offset {self.info.base_offset if n >= 8 else self.next_offset}",
@@ -624,7 +627,8 @@ cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str t
         return BATCH_OK
     else:
         try:
-            plain = Decompressor().run(codec, PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES), limit)
+            private = PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES)
+            plain = Decompressor().run(codec, private, limit)
         except FormatError as e:
             raise CorruptBatchError(f"{topic}-{partition}: record batch at offset {info.base_offset}: {e.message}", hint=e.hint) from e
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)

@@ -414,7 +414,8 @@ cdef class ArrowEncoder:
                              ("timestamp", _as_timestamps(timestamps_ms))):
             if column is not None:
                 if len(column) != len(columns["value"]):
-                    raise ConfigError(f"column {name} has {len(column)} rows, value has {len(columns['value'])}", hint="give columns of one length")
+                    raise ConfigError(f"column {name} has {len(column)} rows, value has {len(columns['value'])}",
+                                      hint="give columns of one length")
                 columns[name] = column
         table = pa.table(columns)
         # What the rows take up at most: few rows shall not hold a large block.
@@ -572,8 +573,8 @@ cdef inline uint8_t* _put_bytes(uint8_t* p, thing):
     return p
 
 
-def encode_records(records, str compression="none", *, level=None, int64_t producer_id=-1, int16_t producer_epoch=-1, int32_t base_sequence=-1,
-                   int attributes=0):
+def encode_records(records, str compression="none", *, level=None, int64_t producer_id=-1, int16_t producer_epoch=-1,
+                   int32_t base_sequence=-1, int attributes=0):
     """One record batch as bytes from an iterable of (key, value, headers, timestamp_ms).
 
     Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes` are bits to

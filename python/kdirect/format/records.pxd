@@ -63,8 +63,8 @@ cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uin
                                  int64_t* value_length) noexcept nogil
 # One header; NULL when it leaves [p, end) or its key is null.
 cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil
-# Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p + COPY_SLACK more bytes of values, and of keys and
-# headers where they have memory at all.  On an error the caller puts c back as it was (see save/restore by assignment).
+# Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p + COPY_SLACK more bytes of values,
+# and of keys and headers where they have memory at all.  On an error the caller puts c back as it was, by assignment.
 cdef int64_t microseconds(int64_t ms) noexcept nogil
 # ms times 1000; clamped where it does not fit.
 cdef const char* records_error(int error) noexcept nogil

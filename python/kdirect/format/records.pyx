@@ -189,7 +189,8 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
     return RECORDS_OK
 
 
-cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index, int64_t* previous) noexcept nogil:
+cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index,
+                               int64_t* previous) noexcept nogil:
     """Appends records as long as `records_run.h` takes them; stops before the first other one."""
     cdef kd_run run
     cdef int64_t taken
