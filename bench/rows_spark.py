@@ -24,8 +24,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from kdirect_spark import session_builder
 from kdirect_spark.datasource import row_schema
 
-# Bytes of a value, and of all values of a topic: each run takes about two seconds on the machines the target was set on.
-SIZES = ((100, 400 << 20), (1024, 2 << 30), (10240, 2 << 30))
+# Bytes of a value, and of all values of a topic: each run takes about a second on the machines the target was set on.
+SIZES = ((100, 200 << 20), (1024, 1 << 30), (10240, 1 << 30))
 QUICK_BYTES = 32 << 20
 ROUNDS = (3, 9)
 

@@ -35,12 +35,14 @@ FIGURE = ("row", "value", "unit", "against", "against_value", "ratio", "settings
 
 @dataclass(frozen=True)
 class Row:
-    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), and what it shows."""
+    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), what it shows, and the seconds that
+    it needs before it can measure, which are taken off what it is given."""
 
     name: str
     module: str
     processes: int
     help: str
+    overhead_s: float = 0.0
 
     @property
     def function(self) -> str:
@@ -56,7 +58,7 @@ ROWS = (
     ),
     Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
     Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
-    Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches"),
+    Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches", 20),
 )
 
 
@@ -145,7 +147,7 @@ def measure(row: Row, target: Path, seconds: float, quick: bool, *, pin: bool) -
         os.sched_setaffinity(0, {allowed[-1]})
     sys.path.insert(0, str(HERE))
     function = getattr(importlib.import_module(row.module), row.function)
-    figures = function(seconds=seconds, quick=quick)
+    figures = function(seconds=max(seconds - row.overhead_s, seconds / 4), quick=quick)
     shared = {
         **machine(),
         "cores": len(allowed),
@@ -213,18 +215,20 @@ def write(target: Path, figures: list[dict[str, Any]]) -> None:
 
 
 def table(figures: list[dict[str, Any]]) -> str:
-    """The figures as text: a line each; settings that differ between figures of a row are told, the machine's are not."""
+    """The figures as text: a line each, with the settings that tell figures of a row apart; the JSON has them all."""
     shown = [("row", "of", "value", "unit", "against", "its value", "ratio")]
-    shared = {"cpu", "kernel", "python", "commit", "time", "cores", "pinned_to", "load_average", "quick"}
+    silent = {"cpu", "kernel", "python", "commit", "time", "cores", "pinned_to", "load_average", "quick"}
+    silent |= {"samples", "rounds", "runs", "records", "rows", "chunk_bytes", "mb_per_s"}
     for f in figures:
         same_row = [g["settings"] for g in figures if g["row"] == f["row"]]
-        own = {k: v for k, v in f["settings"].items() if k not in shared and any(s.get(k) != v for s in same_row)}
+        own = {k: v for k, v in f["settings"].items() if k not in silent and any(g.get(k) != v for g in same_row)}
+        own = {
+            k: v for k, v in own.items() if k == "p99_us" or (isinstance(v, int | str) and not isinstance(v, bool) and len(str(v)) <= 24)
+        }
         shown.append(
             (
                 f["row"],
-                " ".join(
-                    f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in own.items() if not isinstance(v, dict | list | bool)
-                ),
+                " ".join(f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in own.items()),
                 _number(f["value"]),
                 f["unit"],
                 f["against"] or "",
