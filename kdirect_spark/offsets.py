@@ -205,6 +205,18 @@ class AtTimes:
 Limit = Earliest | Latest | AtOffsets | AtTimes
 
 
+def moves(limit: Limit) -> bool:
+    """True where `limit` may mean the latest offset of a partition: resolved later, it is another one."""
+    if isinstance(limit, AtOffsets):
+        return any(n == LATEST_OFFSET for _, n in limit.items)
+    return isinstance(limit, Latest) or (isinstance(limit, AtTimes) and not limit.strict)
+
+
+def named_offsets(limit: Limit) -> frozenset[TopicPartition]:
+    """The partitions for which `limit` says an offset by its number."""
+    return frozenset(tp for tp, n in limit.items if n >= 0) if isinstance(limit, AtOffsets) else frozenset()
+
+
 def resolve_limit(
     limit: Limit,
     option: str,

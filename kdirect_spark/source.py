@@ -166,9 +166,10 @@ class _StreamReader(DataSourceStreamReader):
             partitions = self._view.partitions(must_exist=True, refresh=True)
             watermarks = self._view.watermarks(partitions)
             initial = self._view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
-            if self._target is not None and isinstance(settings.starting, Latest | AtTimes):
+            if self._target is not None:
                 # Records that came since the target was set belong to the next run.
-                initial = {tp: min(offset, self._target.get(tp, offset)) for tp, offset in initial.items()}
+                named = offsets.named_offsets(settings.starting)
+                initial = {tp: n if tp in named else min(n, self._target.get(tp, n)) for tp, n in initial.items()}
             self._initial = initial
         return offsets.to_json(self._initial)
 
@@ -176,9 +177,7 @@ class _StreamReader(DataSourceStreamReader):
         if start == end:
             return []
         begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
-        if begin == self._initial and isinstance(self._settings.starting, Latest):
-            # The first micro-batch of a query that starts at the latest offset is empty (see _latest_offset).  Run again after a
-            # crash, "latest" has moved on, but the checkpoint holds where the query really started.
+        if begin == self._initial and not self._begun and self._is_first_run_again(begin, stop):
             return []
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
         if self._planned is None or self._planned[0] != start:
@@ -226,12 +225,17 @@ class _StreamReader(DataSourceStreamReader):
         self._seen = {tp: high for tp, (_, high) in watermarks.items()}
         return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
 
-    def _is_first_of_latest(self, start: Offsets) -> bool:
-        """True once, for a new query that starts at the latest offset.
+    def _is_first_run_again(self, begin: Offsets, stop: Offsets) -> bool:
+        """The first micro-batch of a query that starts at the latest offset is empty (see below).  When it runs again after a crash,
+        "latest" has moved on and lies behind its end, which the checkpoint holds and where the query goes on."""
+        return offsets.moves(self._settings.starting) and all(stop.get(tp, n) <= n for tp, n in begin.items())
+
+    def _is_first_of_moving(self, start: Offsets) -> bool:
+        """True once, for a new query that starts at the latest offset of some partition.
 
         Its first micro-batch is kept empty, so that the checkpoint holds where the query started before any record counts on it:
         the engine itself does not keep the initial offset."""
-        first = not self._begun and start == self._initial and isinstance(self._settings.starting, Latest)
+        first = not self._begun and start == self._initial and offsets.moves(self._settings.starting)
         self._begun = True
         return first
 
@@ -272,7 +276,7 @@ if ADMISSION_CONTROL:
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
             begin = offsets.from_json(start, "start offset")
-            if self._is_first_of_latest(begin):
+            if self._is_first_of_moving(begin):
                 return offsets.to_json(begin)
             end, earliest = self._available(begin)
             if isinstance(limit, ReadAllAvailable):

@@ -124,15 +124,17 @@ def test_a_stream_starts_at_the_latest_offset_and_keeps_where(read_stream, topic
     topics.fill(name, values(0, 50))
     query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
     wait_for(lambda: query.lastProgress is not None and query.lastProgress["batchId"] >= 0, query)
-    query.stop()
     assert sink.rows == []
+    topics.fill(name, values(60, 70), 0)
+    wait_for(lambda: len(sink.rows) == 10, query)
+    query.stop()
     # While it is down records come; they are its own, for it had started.
     topics.fill(name, values(100, 150), 1)
     query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
     topics.fill(name, values(200, 210), 0)
-    wait_for(lambda: len(sink.rows) >= 60, query)
+    wait_for(lambda: len(sink.rows) >= 70, query)
     query.stop()
-    assert sink.values == values(100, 150) + values(200, 210)
+    assert sink.values == values(60, 70) + values(100, 150) + values(200, 210)
 
 
 def test_a_crash_before_the_first_commit_loses_nothing_at_latest(read_stream, topics, sink, checkpoint, tmp_path):
@@ -148,6 +150,24 @@ def test_a_crash_before_the_first_commit_loses_nothing_at_latest(read_stream, to
     topics.fill(name, values(10, 20))
     run(read_stream(name), sink, checkpoint)
     assert sink.values == values(10, 20)
+
+
+def test_some_partitions_start_at_the_latest_offset(read_stream, topics, sink, checkpoint, tmp_path):
+    name = topics.create(2)
+    topics.fill(name, values(0, 5), 0)
+    topics.fill(name, values(5, 10), 1)
+    start = json.dumps({name: {"0": -1, "1": 2}})
+    run(read_stream(name, startingOffsets=start), sink, checkpoint)
+    assert sink.values == values(7, 10)
+    topics.fill(name, values(10, 12), 0)
+    # As if the driver had died before the first commit: where partition 0 started is known from the checkpoint alone.
+    for directory, keep in (("offsets", "0"), ("commits", "")):
+        for file in (tmp_path / "checkpoint" / directory).iterdir():
+            if file.name.lstrip(".").removesuffix(".crc") != keep:
+                file.unlink()
+    sink.batches.clear()
+    run(read_stream(name, startingOffsets=start), sink, checkpoint)
+    assert sink.values == values(7, 12)
 
 
 def test_continuous_polling_sees_new_records(read_stream, topics, sink, checkpoint):
@@ -334,9 +354,13 @@ def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refu
 
     name = topics.create(2)
     topics.fill(name, values(0, 5))
-    run(stream(), sink, checkpoint)
+    query = run(stream(), sink, checkpoint, processingTime="100 milliseconds")
+    wait_for(lambda: query.lastProgress is not None, query)
     assert sink.rows == [], "latest"
-    topics.fill(name, values(5, 9), 1)
+    topics.fill(name, values(5, 7), 1)
+    wait_for(lambda: len(sink.rows) == 2, query)
+    query.stop()
+    topics.fill(name, values(7, 9), 1)
     run(stream(), sink, checkpoint)
     assert sink.values == values(5, 9)
     everything = Sink()
