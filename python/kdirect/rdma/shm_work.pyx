@@ -372,8 +372,13 @@ cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, 
 
 cdef inline int arrived(kd_qp* qp) noexcept nogil:
     """1: an entry is there; 0: none; -1: what is there cannot be, and the peer was cut."""
-    cdef uint64_t n = qp.received
-    cdef uint64_t sequence = kd_load64(&qp.in_entries[n & qp.in_mask].sequence)
+    cdef uint64_t n
+    cdef uint64_t sequence
+    while True:
+        n = kd_load64(&qp.received)
+        sequence = kd_load64(&qp.in_entries[n & qp.in_mask].sequence)
+        if kd_load64(&qp.received) == n:
+            break               # else another thread polled in between, and the slot may hold a later turn's entry by now
     if sequence == n + 1:
         if n >= kd_load64(&qp.recv_posted):
             cut(qp, CUT_FLOOD)
