@@ -343,10 +343,8 @@ def test_a_refused_batch_fails_alone_and_the_ones_behind_it_arrive(served):
     bad[-3] ^= 0xFF
     producer = session.producer()
     producer.produce_sync("t", b"before", partition=0)
-    target = producer._targets[("t", 0)]
     for data in (good[0], bytes(bad), good[1], good[2]):
-        producer._send(producer._targets[("t", 0)], data, 1)
-    assert target is not None
+        producer.paths.send(TP, data, 1)
     with pytest.raises(DeliveryError, match=r"t-0.*CORRUPT_MESSAGE"):
         producer.flush()
     producer.close()
@@ -360,20 +358,20 @@ def test_a_forged_file_id_is_cut_and_others_go_on(embedded):
         victim.produce_sync("other", b"mine", partition=0)
         attacker = session.producer()
         attacker.produce_sync("t", b"one", partition=0)
-        writer = attacker._targets[("t", 0)].writer
-        victim_id = victim._targets[("other", 0)].writer.file_id
-        channel = attacker._channel
+        writer = attacker.paths.open(TP).writer
+        victim_id = victim.paths.open(TopicPartition("other", 0)).writer.file_id
+        channel = attacker.paths._channel
         memory = channel.local_memory(4096)
         channel.qp.post_write_imm(9, memory, 0, 0, 0, 0, victim_id << 16 | 1)
         deadline = time.monotonic() + 10
-        while not attacker._router.broken and time.monotonic() < deadline:
-            attacker._router.drain()
+        while not attacker.paths._router.broken and time.monotonic() < deadline:
+            attacker.paths._router.drain()
             time.sleep(0.01)
-        assert attacker._router.broken
+        assert attacker.paths._router.broken
         assert broker.statistics()["rdma_clients_cut"] >= 1
         assert victim.produce_sync("other", b"still", partition=0) == 1
         assert attacker.produce_sync("t", b"two", partition=0) == 1  # it may come back by the front door
-        assert writer is not attacker._targets[("t", 0)].writer
+        assert writer is not attacker.paths.open(TP).writer
         attacker.close()
     assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
 

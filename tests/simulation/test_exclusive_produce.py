@@ -123,7 +123,7 @@ def run(seed, tmp_path, monkeypatch, faults, *, damage, plain, segment_bytes=1 <
                     bad = bytearray(encode_records([(None, value, [], 1)]))
                     bad[rng.randrange(16, len(bad))] ^= 1 << rng.randrange(8)
                     refused = True
-                    producer._send(producer._targets.get(("t", 0)) or producer._target("t", 0), bytes(bad), 1)
+                    producer.paths.send(TP, bytes(bad), 1)
                     producer.flush()
                 elif plain and step < 0.08:
                     access.before_append(partition)
