@@ -97,6 +97,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     consume.set_defaults(run=_consume)
 
+    doctor = commands.add_parser(
+        "doctor", parents=[_log_level_parser("warning")], help="say step by step whether RDMA would be used, and why not",
+        description="Looks at the whole path and ends with a real data READ. Exit status 0 when RDMA would be used, else 1.",
+    )  # fmt: skip
+    doctor.add_argument("--broker", "--bootstrap-servers", "--bootstrap", default="", metavar="HOST:PORT", help="default: this host alone")
+    doctor.add_argument(
+        "--transport", default="auto", choices=("auto", "verbs", "shm"), help="which one the exit status is about; auto: verbs"
+    )
+    doctor.add_argument("--log-dirs", default="", metavar="DIRS", help="a broker's log directories, separated by commas")
+    doctor.add_argument("--bind-address", default="", metavar="ADDRESS", help="as rdma.bind.address")
+    doctor.add_argument("--device", default="", help="as rdma.device")
+    doctor.add_argument("--gid-index", type=int, default=-1, help="as rdma.gid.index")
+    doctor.set_defaults(run=_doctor)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -256,6 +269,14 @@ def _consume(options: argparse.Namespace) -> int:
             left -= 1
     out.flush()
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from kdirect import doctor
+
+    directories = [d.strip() for d in options.log_dirs.split(",") if d.strip()]
+    questions = doctor.Questions(options.broker, options.transport, options.bind_address, options.device, options.gid_index, directories)
+    return doctor.run(questions)
 
 
 def _version(options: argparse.Namespace) -> int:

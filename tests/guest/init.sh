@@ -4,7 +4,7 @@ b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
 $b mount -t devtmpfs dev /dev
-say() { echo "<6>guest: $*" > /dev/kmsg; }
+say() { echo "<3>guest: $*" > /dev/kmsg; }
 die() { echo "<3>guest: $*" > /dev/kmsg; $b poweroff -f; }
 say "loading modules"
 while read -r m; do $b insmod "/modules/$m" || say "cannot load $m"; done < /modules/order
