@@ -21,6 +21,7 @@ from kdirect.errors import TransportError
 SYSFS = "/sys/class/infiniband"
 DEVICE_FILES = "/dev/infiniband"
 ROCE_V2 = "RoCE v2"
+EMPTY_RUN = 32  # GID tables have up to 1024 entries, filled from the front: after so many empty ones in a row the rest is taken to be empty
 LINK_INFINIBAND = "InfiniBand"
 
 
@@ -101,13 +102,16 @@ def _ports(path: Path, device: str) -> Iterator[Port]:
     for name in _entries(path / "ports"):
         port = path / "ports" / name
         gids = []
+        empty = 0
         for entry in _entries(port / "gids"):
-            try:
-                address = ipaddress.IPv6Address(_read(port / "gids" / entry))
-            except ValueError:
+            text = _read(port / "gids" / entry)
+            if not text.strip("0:"):
+                empty += 1
+                if empty >= EMPTY_RUN:
+                    break
                 continue
-            if int(address) == 0:
-                continue
+            empty = 0
+            address = ipaddress.IPv6Address(text)
             attributes = port / "gid_attrs"
             gids.append(Gid(int(entry), address, _read(attributes / "types" / entry), _read(attributes / "ndevs" / entry)))
         state = _read(port / "state").partition(":")[2].strip() or "?"
