@@ -14,7 +14,8 @@ What may not enter: files, sockets, Kafka's protocol, policy.  Who gets a grant 
 Threads.  `run` is the body of the one worker thread; it holds the GIL only while it sleeps, flushes
 or reports.  Every other method may be called from any thread; `_lock` guards the tables and is held by
 the worker while it works off one batch of completions, so a grant that `remove` has returned from is not
-in use.
+in use.  Nobody waits for it with the GIL held: its holder may need the GIL (a transport written in Python, or just
+to go on behind ``with nogil``).
 
 Memory.  A grant's acknowledgements are staged in memory of the broker (`staging`, registered in the
 client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport from
@@ -223,7 +224,8 @@ cdef class ProduceWorker:
             raise AccessDeniedError(f"the broker serves {len(self._peers)} RDMA clients already", hint="close idle clients or use transport=tcp")
         for n in range(receives):
             qp.post_recv(0)
-        pthread_mutex_lock(&self._lock)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
         if len(self._peers) == 0:
             memset(self._peer_table, 0, sizeof(self._peer_table))
         while self._peer_table[i].used and self._peer_table[i].qp != NULL:
@@ -501,7 +503,8 @@ cdef class ProduceWorker:
         cdef int i
         cdef peer_t* peer
         cdef list cut = [], retired = [], appended = []
-        pthread_mutex_lock(&self._lock)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
         for i in range(self._cut_count):
             peer = self._find_peer(self._cut[i])
             cut.append((self._cut[i], CUT_REASONS[peer.cut if peer != NULL else CUT_DISCONNECTED]))
