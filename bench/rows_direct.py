@@ -131,8 +131,8 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 producer.produce("poll", b"x" * 100, partition=0)
         with kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm"}) as consumer:
             consumer.assign({tp: 100})
-            consumer.poll(10)
-            slots = consumer._fetcher._slots  # the row measures the slot READ itself
+            consumer.poll(0.01)
+            slots = consumer._reading.fetcher._slots  # the row measures the slot READ itself
             refresh = slots.refresh
             rates: list[float] = []
             polls: list[float] = []
@@ -183,7 +183,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 clock = time.perf_counter_ns
                 while len(samples) < records:
                     begin = clock()
-                    record = consumer.poll(1000)
+                    record = consumer.poll(1)
                     samples.append((clock() - begin) / 1000)
                     if record is None:
                         raise RuntimeError("a committed record did not arrive")
@@ -208,7 +208,7 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 for _ in range(200 if quick else 5000):
                     producer.produce_sync(topic, b"v" * size, partition=0)
                     begin = clock()
-                    record = consumer.poll(1000)
+                    record = consumer.poll(1)
                     samples.append((clock() - begin) / 1000)
                     if record is None:
                         raise RuntimeError("a committed record did not arrive")

@@ -258,14 +258,14 @@ def _consume(options: argparse.Namespace) -> int:
     with kdirect.Consumer(_settings(options), session=session) as consumer:
         consumer.assign(dict.fromkeys(tps, start))
         while left != 0 and (options.follow or any(consumer.position(tp) < ends[tp] for tp in tps)):
-            record = consumer.poll(500)
-            if record is None:
+            message = consumer.poll(0.5)
+            if message is None:
                 out.flush()
                 continue
             if options.show == "all":
-                key = b"" if record.key is None else record.key
-                out.write(b"%d\t%d\t%d\t%s\t" % (record.partition, record.offset, record.timestamp, key))
-            out.write((record.value or b"") + b"\n")
+                key = b"" if message.key() is None else message.key()
+                out.write(b"%d\t%d\t%d\t%s\t" % (message.partition(), message.offset(), message.timestamp()[1], key))
+            out.write((message.value() or b"") + b"\n")
             left -= 1
     out.flush()
     return 0

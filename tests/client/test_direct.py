@@ -18,7 +18,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.errors import CorruptBatchError, DeliveryError, OffsetOutOfRangeError, TransportError, UnknownTopicError
 from kdirect.format.codec import encode_records
-from kdirect.model import EARLIEST_OFFSET, TopicPartition
+from kdirect.model import TopicPartition
 
 
 def values_of(session, tp, start=0, stop=None, **settings):
@@ -113,8 +113,8 @@ def test_reading_a_backlog_takes_no_cpu_of_the_broker(served):
     consumer.assign({TP: 0})
     os.kill(broker.pid, signal.SIGSTOP)
     try:
-        got = [consumer.poll(1000).offset for _ in range(5000)]
-        assert consumer.poll(20) is None  # caught up: only slots are read
+        got = [consumer.poll(10).offset() for _ in range(5000)]
+        assert consumer.poll(0.02) is None  # caught up: only slots are read
         assert session.watermarks([TP]) == {TP: (0, 5000)}
     finally:
         os.kill(broker.pid, signal.SIGCONT)
@@ -128,7 +128,7 @@ def test_polling_an_idle_topic_costs_the_broker_nothing(served):
         producer.produce("t", b"v", partition=0)
     with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
         consumer.assign({TP: 0})
-        assert consumer.poll(1000).value == b"v"
+        assert consumer.poll(10).value() == b"v"
         assert consumer.poll(0) is None
         time.sleep(0.3)  # whatever the broker still did for the requests before
         before, reads = cpu_ticks(broker.pid), consumer.statistics()["slot_reads"]
@@ -145,18 +145,19 @@ def test_arrow_batches_and_positions_of_a_consumer(served, transport):
     with session.producer() as producer:
         for i in range(3000):
             producer.produce("two", b"%d" % i, partition=i % 2)
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": transport}) as consumer:
-        consumer.subscribe("two", EARLIEST_OFFSET)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "auto.offset.reset": "earliest"}
+    with kdirect.Consumer(settings) as consumer:
+        consumer.subscribe("two")
         seen: dict[int, list[bytes]] = {0: [], 1: []}
-        while (batch := consumer.poll_arrow(500, max_bytes=16384)) is not None:
+        while (batch := consumer.poll_arrow(0.5, max_bytes=16384)) is not None:
             (p,) = set(batch.column("partition").to_pylist())
             assert batch.column("offset")[0].as_py() == len(seen[p])
             seen[p] += batch.column("value").to_pylist()
             assert consumer.position(TopicPartition("two", p)) == len(seen[p])
         assert seen == {p: [b"%d" % i for i in range(p, 3000, 2)] for p in (0, 1)}
         consumer.seek(TopicPartition("two", 1), 1490)
-        assert [consumer.poll(500).offset for _ in range(10)] == list(range(1490, 1500))
-        assert consumer.poll(20) is None
+        assert [consumer.poll(0.5).offset() for _ in range(10)] == list(range(1490, 1500))
+        assert consumer.poll(0.02) is None
 
 
 def test_one_read_refreshes_all_slots_of_a_consumer(served):
@@ -165,10 +166,11 @@ def test_one_read_refreshes_all_slots_of_a_consumer(served):
     with session.producer() as producer:
         for p in range(20):
             producer.produce("many", b"%d" % p, partition=p)
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
-        consumer.subscribe("many", EARLIEST_OFFSET)
-        assert sorted(int(consumer.poll(1000).value) for _ in range(20)) == list(range(20))
-        fetcher = consumer._fetcher
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "auto.offset.reset": "earliest"}
+    with kdirect.Consumer(settings) as consumer:
+        consumer.subscribe("many")
+        assert sorted(int(consumer.poll(10).value()) for _ in range(20)) == list(range(20))
+        fetcher = consumer._reading.fetcher
         before = fetcher.statistics()
         fetcher.refresh()
         after = fetcher.statistics()
@@ -190,11 +192,11 @@ def test_moving_from_segment_to_segment_while_they_are_written(embedded):
                 producer.produce("small", value, partition=0)
                 if i % 7 == 0:
                     while (record := consumer.poll(0)) is not None:
-                        got.append(record.value)
+                        got.append(record.value())
             producer.flush()
             assert producer.statistics()["rdma_records"] == 5000
-        while (record := consumer.poll(500)) is not None:
-            got.append(record.value)
+        while (record := consumer.poll(0.5)) is not None:
+            got.append(record.value())
         assert got == expected
         # Segments read to their end are released: one file and the producer's are held, not twenty-five.
         assert broker.statistics()["rdma_grants"] <= 2
@@ -211,16 +213,16 @@ def test_reads_start_at_2_kib_grow_with_the_lag_and_shrink_when_caught_up(served
         producer.flush()
         with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
             consumer.assign({TP: 0})
-            stream = consumer._fetcher.stream(TP)
+            stream = consumer._reading.fetcher.stream(TP)
             assert stream.read_size == 2048
             sizes = []
             for _ in range(4000):
-                assert consumer.poll(1000) is not None
+                assert consumer.poll(10) is not None
                 sizes.append(stream.read_size)
             assert max(sizes) == 1 << 20
             for _ in range(40):
                 producer.produce_sync("t", b"v", partition=0)
-                assert consumer.poll(1000) is not None
+                assert consumer.poll(10) is not None
             assert stream.read_size == 2048
 
 
@@ -455,14 +457,14 @@ def test_a_broker_that_restarts_keeps_its_records_and_clients_come_back(broker_p
     for i in range(100):
         producer.produce_sync("t", b"%d" % i, partition=0)
     consumer.assign({TP: 0})
-    got = [consumer.poll(1000).value for _ in range(60)]
+    got = [consumer.poll(10).value() for _ in range(60)]
     broker.kill()
     broker.start()
     for i in range(100, 200):
         producer.produce_sync("t", b"%d" % i, partition=0)
     producer.close()
-    while (record := consumer.poll(2000)) is not None:
-        got.append(record.value)
+    while (record := consumer.poll(2)) is not None:
+        got.append(record.value())
     assert got == [b"%d" % i for i in range(200)]
     consumer.close()
     session.close()
@@ -496,7 +498,7 @@ def test_rdma_can_be_switched_off_on_the_broker_and_auto_says_why(broker_process
     assert values_of(session, TP) == [b"%d" % i for i in range(100)]
     with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers}) as consumer:
         consumer.assign({TP: 95})
-        assert [consumer.poll(2000).value for _ in range(5)] == [b"95", b"96", b"97", b"98", b"99"]
+        assert [consumer.poll(2).value() for _ in range(5)] == [b"95", b"96", b"97", b"98", b"99"]
     with pytest.raises(TransportError, match="shm"):
         connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}).transport  # noqa: B018
     session.close()

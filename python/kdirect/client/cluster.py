@@ -177,6 +177,13 @@ class Cluster:
 
     def coordinator_connection(self, group: str) -> Connection:
         """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator` when it says NOT_COORDINATOR."""
+        return self.connection_to(self._coordinator(group))
+
+    def lease_coordinator(self, group: str) -> Connection:
+        """A private connection to the coordinator of `group`: joining waits for other members.  Ends as a `lease` does."""
+        return self._private(self._coordinator(group), self.settings["connect.timeout.ms"])
+
+    def _coordinator(self, group: str) -> Node:
         state = self._state()
         node = state.coordinators.get(group)
         if not state.nodes:
@@ -191,7 +198,7 @@ class Cluster:
 
             found = self.call(self.control_connection, find)
             node = state.coordinators[group] = Node(found.node_id, found.host, found.port)
-        return self.connection_to(node)
+        return node
 
     def forget_coordinator(self, group: str) -> None:
         self._state().coordinators.pop(group, None)

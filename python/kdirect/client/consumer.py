@@ -1,52 +1,102 @@
-"""Consuming from plain Python: records one by one, or Arrow batches, from many partitions.
+"""`kdirect.Consumer`: records or Arrow batches from partitions that the caller names, or that a consumer group gives out.
 
-Owns: the assignment, one decoder a partition, and the round over partitions.  Over RDMA all partitions share
-one queue pair and one slot region: an empty `poll` is one READ, and costs the broker nothing.
+Owns: the subscription, rebalances and their callbacks, what is committed and when, and the waiting.  Bytes and positions are
+`reading`'s, the group's protocol is `group`'s.
 
-No consumer groups: partitions are assigned by the caller; offsets can be committed for a group by
-`Session.admin` so that lag shows.
+Names and habits are confluent-kafka's: timeouts are **seconds** (None: for ever), a record is a `Message` with methods, offsets to commit
+are those of the next record.  What differs, and why, is a table in docs/clients.md; the rules that matter:
+
+- What goes wrong is raised, never handed out as a message.  An error of one partition is raised once and sets that partition aside.
+- A record counts as done when the next poll asks for another: that is what auto-commit commits.  A crash repeats records, and loses none.
+- One thread at a time.  Callbacks run inside `poll`, `consume`, `poll_arrow`, `unsubscribe` and `close`, on the caller's thread.
+- A consumer belongs to the process that made it: in a forked child every call is a ClosedError.
 """
 
 from __future__ import annotations
 
+import logging
+import os
+import re
 import time
+import weakref
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from kdirect.client.direct import DirectFetcher
+from kdirect.client.admin import TopicInfo
+from kdirect.client.connection import Pending
+from kdirect.client.group import OUT, STABLE, Membership
+from kdirect.client.message import Message
+from kdirect.client.reading import LOST, Reading
 from kdirect.client.session import FIRST_WAIT_S, LONGEST_WAIT_S, Session, connect
-from kdirect.client.tcp import TcpFetcher
-from kdirect.errors import BrokerUnavailableError, ClosedError, ConfigError, QueuePairError
-from kdirect.format.codec import ArrowDecoder, decode_records
-from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, Record, TopicPartition
+from kdirect.errors import BrokerError, ClosedError, ConfigError, KdirectError, TimedOutError, UnknownTopicError
+from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
 
-NO_STOP = 2**63 - 1
-SPIN_POLLS = 200  # empty polls in a row before the consumer starts to sleep between them
+log = logging.getLogger("kdirect.client")
+
+OFFSET_STORED = -1000  # start at the committed offset, as confluent-kafka numbers it
+OFFSET_INVALID = -1001
+SPIN_POLLS = 200  # empty rounds in a row before the consumer starts to sleep between them
+SLICE_MS = 100.0  # longest single wait, so that signals and rebalances are seen
+TRIES = 3  # lost connections in a row before one is raised
+
+Rebalance = Callable[["Consumer", list[TopicPartition]], None]
+Offsets = Mapping[TopicPartition, int] | Iterable[Any]
+
+_alive: weakref.WeakSet[Consumer] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for consumer in list(_alive):
+        consumer._attention = True
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class Consumer:
-    """Reads assigned partitions.  `settings`: CLIENT options, or "host:port".  One thread at a time.
+    """Reads partitions.  `settings`: client settings (docs/options.md), or "host:port".
 
-    ``assign({tp: offset})`` (EARLIEST_OFFSET -2, LATEST_OFFSET -1, or an offset) or ``subscribe(topics, start)``; then `poll` for
-    one record, or `poll_arrow` for many.  `position(tp)` is the offset of the next record, `seek` moves it.  Connections lost are
-    replaced, and reading goes on behind the last record handed out.
+    ``subscribe(topics)`` with `group.id` shares the topics' partitions with the group's other members, whichever client they run; without
+    it all partitions are read.  ``assign({tp: offset})`` names partitions itself.  Then `poll`, `consume`, `poll_arrow`, or iterate.
+    `on_commit(error, offsets)` is told what became of asynchronous commits.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | str, *, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | str,
+        *,
+        session: Session | None = None,
+        on_commit: Callable[[KdirectError | None, dict[TopicPartition, int]], None] | None = None,
+    ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._session = session if session is not None else connect(self.settings)
-        self._positions: dict[TopicPartition, int] = {}
-        self._fetcher: DirectFetcher | None = None
-        self._tcp: dict[TopicPartition, TcpFetcher] = {}
-        self._tcp_data: dict[TopicPartition, memoryview] = {}
-        self._ready: deque[Record] = deque()
-        self._round: list[TopicPartition] = []
+        self._reading = Reading(self._session, self.settings)
+        self._queue = self._reading.queue
+        self._membership = Membership(self._session.cluster, self.settings, self) if self.settings["group.id"] else None
+        self._auto_commit = self._membership is not None and self.settings["enable.auto.commit"]
+        self._auto_store: bool = self.settings["enable.auto.offset.store"]
+        self._topics: dict[str, int] | None = None  # subscribed topics that exist -> partitions; None: no subscription
+        self._names: list[str] = []
+        self._patterns: list[re.Pattern[str]] = []
+        self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (None, None, None)
+        self._on_commit = on_commit
+        self._commits: deque[tuple[Pending, dict[TopicPartition, int]]] = deque()
+        self._committed: dict[TopicPartition, int | None] = {}
+        self._stored: dict[TopicPartition, int] = {}
+        self._commit_due = self._metadata_due = False
+        self._next_commit = self._next_metadata = float("inf")
+        self._attention = False  # the next poll has more to do than to hand out a record
+        self._polls = 0
+        self._waiting = False  # inside a poll: the group need not wonder
+        self._in_callback = False
         self._closed = False
+        self._pid = os.getpid()
+        _alive.add(self)
 
     def __enter__(self) -> Consumer:
         return self
@@ -54,200 +104,517 @@ class Consumer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- assignment ------------------------------------------------------------------------------------
+    def __iter__(self) -> Iterator[Message]:
+        """Records for ever."""
+        while True:
+            message = self.poll(None)
+            if message is not None:
+                yield message
 
-    def subscribe(self, topics: Iterable[str] | str, start: int = LATEST_OFFSET) -> None:
-        """Read all partitions that these topics have now, from `start` (LATEST_OFFSET or EARLIEST_OFFSET)."""
-        names = [topics] if isinstance(topics, str) else list(topics)
-        cluster = self._session.cluster
-        self.assign({TopicPartition(name, i): start for name in names for i in cluster.partitions(name)})
+    # -- what is read --------------------------------------------------------------------------------------------
 
-    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions, from these offsets."""
+    def subscribe(
+        self,
+        topics: Iterable[str] | str,
+        on_assign: Rebalance | None = None,
+        on_revoke: Rebalance | None = None,
+        on_lost: Rebalance | None = None,
+    ) -> None:
+        """Read these topics; a name that begins with ``^`` is a regular expression.  Replaces the subscription there was.
+
+        The callbacks get (consumer, partitions): `on_assign` when partitions were given out and before their first record (`seek` works in
+        it), `on_revoke` before they are given back (positions may still be committed), `on_lost` when others have them already (default:
+        `on_revoke`).  UnknownTopicError for a name that does not exist.
+        """
         self._check()
-        resolved = dict(offsets)
-        earliest = [tp for tp, o in resolved.items() if o == EARLIEST_OFFSET]
-        latest = [tp for tp, o in resolved.items() if o == LATEST_OFFSET]
-        if earliest:
-            resolved |= self._session.earliest_offsets(earliest)
-        if latest:
-            resolved |= self._session.latest_offsets(latest)
-        for tp, offset in resolved.items():
-            if offset < 0:
-                raise ConfigError(f"offset {offset} of {tp} cannot be", hint="give an offset, -1 (latest) or -2 (earliest)")
-        self._drop()
-        self._positions = resolved
-        self._round = list(resolved)
-        self._ready.clear()
-        self._open()
-
-    def _open(self) -> None:
-        if not self._positions:
-            return
-        if self._session.transport == "tcp":
-            isolation = self.settings["isolation.level"]
-            self._tcp = {tp: TcpFetcher(self._session.cluster, tp, o, isolation_level=isolation) for tp, o in self._positions.items()}
-            self._tcp_data = {}
-            return
-        fetcher = DirectFetcher(self._session.channel(self._round[0]), self.settings)
+        names = [topics] if isinstance(topics, str) else list(topics)
+        if not names:
+            raise ConfigError("a subscription of no topics", hint="name at least one, or call unsubscribe")
+        self.unsubscribe()
         try:
-            fetcher.assign(self._positions)
-        except BaseException:
-            fetcher.close()
-            raise
-        self._fetcher = fetcher
+            self._patterns = [re.compile(name) for name in names if name.startswith("^")]
+        except re.error as e:
+            raise ConfigError(f"a subscribed pattern is no regular expression: {e}", hint="correct it") from e
+        self._names = [name for name in names if not name.startswith("^")]
+        self._callbacks = (on_assign, on_revoke, on_lost)
+        self._topics = self._look_up(must_exist=True)
+        self._next_metadata = time.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        if self._membership is not None:
+            self._membership.join(self._topics)
+        else:
+            self._give_out([TopicPartition(name, i) for name, count in self._topics.items() for i in range(count)])
 
-    def _drop(self) -> None:
-        fetcher, self._fetcher = self._fetcher, None
-        if fetcher is not None:
-            fetcher.close()
-        for tcp in self._tcp.values():
-            tcp.close()
-        self._tcp = {}
+    def unsubscribe(self) -> None:
+        """Give all partitions back, and leave the group."""
+        self._check()
+        self._give_back(lost=False)
+        if self._topics is not None and self._membership is not None:
+            self._membership.leave()
+        self._topics = None
 
-    @property
-    def assignment(self) -> tuple[TopicPartition, ...]:
-        return tuple(self._positions)
+    def assign(self, partitions: Offsets) -> None:
+        """Read exactly these partitions.  ``{tp: offset}``, or partitions without offsets (also confluent-kafka's TopicPartition): those
+        start at the group's committed offset, else as auto.offset.reset says.  Offsets: -1 latest, -2 earliest.  Inside `on_assign`
+        it sets where the partitions given out start; elsewhere it ends a subscription, and errors of a partition are raised here."""
+        self._check()
+        offsets = _offsets(partitions)
+        if not self._in_callback and self._topics is not None:
+            self.unsubscribe()
+        self._reading.assign(self._starts(offsets))
+        self._committed = {tp: o for tp, o in self._committed.items() if tp in offsets}
+        self._stored = {tp: o for tp, o in self._stored.items() if tp in offsets}
+        self._start_timers()
+        if not self._in_callback:
+            self._reading.enter()
+            self._reading.tell()
 
-    def position(self, tp: TopicPartition) -> int:
+    def unassign(self) -> None:
+        self.assign({})
+
+    def incremental_assign(self, partitions: Offsets) -> None:
+        """Read these too."""
+        self._check()
+        self._reading.add(self._starts(_offsets(partitions)))
+        self._start_timers()
+
+    def incremental_unassign(self, partitions: Iterable[Any]) -> None:
+        """Stop reading these."""
+        self._check()
+        self._reading.release(_partitions(partitions))
+
+    def assignment(self) -> list[TopicPartition]:
+        """The partitions read now."""
+        return list(self._reading.positions)
+
+    def position(self, partition: Any) -> int:
         """Offset of the next record that will be handed out."""
-        for record in self._ready:
-            if record.topic == tp.topic and record.partition == tp.partition:
-                return record.offset
-        return self._positions[tp]
+        return self._reading.position(_partition(partition))
 
-    def seek(self, tp: TopicPartition, offset: int) -> None:
-        """Go on at `offset` (or -1, -2) on this partition."""
-        if tp not in self._positions:
-            raise ConfigError(f"{tp} is not assigned", hint="assign it first")
-        here = {x: self.position(x) for x in self._positions}
-        self.assign({**here, tp: offset})
+    def seek(self, partition: Any, offset: int | None = None) -> None:
+        """Go on at `offset` (-1 latest, -2 earliest; None: ``partition.offset``) on an assigned partition, also in `on_assign`."""
+        self._check()
+        if offset is None:
+            offset = getattr(partition, "offset", None)
+        if not isinstance(offset, int):
+            raise ConfigError(f"seek of {partition} to {offset!r}", hint="give an offset, -1 (latest) or -2 (earliest)")
+        self._reading.seek(_partition(partition), offset)
 
-    def watermarks(self, tp: TopicPartition) -> tuple[int, int]:
-        """(log start offset, high watermark)."""
-        return self._session.watermarks([tp])[tp]
+    def pause(self, partitions: Iterable[Any]) -> None:
+        """Hand out no records of these until `resume`; nothing in hand is lost, and the group keeps its member."""
+        self._reading.pause(_partitions(partitions))
 
-    # -- polling ---------------------------------------------------------------------------------------
+    def resume(self, partitions: Iterable[Any]) -> None:
+        self._reading.resume(_partitions(partitions))
 
-    def poll(self, timeout_ms: float = 0) -> Record | None:
-        """The next record, or None when there is none within `timeout_ms`."""
-        ready = self._ready
-        if not ready:
-            self._wait(self._take_records, timeout_ms)
-        return ready.popleft() if ready else None
+    def paused(self) -> list[TopicPartition]:
+        return sorted(self._reading.paused)
 
-    def poll_arrow(self, timeout_ms: float = 0, *, max_bytes: int = 4 << 20, include_headers: bool = False) -> pa.RecordBatch | None:
-        """The next records of one partition as columns (about `max_bytes`), or None when there are none within `timeout_ms`."""
-        if self._ready:
-            raise ConfigError("records handed to poll() are still waiting", hint="use either poll or poll_arrow, or seek in between")
+    # -- records -------------------------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None = None) -> Message | None:
+        """The next record, or None when there is none within `timeout` seconds (None or negative: wait for ever)."""
+        if not self._attention:
+            message = self._queue.pop()
+            if message is not None:
+                return message
+        return self._queue.pop() if self._wait(self._pull, timeout) else None
+
+    def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
+        """Up to `num_messages` records: waits for the first one only, then takes what is at hand."""
+        if num_messages < 1:
+            raise ConfigError(f"consume of {num_messages} messages", hint="give at least 1")
+        out: list[Message] = [] if self._attention else self._queue.take(num_messages)
+        while len(out) < num_messages and self._wait(self._pull, 0.0 if out else timeout, tell=not out):
+            out += self._queue.take(num_messages - len(out))
+        return out
+
+    def poll_arrow(
+        self, timeout: float | None = None, *, max_bytes: int = 4 << 20, max_rows: int = 1 << 20, include_headers: bool = False
+    ) -> pa.RecordBatch | None:
+        """Records of one partition as columns (key, value, topic, partition, offset, timestamp, timestampType, and headers on demand),
+        about `max_bytes` or `max_rows` at most, or None when there are none within `timeout` seconds.  May be mixed with `poll`."""
         found: list[pa.RecordBatch] = []
 
-        def take(tp: TopicPartition) -> bool:
-            start = self._positions[tp]
-            decoder = ArrowDecoder(tp.topic, tp.partition, start_offset=start, stop_offset=NO_STOP, include_headers=include_headers,
-                                   target_bytes=max_bytes, max_decompressed_bytes=self.settings["max.batch.bytes"])  # fmt: skip
-            while not decoder.full and (self._feed(tp, decoder.feed, decoder.feed_address) or self._fill(tp, decoder.next_offset)):
-                pass
-            self._positions[tp] = max(start, decoder.next_offset)
-            if decoder.rows:
-                found.append(decoder.take())
-            return bool(found)
+        def take(wait_ms: float) -> bool:
+            batch = self._reading.pull_arrow(wait_ms, max_bytes=max_bytes, max_rows=max_rows, include_headers=include_headers)
+            if batch is not None:
+                found.append(batch)
+            return batch is not None
 
-        self._wait(take, timeout_ms)
-        return found[0] if found else None
+        return found[0] if self._wait(take, timeout) else None
 
-    def _take_records(self, tp: TopicPartition) -> bool:
-        """Move whole batches of `tp` into `_ready`: those at hand, else what can be READ now."""
-        topic, partition = tp
-        position = self._positions[tp]
-        fetcher = self._fetcher
-        stream = fetcher.stream(tp) if fetcher is not None else None
-        while True:
-            if stream is not None:
-                data: Any = stream.bytes() if stream.buffered else None
-            else:
-                data = self._tcp_data.get(tp)
-            if data:
-                records, consumed, next_offset = decode_records(data, topic, partition, position)
-                if consumed:
-                    if stream is not None:
-                        stream.consume(consumed)
-                    else:
-                        self._tcp_data[tp] = data[consumed:]
-                    if next_offset > position:
-                        self._positions[tp] = position = next_offset
-                    if records:
-                        self._ready.extend(records)
-                        return True
-                    continue
-            if not (fetcher.fill(tp, position) if fetcher is not None else self._fill(tp, position)):
-                return False
+    def _pull(self, wait_ms: float) -> bool:
+        return not self._queue.empty or self._reading.pull(wait_ms)
 
-    def _feed(self, tp: TopicPartition, feed: Any, feed_address: Any) -> bool:
-        if self._fetcher is not None:
-            address, length = self._fetcher.window(tp)
-            consumed = feed_address(address, length) if length else 0
-            self._fetcher.stream(tp).consume(consumed)
-        else:
-            data = self._tcp_data.get(tp, memoryview(b""))
-            consumed = feed(data) if len(data) else 0
-            self._tcp_data[tp] = data[consumed:]
-        return consumed > 0
+    def _wait(self, take: Callable[[float], bool], timeout: float | None, *, tell: bool = True) -> bool:
+        """Until `take` got something, the time is over, or there is an error to tell."""
+        self._polls += 1
+        self._waiting = True
+        try:
+            return self._go_on(take, timeout, tell)
+        finally:
+            self._waiting = False
 
-    def _fill(self, tp: TopicPartition, next_offset: int) -> bool:
-        if self._fetcher is not None:
-            return self._fetcher.fill(tp, next_offset)
-        fetcher = self._tcp[tp]
-        fetcher.seek(next_offset)
-        self._tcp_data[tp] = fetcher.fetch(self.settings["fetch.max.read.bytes"], 0).data
-        return len(self._tcp_data[tp]) > 0
-
-    def _wait(self, take: Any, timeout_ms: float) -> None:
-        """Go round the partitions until `take(tp)` says that it got something, or the time is over."""
-        if self._closed:
-            self._check()
+    def _go_on(self, take: Callable[[float], bool], timeout: float | None, tell: bool) -> bool:
+        reading = self._reading
+        if self._closed or self._attention or self._membership is not None or self._topics is not None:
+            self._serve(timeout)
         deadline = None
         pause = FIRST_WAIT_S
         empty = failures = 0
+        left_ms = 0.0
+        began = 0.0
         while True:
             try:
-                for i, tp in enumerate(self._round):
-                    if take(tp):
-                        if len(self._round) > 1:
-                            self._round = self._round[i + 1 :] + self._round[: i + 1]
-                        return
+                if take(min(left_ms, SLICE_MS)):
+                    return True
                 failures = 0
-            except (QueuePairError, BrokerUnavailableError, ClosedError):
+            except LOST as e:
                 failures += 1
-                if failures > 3 or self._session.closed or self._closed:
+                reading.lost()
+                if failures > TRIES or self._session.closed or isinstance(e, TimedOutError):
                     raise
-                self._drop()
-                self._open()
+                log.info("reading anew after: %s", e)
                 continue
-            if timeout_ms <= 0:
-                return
+            if tell and (reading.untold or reading.failed):
+                reading.tell()
             now = time.monotonic()
             if deadline is None:
-                deadline = now + timeout_ms / 1000
+                if timeout == 0:
+                    return False
+                deadline = float("inf") if timeout is None or timeout < 0 else now + timeout
             if now >= deadline:
-                return
+                return False
+            left_ms = (deadline - now) * 1000
+            if self._attention or now >= self._next_metadata:
+                self._serve(left_ms / 1000)
+                continue
             empty += 1
-            if empty > SPIN_POLLS or self._fetcher is None:
+            if (empty > SPIN_POLLS or reading.fetcher is None) and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
                 time.sleep(min(pause, max(0.0, deadline - now)))
                 pause = min(pause * 2, LONGEST_WAIT_S)
+                now = time.monotonic()
+            began = now
 
-    # -- end -------------------------------------------------------------------------------------------
+    # -- beside the records ----------------------------------------------------------------------------------------
+
+    def _serve(self, timeout: float | None) -> None:
+        """What a poll does beside handing out records: commits, rebalances, new partitions."""
+        self._check()
+        self._attention = False
+        membership = self._membership
+        if self._commits:
+            self._settle_commits()
+        if membership is None:
+            if time.monotonic() >= self._next_metadata:
+                self._look_for_partitions()
+            return
+        if self._commit_due:
+            self._commit_due = False
+            self._commit_positions()
+        if self._topics is None:
+            return
+        if self._metadata_due or time.monotonic() >= self._next_metadata:
+            self._look_for_partitions()
+        if membership.lost:
+            log.warning("group %s: partitions lost: %s", membership.group_id, membership.lost)
+            self._give_back(lost=True)
+            membership.join(self._topics)
+        elif membership.rebalancing:
+            self._give_back(lost=False)
+            membership.join(self._topics)
+        elif membership.state == OUT:
+            membership.join(self._topics)
+        if membership.state != STABLE:
+            left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
+            given = membership.advance(left)
+            if given is None:
+                self._attention = True
+            else:
+                self._give_out(given)
+
+    def _give_out(self, tps: list[TopicPartition]) -> None:
+        self._reading.assign(self._starts(dict.fromkeys(tps, OFFSET_STORED)))
+        self._start_timers()
+        self._call_back(self._callbacks[0], tps)
+
+    def _give_back(self, *, lost: bool) -> None:
+        tps = self.assignment()
+        if self._topics is not None and tps:
+            if not lost and self._auto_commit:
+                try:
+                    self.commit(asynchronous=False)
+                except KdirectError as e:
+                    log.warning("positions were not committed before partitions were given back: %s", e)
+            try:
+                self._call_back((self._callbacks[2] or self._callbacks[1]) if lost else self._callbacks[1], tps)
+            finally:
+                self._forget()
+        else:
+            self._forget()
+
+    def _forget(self) -> None:
+        self._reading.assign({})
+        self._committed.clear()
+        self._stored.clear()
+
+    def _call_back(self, callback: Rebalance | None, tps: list[TopicPartition]) -> None:
+        if callback is not None:
+            self._in_callback = True
+            try:
+                callback(self, tps)
+            finally:
+                self._in_callback = False
+
+    def _starts(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """`offsets`, with the committed offset or what auto.offset.reset says where it is to be that."""
+        out = dict(offsets)
+        stored = [tp for tp, o in out.items() if o in (OFFSET_STORED, OFFSET_INVALID)]
+        if not stored:
+            return out
+        committed = self._membership.committed(stored) if self._membership is not None else dict.fromkeys(stored)
+        for tp in stored:
+            offset = committed[tp]
+            self._committed[tp] = offset
+            out[tp] = self._reading.reset_offset() if offset is None else offset
+        return out
+
+    def _look_up(self, *, must_exist: bool) -> dict[str, int]:
+        cluster = self._session.cluster
+        out = {}
+        if self._patterns:
+            for name, count in cluster.topics().items():
+                if any(p.match(name) for p in self._patterns):
+                    out[name] = count
+        for name in self._names:
+            try:
+                out[name] = len(cluster.partitions(name, refresh=True))
+            except UnknownTopicError:
+                if must_exist:
+                    raise
+        return out
+
+    def _look_for_partitions(self) -> None:
+        """Topics that match now, and partitions that were added: from a topic that grows nothing is missed."""
+        self._metadata_due = False
+        self._next_metadata = time.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        assert self._topics is not None
+        found = self._look_up(must_exist=False)
+        if found == self._topics:
+            return
+        before, self._topics = self._topics, found
+        membership = self._membership
+        if membership is None:
+            reading = self._reading
+            reading.release([tp for tp in reading.positions if tp.topic not in found])
+            reading.add(
+                {TopicPartition(name, i): EARLIEST_OFFSET for name, count in found.items() for i in range(before.get(name, 0), count)}
+            )
+        elif found.keys() != before.keys() or membership.is_leader:
+            membership.rebalancing = True
+
+    # -- offsets -----------------------------------------------------------------------------------------------------
+
+    def commit(
+        self, message: Message | None = None, offsets: Offsets | None = None, asynchronous: bool = True
+    ) -> dict[TopicPartition, int] | None:
+        """Commit for the group: the record `message` as done, or `offsets` (of the next records), or, with neither, the positions.
+
+        Asynchronous: sent now, answered by `on_commit` inside a later poll.  Otherwise returns what was committed; BrokerError when
+        the group has been rebalanced meanwhile.
+        """
+        self._check()
+        membership = self._membership
+        if membership is None:
+            raise ConfigError("commit without group.id", hint="set group.id")
+        if message is not None and offsets is not None:
+            raise ConfigError("commit of a message and of offsets", hint="give one of them")
+        if message is not None:
+            wanted = {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
+        elif offsets is not None:
+            wanted = _offsets(offsets)
+            for tp, offset in wanted.items():
+                if offset < 0:
+                    raise ConfigError(f"commit of offset {offset} of {tp}", hint="give the offset of the next record")
+        else:
+            wanted = self._to_commit()
+        if not wanted:
+            return None if asynchronous else {}
+        if asynchronous:
+            self._commits.append((membership.send_commit(wanted), wanted))
+            return None
+        self._settle_commits(wait=True)
+        membership.commit(wanted)
+        self._committed.update(wanted)
+        return wanted
+
+    def _to_commit(self) -> dict[TopicPartition, int]:
+        if not self._auto_store:
+            return {tp: o for tp, o in self._stored.items() if self._committed.get(tp) != o}
+        reading = self._reading
+        positions = {tp: reading.position(tp) for tp in reading.positions}
+        return {tp: o for tp, o in positions.items() if self._committed.get(tp) != o}
+
+    def _commit_positions(self) -> None:
+        try:
+            self.commit()
+        except KdirectError as e:
+            log.warning("auto-commit: %s", e)
+
+    def _settle_commits(self, *, wait: bool = False) -> None:
+        while self._commits and (wait or self._commits[0][0].done):
+            pending, offsets = self._commits.popleft()
+            assert self._membership is not None
+            error: KdirectError | None = None
+            try:
+                self._membership.check_commit(pending.result())
+                self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading.positions})
+            except KdirectError as e:
+                error = e
+                if self._on_commit is None:
+                    log.warning("%s", e)
+            if self._on_commit is not None:
+                self._on_commit(error, offsets)
+
+    def store_offsets(self, message: Message | None = None, offsets: Offsets | None = None) -> None:
+        """Mark as done what auto-commit, or `commit()`, shall commit; with enable.auto.offset.store=false only."""
+        self._check()
+        if self._auto_store:
+            raise ConfigError(
+                "store_offsets with enable.auto.offset.store=true", hint="set it to false: then only stored offsets are committed"
+            )
+        given = (
+            {TopicPartition(message.topic(), message.partition()): message.offset() + 1} if message is not None else _offsets(offsets or {})
+        )
+        for tp, offset in given.items():
+            if tp not in self._reading.positions:
+                raise ConfigError(f"{tp} is not assigned", hint="it was given to another member: what it had stored is not committed")
+            self._stored[tp] = offset
+
+    def committed(self, partitions: Iterable[Any], timeout: float | None = None) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets, None where there is none."""
+        self._check()
+        if self._membership is None:
+            raise ConfigError("committed without group.id", hint="set group.id")
+        return self._membership.committed(_partitions(partitions), None if timeout is None else timeout * 1000)
+
+    def get_watermark_offsets(self, partition: Any) -> tuple[int, int]:
+        """(log start offset, high watermark) now; over RDMA one READ."""
+        self._check()
+        tp = _partition(partition)
+        return self._session.watermarks([tp])[tp]
+
+    def offsets_for_times(self, times_ms: Offsets) -> dict[TopicPartition, int | None]:
+        """``{tp: ms since 1970}`` -> offset of the first record of that time or later, None: there is none such."""
+        self._check()
+        return self._session.offsets_for_times(_offsets(times_ms))
+
+    def list_topics(self) -> dict[str, TopicInfo]:
+        """All topics that are not internal."""
+        self._check()
+        return self._session.admin.list_topics()
+
+    def memberid(self) -> str | None:
+        """This member's id in its group, as the coordinator gave it; None outside of a group."""
+        return self._membership.member_id or None if self._membership is not None else None
+
+    # -- for the group's thread ----------------------------------------------------------------------------------------
+
+    def _start_timers(self) -> None:
+        if self._membership is not None and self._reading.positions and self._auto_commit:
+            self._next_commit = time.monotonic() + self.settings["auto.commit.interval.ms"] / 1000
+            self._membership.start_thread()
+
+    def group_activity(self) -> int:
+        """See `group.Owner`."""
+        return -time.monotonic_ns() if self._waiting else self._polls + self._queue.popped
+
+    def group_news(self) -> None:
+        """See `group.Owner`."""
+        self._attention = True
+
+    def group_clock(self, now: float) -> float:
+        """See `group.Owner`."""
+        interval = self.settings["auto.commit.interval.ms"] / 1000
+        if self._auto_commit and now >= self._next_commit:
+            self._next_commit = now + interval
+            self._commit_due = self._attention = True
+        if now >= self._next_metadata:
+            self._metadata_due = self._attention = True
+        return now + min(interval, 1.0)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, int]:
+        """What was read, by path, and `messages` handed out one by one; see docs/metrics.md."""
+        out = {"messages": self._queue.popped} | self._reading.statistics()
+        if self._membership is not None:
+            out["rebalances"] = self._membership.rebalances
+        return out
 
     def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError("the consumer belongs to the process that was forked from", hint="make one in this process")
         if self._closed:
             raise ClosedError("the consumer is closed", hint="make a new one")
 
-    def statistics(self) -> dict[str, int]:
-        """reads, read_bytes, slot_reads ... over RDMA; empty over TCP."""
-        return self._fetcher.statistics() if self._fetcher is not None else {}
-
     def close(self) -> None:
-        """Give access back."""
-        if not self._closed:
-            self._closed = True
-            self._drop()
+        """Commit (with enable.auto.commit), call `on_revoke`, leave the group, give access back.  More than once is nothing."""
+        if self._closed:
+            return
+        if self._pid != os.getpid():
+            self._closed = self._attention = True
+            return
+        try:
+            if self._topics is None and self._auto_commit and self._reading.positions:
+                self._commit_at_end()
+            elif self._topics is not None:
+                self._give_back(lost=bool(self._membership is not None and self._membership.lost))
+            self._settle_commits(wait=True)
+        finally:
+            self._closed = self._attention = True
+            if self._membership is not None:
+                self._membership.close()
+            self._reading.close()
+
+    def _commit_at_end(self) -> None:
+        try:
+            self.commit(asynchronous=False)
+        except KdirectError as e:
+            log.warning("positions were not committed at the end: %s", e)
+
+
+# -- what callers may name partitions and offsets by -----------------------------------------------------------------------
+
+
+def _partition(thing: Any) -> TopicPartition:
+    """A `TopicPartition`, a (topic, partition) pair, or an object with these two attributes, as confluent-kafka's."""
+    if isinstance(thing, TopicPartition):
+        return thing
+    topic, number = getattr(thing, "topic", None), getattr(thing, "partition", None)
+    if topic is None and isinstance(thing, tuple) and len(thing) == 2:
+        topic, number = thing
+    if not isinstance(topic, str) or not isinstance(number, int):
+        raise ConfigError(f"{thing!r} names no partition", hint="give kdirect.TopicPartition(topic, partition)")
+    return TopicPartition(topic, number)
+
+
+def _partitions(things: Iterable[Any]) -> list[TopicPartition]:
+    if isinstance(things, TopicPartition | str):
+        raise ConfigError(f"{things!r} is one thing, not several", hint="give a list of partitions")
+    return [_partition(thing) for thing in things]
+
+
+def _offsets(things: Offsets) -> dict[TopicPartition, int]:
+    if isinstance(things, Mapping):
+        return {_partition(tp): int(offset) for tp, offset in things.items()}
+    return {_partition(thing): getattr(thing, "offset", OFFSET_INVALID) for thing in _each(things)}
+
+
+def _each(things: Iterable[Any]) -> Iterable[Any]:
+    if isinstance(things, TopicPartition | str):
+        raise ConfigError(f"{things!r} is one thing, not several", hint="give a list of partitions, or a mapping to offsets")
+    return things
+
+
+__all__ = ["OFFSET_INVALID", "OFFSET_STORED", "BrokerError", "Consumer"]

@@ -1,0 +1,498 @@
+"""A consumer's place in its group: joining, syncing, heartbeats, committed offsets (Kafka's classic group protocol).
+
+Owns: the private connection to the group's coordinator, the member's id and generation, and the one thread that keeps the member alive
+while its owner works.  What is read, and the callbacks, are the consumer's; who reads what is `assignors`.
+
+Invariants:
+
+- `join` and `advance` never block longer than they are told: a rebalance that takes long goes on at the next call.
+- The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no record passes through it.
+- A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no partitions any more: `lost` says why, and
+  commits of the old generation are refused by the coordinator.
+- The thread ends with the consumer, also when nobody closes it: it holds its owner weakly, and leaves the group when that is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from kdirect.client.assignors import (
+    ASSIGNORS,
+    PROTOCOL_TYPE,
+    check_strategies,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
+from kdirect.client.cluster import Cluster
+from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.errors import BrokerError, ConfigError, KdirectError, ProtocolError, TimedOutError, UnknownTopicError
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.client")
+
+OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
+
+_ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
+_NOT_YET = frozenset((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REBALANCE_IN_PROGRESS))
+_FENCED = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
+_HINTS: dict[int, str] = {
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's members have no assignor in common: see partition.assignment.strategy",
+    ErrorCode.INVALID_SESSION_TIMEOUT: "set session.timeout.ms between the broker's group.min and group.max.session.timeout.ms",
+    ErrorCode.GROUP_MAX_SIZE_REACHED: "the broker's group.max.size is reached",
+    ErrorCode.FENCED_INSTANCE_ID: "another consumer runs with the same group.instance.id",
+}
+
+
+class Owner(Protocol):
+    """What the thread asks of its consumer."""
+
+    def group_activity(self) -> int:
+        """A number that moves as long as the consumer is polled."""
+
+    def group_news(self) -> None:
+        """Something happened that the next poll has to look at."""
+
+    def group_clock(self, now: float) -> float:
+        """Called now and then; when to call again (monotonic seconds)."""
+
+
+class Membership:
+    """See the module.  `topics` and offsets come from one thread, the consumer's."""
+
+    def __init__(self, cluster: Cluster, settings: Mapping[str, Any], owner: Owner) -> None:
+        self.group_id: str = settings["group.id"]
+        if not self.group_id:
+            raise ConfigError("a consumer without group.id has no group", hint="set group.id, or assign partitions yourself")
+        self.member_id = ""
+        self.generation = -1
+        self.state = OUT
+        self.lost = ""  # why what was assigned is not ours any more
+        self.rebalancing = False  # the coordinator wants everybody to join again
+        self.is_leader = False
+        self.rebalances = 0
+        self._instance_id: str | None = settings["group.instance.id"]
+        self._session_ms: int = settings["session.timeout.ms"]
+        self._interval_s: float = settings["heartbeat.interval.ms"] / 1000
+        self._poll_interval_s: float = settings["max.poll.interval.ms"] / 1000
+        self._strategies = check_strategies(settings["partition.assignment.strategy"])
+        if settings["heartbeat.interval.ms"] >= self._session_ms:
+            raise ConfigError(
+                f"heartbeat.interval.ms {settings['heartbeat.interval.ms']} is not below session.timeout.ms {self._session_ms}",
+                hint="a third of it is usual",
+            )
+        self._cluster = cluster
+        self._owner = weakref.ref(owner)
+        self._topics: frozenset[str] = frozenset()
+        self._lock = threading.Lock()  # guards state, ids, flags and the connection, not requests
+        self._connection: Connection | None = None
+        self._pending: Pending | None = None
+        self._pending_until = 0.0
+        self._not_before = 0.0
+        self._failures = 0
+        self._protocol = ""
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    # -- joining -----------------------------------------------------------------------------------------------
+
+    def join(self, topics: Iterable[str]) -> None:
+        """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have been given up before."""
+        with self._lock:
+            self._topics = frozenset(topics)
+            self._pending = None
+            self.state = JOINING
+            self.rebalancing = False
+            self.lost = ""
+        self.start_thread()
+
+    def advance(self, timeout_ms: float) -> list[TopicPartition] | None:
+        """Move on with joining for at most about `timeout_ms`: the partitions assigned, or None when it takes longer.
+
+        Errors that pass are waited out; BrokerError when the coordinator refuses the member for good.
+        """
+        deadline = time.monotonic() + timeout_ms / 1000
+        while self.state in (JOINING, SYNCING):
+            now = time.monotonic()
+            if now < self._not_before:
+                if self._not_before >= deadline:
+                    time.sleep(max(0.0, deadline - now))
+                    return None
+                time.sleep(self._not_before - now)
+            try:
+                if self._pending is None:
+                    self._pending = self._send_sync([]) if self.state == SYNCING else self._send_join()
+                pending = self._pending
+                if not pending.wait(max(0.0, (deadline - time.monotonic()) * 1000)):
+                    if time.monotonic() < self._pending_until:
+                        return None
+                    raise TimedOutError(f"the coordinator of group {self.group_id!r} does not answer {pending.name}", hint="see the broker")
+                self._pending = None
+                answer = pending.result(0)
+                found = self._joined(answer) if self.state == JOINING else self._synced(answer)
+                if found is not None:
+                    return found
+            except KdirectError as e:
+                self._pending = None
+                if isinstance(e, BrokerError) or not e.retriable:
+                    raise
+                self._pause(f"{e}", drop=True)
+            if time.monotonic() >= deadline:
+                return None
+        return None
+
+    def _send_join(self) -> Pending:
+        r = p.JoinGroupRequest
+        metadata = encode_subscription(self._topics)
+        message = r(
+            group_id=self.group_id,
+            session_timeout_ms=self._session_ms,
+            rebalance_timeout_ms=int(self._poll_interval_s * 1000),
+            member_id=self.member_id,
+            group_instance_id=self._instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocols=[r.JoinGroupRequestProtocol(name=name, metadata=metadata) for name in self._strategies],
+            reason="",
+        )
+        self._pending_until = time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        return self._to_coordinator().submit(message)
+
+    def _joined(self, answer: Any) -> list[TopicPartition] | None:
+        code = answer.error_code
+        if code:
+            if code == ErrorCode.MEMBER_ID_REQUIRED:
+                self.member_id = answer.member_id
+            else:
+                self._refused(code, "joining")
+            return None
+        with self._lock:
+            self.member_id, self.generation = answer.member_id, answer.generation_id
+            self._protocol = answer.protocol_name or ""
+            self.is_leader = answer.leader == answer.member_id
+            self.state = SYNCING
+        assignments: list[tuple[str, bytes]] = []
+        if self.is_leader and not getattr(answer, "skip_assignment", False):
+            assignments = self._assign([(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members])
+        self._pending = self._send_sync(assignments)
+        return None
+
+    def _assign(self, members: list[tuple[str, str | None, bytes]]) -> list[tuple[str, bytes]]:
+        assignor = ASSIGNORS.get(self._protocol)
+        if assignor is None:
+            raise ProtocolError(f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not offered")
+        read = [(member_id, instance, decode_subscription(metadata)) for member_id, instance, metadata in members]
+        counts: dict[str, int] = {}
+        for topic in sorted(frozenset().union(*(m[2] for m in read))):
+            try:
+                counts[topic] = len(self._cluster.partitions(topic, refresh=True))
+            except UnknownTopicError:
+                log.warning("group %s reads topic %s, which does not exist", self.group_id, topic)
+        return [(member_id, encode_assignment(tps)) for member_id, tps in assignor(read, counts).items()]
+
+    def _send_sync(self, assignments: list[tuple[str, bytes]]) -> Pending:
+        r = p.SyncGroupRequest
+        message = r(
+            group_id=self.group_id,
+            generation_id=self.generation,
+            member_id=self.member_id,
+            group_instance_id=self._instance_id,
+            protocol_type=PROTOCOL_TYPE,
+            protocol_name=self._protocol,
+            assignments=[r.SyncGroupRequestAssignment(member_id=m, assignment=a) for m, a in assignments],
+        )
+        self._pending_until = time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        return self._to_coordinator().submit(message)
+
+    def _synced(self, answer: Any) -> list[TopicPartition] | None:
+        if answer.error_code:
+            with self._lock:
+                self.state = JOINING
+            if answer.error_code != ErrorCode.REBALANCE_IN_PROGRESS:
+                self._refused(answer.error_code, "syncing")
+            return None
+        tps = decode_assignment(bytes(answer.assignment or b""))
+        with self._lock:
+            self.state = STABLE
+            self._failures = 0
+            self.rebalances += 1
+        log.info(
+            "member %s of group %s, generation %d: %s", self.member_id, self.group_id, self.generation, ", ".join(map(str, tps)) or "none"
+        )
+        return tps
+
+    def _refused(self, code: int, doing: str) -> None:
+        if code in _FENCED:
+            self._reset_member()
+        elif code in _ELSEWHERE:
+            self._pause(ErrorCode(code).name, drop=True)
+        elif code in _NOT_YET:
+            self._pause(ErrorCode(code).name, drop=False)
+        else:
+            with self._lock:
+                self.state = OUT
+            raise broker_error(code, f"{doing} group {self.group_id!r}", hint=_HINTS.get(code, ""))
+
+    def _reset_member(self) -> None:
+        with self._lock:
+            self.generation = -1
+            if self._instance_id is None:
+                self.member_id = ""
+
+    def _pause(self, why: str, *, drop: bool) -> None:
+        """Try again a little later, with a new connection if `drop`."""
+        self._failures += 1
+        log.info("group %s: %s; trying again", self.group_id, why)
+        settings = self._cluster.settings
+        wait_ms = min(settings["reconnect.backoff.ms"] << min(self._failures, 10), settings["reconnect.backoff.max.ms"])
+        self._not_before = time.monotonic() + wait_ms / 1000
+        if drop:
+            self._drop()
+
+    # -- the coordinator ---------------------------------------------------------------------------------------
+
+    def _to_coordinator(self) -> Connection:
+        """The private connection: a request that waits for the other members must hold up nobody else's."""
+        with self._lock:
+            connection = self._connection
+            if connection is not None and not connection.closed:
+                return connection
+        fresh = self._cluster.lease_coordinator(self.group_id)
+        with self._lock:
+            if self._connection is None or self._connection.closed:
+                self._connection = fresh
+                return fresh
+            found = self._connection
+        fresh.close()
+        return found
+
+    def _drop(self) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        self._cluster.forget_coordinator(self.group_id)
+        if connection is not None:
+            connection.close()
+
+    # -- offsets -----------------------------------------------------------------------------------------------
+
+    def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
+        """Send a commit in this member's name (outside of a group's generation: in the group's); its answer goes to `check_commit`."""
+        r = p.OffsetCommitRequest
+        topics: dict[str, list[Any]] = {}
+        for tp, offset in offsets.items():
+            topics.setdefault(tp.topic, []).append(
+                r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
+                    partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+                )
+            )
+        member = self.state == STABLE
+        return self._to_coordinator().submit(
+            r(
+                group_id=self.group_id,
+                generation_id_or_member_epoch=self.generation if member else -1,
+                member_id=self.member_id if member else "",
+                group_instance_id=self._instance_id if member else None,
+                retention_time_ms=-1,
+                topics=[r.OffsetCommitRequestTopic(name=name, partitions=partitions) for name, partitions in topics.items()],
+            )
+        )
+
+    def check_commit(self, answer: Any) -> None:
+        """Raise what a commit's answer says: BrokerError, retriable where another try may help."""
+        for topic in answer.topics:
+            for partition in topic.partitions:
+                code = partition.error_code
+                if not code:
+                    continue
+                if code in _ELSEWHERE:
+                    self._drop()
+                if code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
+                    self._fence(ErrorCode(code).name)
+                gone = code in _FENCED or code == ErrorCode.REBALANCE_IN_PROGRESS
+                raise broker_error(
+                    code,
+                    f"committing {topic.name}-{partition.partition_index} for group {self.group_id!r}",
+                    hint="the group was rebalanced meanwhile: who has the partition now reads from the last commit on" if gone else "",
+                )
+
+    def commit(self, offsets: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> None:
+        """Commit and wait.  Passing errors are tried again until `timeout_ms` (default request.timeout.ms)."""
+        self._patiently(lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms)
+
+    def committed(self, tps: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int | None]:
+        """The offsets the group has committed, None where it has none."""
+        wanted = list(tps)
+        r = p.OffsetFetchRequest
+        topics: dict[str, list[int]] = {}
+        for tp in wanted:
+            topics.setdefault(tp.topic, []).append(tp.partition)
+
+        def ask(left_ms: float) -> dict[TopicPartition, int | None]:
+            items = [r.OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
+            answer = self._to_coordinator().submit(r(group_id=self.group_id, topics=items, require_stable=False)).result(left_ms)
+            self._check_fetch(answer.error_code)
+            out: dict[TopicPartition, int | None] = dict.fromkeys(wanted)
+            for t in answer.topics:
+                for x in t.partitions:
+                    self._check_fetch(x.error_code)
+                    out[TopicPartition(t.name, x.partition_index)] = x.committed_offset if x.committed_offset >= 0 else None
+            return out
+
+        return self._patiently(ask, timeout_ms) if wanted else {}
+
+    def _check_fetch(self, code: int) -> None:
+        if code:
+            if code in _ELSEWHERE:
+                self._drop()
+            raise broker_error(code, f"committed offsets of group {self.group_id!r}")
+
+    def _patiently(self, use: Any, timeout_ms: float | None) -> Any:
+        backoff = self._cluster.backoff(self._cluster.timeout_ms if timeout_ms is None else timeout_ms)
+        while True:
+            try:
+                return use(backoff.remaining_ms())
+            except KdirectError as e:
+                if isinstance(e, BrokerError) and e.code == ErrorCode.REBALANCE_IN_PROGRESS:
+                    raise  # the caller has to poll for it to end
+                if not isinstance(e, BrokerError) and e.retriable:
+                    self._drop()
+                if not e.retriable or not backoff.wait():
+                    raise
+
+    # -- staying -----------------------------------------------------------------------------------------------
+
+    def start_thread(self) -> None:
+        """The thread is started with the first join, or for an owner that has timers."""
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._keep, name=f"kdirect-group-{self.group_id}", daemon=True)
+            self._thread.start()
+
+    def _keep(self) -> None:
+        next_beat = time.monotonic() + self._interval_s
+        next_clock = 0.0
+        activity, active_at = -1, time.monotonic()
+        while True:
+            if self._stop.wait(max(0.001, min(next_beat, next_clock) - time.monotonic())):
+                return
+            owner = self._owner()
+            if owner is None:
+                self.leave()
+                return
+            now = time.monotonic()
+            seen = owner.group_activity()
+            if seen != activity:
+                activity, active_at = seen, now
+            if now >= next_clock:
+                next_clock = owner.group_clock(now)
+            del owner
+            if now < next_beat:
+                continue
+            next_beat = now + self._interval_s
+            if self.state != STABLE:
+                continue
+            if now - active_at > self._poll_interval_s:
+                self._give_up()
+                continue
+            try:
+                self._beat()
+            except KdirectError as e:
+                log.info("heartbeat of group %s: %s", self.group_id, e)
+                if not self._stop.is_set():
+                    self._drop()
+
+    def _give_up(self) -> None:
+        log.warning(
+            "group %s: no poll for %.0f s (max.poll.interval.ms): this consumer's partitions go to the others",
+            self.group_id,
+            self._poll_interval_s,
+        )
+        self._send_leave()
+        self._fence("no poll within max.poll.interval.ms")
+        self._reset_member()
+
+    def _beat(self) -> None:
+        with self._lock:
+            generation, member_id = self.generation, self.member_id
+        message = p.HeartbeatRequest(
+            group_id=self.group_id, generation_id=generation, member_id=member_id, group_instance_id=self._instance_id
+        )
+        answer = self._to_coordinator().request(message, min(self._cluster.timeout_ms, self._session_ms))
+        code = answer.error_code
+        if not code or (generation, member_id) != (self.generation, self.member_id):
+            return
+        if code == ErrorCode.REBALANCE_IN_PROGRESS:
+            # Heartbeats go on: the owner may still work on what it was handed, and joins again with its next poll.
+            self.rebalancing = True
+            self._tell()
+        elif code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
+            self._fence(ErrorCode(code).name)
+            self._reset_member()
+        elif code in _ELSEWHERE:
+            self._drop()
+
+    def _fence(self, why: str) -> None:
+        with self._lock:
+            if self.state == STABLE:
+                self.state = OUT
+                self.lost = why
+                self.generation = -1
+        self._tell()
+
+    def _tell(self) -> None:
+        owner = self._owner()
+        if owner is not None:
+            owner.group_news()
+
+    # -- leaving -----------------------------------------------------------------------------------------------
+
+    def _send_leave(self) -> None:
+        if not self.member_id or self._instance_id is not None:  # a static member comes back within its session, to the same partitions
+            return
+        r = p.LeaveGroupRequest
+        message = r(
+            group_id=self.group_id,
+            member_id=self.member_id,
+            members=[r.MemberIdentity(member_id=self.member_id, group_instance_id=None, reason="")],
+        )
+        try:
+            # Behind a join that still waits there would be no answer: the connection goes instead.
+            if self._pending is not None:
+                self._drop()
+            self._to_coordinator().request(message, min(5000, self._cluster.timeout_ms))
+        except KdirectError as e:
+            log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
+
+    def leave(self) -> None:
+        """Leave the group; `join` may come again."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            was, self.state = self.state, OUT
+            self.rebalancing = False
+        if was != OUT:
+            self._send_leave()
+        self._pending = None
+        self._reset_member()
+
+    def close(self) -> None:
+        """Leave, end the thread, give the connection back."""
+        self._stop.set()
+        if self._pid != os.getpid():
+            return
+        self.leave()
+        thread = self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(1.0)
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            self._cluster.give_back(connection)

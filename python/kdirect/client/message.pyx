@@ -1,0 +1,404 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Records as objects, one at a time: what `Consumer.poll` hands out and what delivery reports name.
+
+Owns: `Message`, and `MessageQueue`, which turns whole record batches into messages.  No I/O, no policy.
+
+Invariants:
+
+- A queue holds batches of one partition, in a copy of its own: the READ buffer they came from is free as soon as `load` returns.
+- `load` checks frame, CRC and every record before it accepts a batch; a message is made only when it is asked for, and cannot fail then.
+- Whole batches before a broken one are accepted; the broken one is an error when it comes first.
+
+One thread at a time.
+"""
+
+cimport cython
+from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport INT64_MAX, int32_t, int64_t, uint8_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, realloc
+
+from kdirect.errors import CorruptBatchError, FormatError
+
+from kdirect.format.batch cimport BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header
+from kdirect.format.codec import decode_records
+from kdirect.format.compression cimport Decompressor
+from kdirect.format.layout cimport (
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_NONE, CODEC_ZSTD)
+from kdirect.format.records cimport RECORD_MIN_BYTES, parse_header, parse_record, record_view
+
+cdef enum:
+    RUN_BYTES = 64 << 10       # copied and checked at a time, unless the first batch is larger: bounds what one poll may cost
+    NO_TIMESTAMP = -1
+
+
+@cython.final
+@cython.freelist(256)
+cdef class Message:
+    """One record, or the report on one.  Accessors are methods, as confluent-kafka's.
+
+    `timestamp()` is (type, ms since 1970): type 0 CreateTime, 1 LogAppendTime, -1 none.  `headers()` is a list of (str, bytes or None),
+    or None.  `error()` is None but in a delivery report of a record that was not delivered.  ``len(message)`` is that of its value.
+    """
+
+    cdef str _topic
+    cdef int32_t _partition
+    cdef int32_t _leader_epoch
+    cdef int _timestamp_type
+    cdef int64_t _offset
+    cdef int64_t _timestamp
+    cdef object _key
+    cdef object _value
+    cdef object _headers
+    cdef object _error
+
+    def __init__(self, str topic=None, value=None, key=None, partition=-1, offset=-1, timestamp=(NO_TIMESTAMP, -1), headers=None, error=None,
+                 leader_epoch=-1):
+        self._topic = topic
+        self._value = value
+        self._key = key
+        self._partition = partition
+        self._offset = offset
+        self._timestamp_type, self._timestamp = timestamp
+        self._headers = list(headers) if headers else None
+        self._error = error
+        self._leader_epoch = leader_epoch
+
+    def topic(self):
+        return self._topic
+
+    def partition(self):
+        return self._partition
+
+    def offset(self):
+        """-1 where it is not known: not delivered, or acks=0."""
+        return self._offset
+
+    def key(self):
+        return self._key
+
+    def value(self):
+        return self._value
+
+    def headers(self):
+        return self._headers
+
+    def timestamp(self):
+        return self._timestamp_type, self._timestamp
+
+    def error(self):
+        return self._error
+
+    def leader_epoch(self):
+        return None if self._leader_epoch < 0 else self._leader_epoch
+
+    def __len__(self):
+        return len(self._value) if self._value is not None else 0
+
+    def __bool__(self):
+        return True            # an empty value is still a message
+
+    def __eq__(self, other):
+        if not isinstance(other, Message):
+            return NotImplemented
+        return self._fields() == (<Message> other)._fields()
+
+    def __hash__(self):
+        return hash((self._topic, self._partition, self._offset))
+
+    def __reduce__(self):
+        return Message, (self._topic, self._value, self._key, self._partition, self._offset, (self._timestamp_type, self._timestamp),
+                         self._headers, self._error, self._leader_epoch)
+
+    def __repr__(self):
+        text = f"<Message {self._topic}-{self._partition} offset {self._offset}"
+        return f"{text} error {self._error}>" if self._error is not None else f"{text} key {self._key!r} {len(self)} bytes>"
+
+    cdef tuple _fields(self):
+        return (self._topic, self._partition, self._offset, self._timestamp_type, self._timestamp, self._key, self._value, self._headers)
+
+
+cdef struct part_t:            # the records of one batch that are still to be handed out
+    const uint8_t* p
+    const uint8_t* end
+    int32_t count
+    int32_t leader_epoch
+    int64_t base_offset
+    int64_t base_timestamp
+    int64_t max_timestamp
+    int kind
+
+
+@cython.final
+cdef class MessageQueue:
+    """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used up, at most 64 KiB or one batch."""
+
+    cdef readonly str topic
+    cdef readonly int32_t partition
+    cdef readonly uint64_t popped      # since the queue was made; shows that its consumer is alive
+    cdef int64_t _next                 # records below it are not wanted
+    cdef readonly int64_t after        # offset behind the last batch loaded
+    cdef bytes _data
+    cdef list _plain                   # decompressed record sections
+    cdef part_t* _parts
+    cdef Py_ssize_t _capacity, _count, _at
+    cdef Decompressor _decompressor
+
+    def __cinit__(self):
+        self._parts = NULL
+        self._decompressor = Decompressor()
+        self._plain = []
+        self._data = b""
+
+    def __dealloc__(self):
+        free(self._parts)
+
+    def __len__(self):
+        """Records that may still come; those below the position asked for are counted too."""
+        cdef Py_ssize_t i, n = 0
+        for i in range(self._at, self._count):
+            n += self._parts[i].count
+        return n
+
+    @property
+    def empty(self):
+        """False as long as `pop` would give a message."""
+        return self._skip() == NULL
+
+    @property
+    def position(self):
+        """Offset of the next message; with none left, that behind the batches loaded."""
+        cdef part_t* part = self._skip()
+        cdef record_view r
+        cdef int error = 0
+        if part == NULL:
+            return self.after
+        parse_record(part.p, part.end, &r, &error)
+        return part.base_offset + r.offset_delta
+
+    @property
+    def data(self):
+        """The batches that the messages come from, for a decoder of columns."""
+        return self._data
+
+    def clear(self):
+        self._count = self._at = 0
+        self._data = b""
+        self._plain = []
+
+    def detach(self):
+        """The messages left, as a queue of their own; this one is empty then."""
+        cdef MessageQueue other = MessageQueue()
+        self.swap(other)
+        other.popped = 0
+        return other
+
+    def swap(self, MessageQueue other):
+        """Exchange what two queues hold."""
+        self.topic, other.topic = other.topic, self.topic
+        self.partition, other.partition = other.partition, self.partition
+        self._next, other._next = other._next, self._next
+        self.after, other.after = other.after, self.after
+        self._data, other._data = other._data, self._data
+        self._plain, other._plain = other._plain, self._plain
+        self._parts, other._parts = other._parts, self._parts
+        self._capacity, other._capacity = other._capacity, self._capacity
+        self._count, other._count = other._count, self._count
+        self._at, other._at = other._at, self._at
+
+    # -- out ---------------------------------------------------------------------------------------------
+
+    cdef part_t* _skip(self) noexcept:
+        """The part whose next record is wanted, behind those that are not; NULL: none is left."""
+        cdef part_t* part
+        cdef record_view r
+        cdef const uint8_t* after
+        cdef int error = 0
+        while self._at < self._count:
+            part = &self._parts[self._at]
+            while part.count:
+                after = parse_record(part.p, part.end, &r, &error)
+                if after == NULL or part.base_offset + r.offset_delta >= self._next:
+                    break
+                part.p = after
+                part.count -= 1
+            if part.count:
+                return part
+            self._at += 1
+        return NULL
+
+    cpdef Message pop(self):
+        """The next message, or None."""
+        cdef part_t* part
+        cdef record_view r
+        cdef const uint8_t* after
+        cdef int error = 0
+        cdef Message m
+        cdef int64_t offset
+        while self._at < self._count:
+            part = &self._parts[self._at]
+            while part.count:
+                after = parse_record(part.p, part.end, &r, &error)
+                if after == NULL:
+                    raise AssertionError("a record that was checked is broken")  # the copy is private: cannot be
+                part.p = after
+                part.count -= 1
+                offset = part.base_offset + r.offset_delta
+                if offset < self._next:
+                    continue
+                self._next = offset + 1
+                self.popped += 1
+                m = Message.__new__(Message)
+                m._topic = self.topic
+                m._partition = self.partition
+                m._leader_epoch = part.leader_epoch
+                m._offset = offset
+                m._timestamp_type = part.kind
+                m._timestamp = part.max_timestamp if part.kind else <int64_t> (<uint64_t> part.base_timestamp + <uint64_t> r.timestamp_delta)
+                m._key = None if r.key_length < 0 else PyBytes_FromStringAndSize(<const char*> r.key, r.key_length)
+                m._value = None if r.value_length < 0 else PyBytes_FromStringAndSize(<const char*> r.value, r.value_length)
+                m._headers = _headers(&r) if r.headers_count else None
+                m._error = None
+                return m
+            self._at += 1
+        return None
+
+    def take(self, Py_ssize_t n):
+        """Up to `n` messages as a list."""
+        cdef list out = []
+        cdef Message m
+        while n > 0:
+            m = self.pop()
+            if m is None:
+                break
+            out.append(m)
+            n -= 1
+        return out
+
+    # -- in ----------------------------------------------------------------------------------------------
+
+    def load(self, data, str topic not None, int32_t partition, int64_t next_offset, uint64_t max_decompressed_bytes):
+        """`load_address` over a bytes-like object."""
+        cdef Py_buffer view
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            return self.load_address(<uint64_t> <uintptr_t> view.buf, view.len, topic, partition, next_offset, max_decompressed_bytes)
+        finally:
+            PyBuffer_Release(&view)
+
+    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
+                                  uint64_t max_decompressed_bytes) except -1:
+        """Take whole batches from the start of `n` bytes at `address`, which must stay readable during the call; the bytes consumed.
+
+        The queue must be empty.  Records below `next_offset` are left out; `after` is the offset behind what was consumed.
+        0: no whole batch.  CorruptBatchError or UnsupportedFormatError when the first batch is not acceptable.
+        """
+        cdef const uint8_t* p = <const uint8_t*> <uintptr_t> address
+        cdef size_t whole = 0, position = 0
+        cdef batch_info info
+        cdef int code
+        self.clear()
+        self.topic = topic
+        self.partition = partition
+        self._next = next_offset
+        self.after = next_offset
+        while whole < n and whole < RUN_BYTES:
+            code = parse_batch_header(p + whole, n - whole, &info)
+            if code != BATCH_OK or info.size > n - whole or (whole and whole + info.size > RUN_BYTES):
+                if not whole and code != BATCH_TRUNCATED and code != BATCH_OK:
+                    self._refuse(PyBytes_FromStringAndSize(<const char*> p, min(n, <size_t> BATCH_HEADER_BYTES)), max_decompressed_bytes)
+                break
+            whole += info.size
+        if not whole:
+            return 0
+        self._data = PyBytes_FromStringAndSize(<const char*> p, whole)
+        p = <const uint8_t*> PyBytes_AS_STRING(self._data)
+        while position < whole:
+            if check_batch_crc(p + position, whole - position, &info) != BATCH_OK or not self._accept(p + position, &info, max_decompressed_bytes):
+                if position == 0:
+                    self._refuse(self._data, max_decompressed_bytes)
+                break
+            if info.base_offset + info.last_offset_delta + 1 > self.after:
+                self.after = info.base_offset + info.last_offset_delta + 1
+            position += info.size
+        return position
+
+    cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1:
+        """Check the records of a batch whose frame and CRC are good, and queue them.  False: broken."""
+        cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK
+        cdef const uint8_t* q = p + BATCH_RECORDS
+        cdef const uint8_t* end = p + info.size
+        cdef part_t* part
+        cdef record_view r
+        cdef int error = 0
+        cdef int32_t i
+        cdef int64_t previous = -1
+        cdef bytes plain
+        if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
+                or info.records_count < 0 or codec > CODEC_ZSTD:
+            return False
+        if info.attributes & ATTRIBUTE_CONTROL or info.records_count == 0 or info.base_offset + info.last_offset_delta < self._next:
+            return True
+        if codec != CODEC_NONE:
+            try:
+                plain = bytes(self._decompressor.run(codec, PyBytes_FromStringAndSize(<const char*> q, end - q), limit))
+            except FormatError:
+                return False
+            self._plain.append(plain)
+            q = <const uint8_t*> PyBytes_AS_STRING(plain)
+            end = q + PyBytes_GET_SIZE(plain)
+        if info.records_count > (end - q) // RECORD_MIN_BYTES:
+            return False
+        if self._count == self._capacity:
+            self._grow()
+        part = &self._parts[self._count]
+        part.p = q
+        part.end = end
+        part.count = info.records_count
+        part.leader_epoch = info.leader_epoch
+        part.base_offset = info.base_offset
+        part.base_timestamp = info.base_timestamp
+        part.max_timestamp = info.max_timestamp
+        part.kind = 1 if info.attributes & ATTRIBUTE_LOG_APPEND_TIME else 0
+        for i in range(info.records_count):
+            q = parse_record(q, end, &r, &error)
+            if q == NULL or r.offset_delta <= previous or r.offset_delta > info.last_offset_delta:
+                return False
+            previous = r.offset_delta
+        if q != end:
+            return False
+        self._count += 1
+        return True
+
+    cdef int _grow(self) except -1:
+        cdef Py_ssize_t capacity = 16 if self._capacity == 0 else 2 * self._capacity
+        cdef part_t* parts = <part_t*> realloc(self._parts, capacity * sizeof(part_t))
+        if parts == NULL:
+            raise MemoryError()
+        self._parts = parts
+        self._capacity = capacity
+        return 0
+
+    cdef object _refuse(self, bytes data, uint64_t limit):
+        """Raise what is wrong with the first batch of `data`, in the words of the codec."""
+        cdef int64_t start = self._next
+        self.clear()
+        decode_records(data, self.topic, self.partition, start, max_decompressed_bytes=limit)
+        raise CorruptBatchError(f"{self.topic}-{self.partition}: a record batch at offset {start} or behind it is broken",
+                                hint="read past it with another offset, or restore the segment from a good copy")
+
+
+cdef list _headers(const record_view* r):
+    cdef list out = []
+    cdef const uint8_t* q = r.headers
+    cdef const uint8_t* name
+    cdef const uint8_t* value
+    cdef int64_t a, b
+    cdef int32_t i
+    for i in range(r.headers_count):
+        q = parse_header(q, r.end, &name, &a, &value, &b)
+        if q == NULL:
+            break              # cannot be: `load` has seen them whole
+        out.append((PyBytes_FromStringAndSize(<const char*> name, a).decode("utf-8", "replace"),
+                    None if b < 0 else PyBytes_FromStringAndSize(<const char*> value, b)))
+    return out

@@ -1,0 +1,417 @@
+"""The partitions a consumer reads: where each stands, which path brings its bytes, and what went wrong with it.
+
+Owns: positions, paused partitions, errors that concern one partition alone, one decoder's worth of messages in hand, and the two paths:
+`DirectFetcher` over RDMA for all partitions that its broker grants, `TcpRound` for the others.  Groups, callbacks, waiting and the
+order of polls are the consumer's.
+
+Invariants:
+
+- A position is the offset of the next record to hand out; it moves only when a record was handed out, or on `seek`.
+- Nothing READ and checked is thrown away by pausing: what is in hand is kept until the partition is resumed.
+- A partition with an error of its own (unknown topic, offset out of range, a broken batch) is set aside; the others go on.  The error is
+  told once, and again only when nothing else is left to read; `seek`, `assign` and `resume` take the partition up again.
+- Lost connections are not errors of partitions: they are raised as they are, and the next call opens the paths anew.
+
+One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from kdirect.client.direct import DirectFetcher
+from kdirect.client.message import MessageQueue
+from kdirect.client.session import Session
+from kdirect.client.tcp_many import TcpRound
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    ClosedError,
+    ConfigError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    QueuePairError,
+    TimedOutError,
+)
+from kdirect.format.codec import ArrowDecoder
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+
+log = logging.getLogger("kdirect.client")
+
+NO_STOP = 2**63 - 1
+LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
+
+
+class Reading:
+    """See the module.  `settings`: rows of the client table."""
+
+    def __init__(self, session: Session, settings: Mapping[str, Any]) -> None:
+        self.queue = MessageQueue()  # messages of the partition being handed out; the same object for the consumer's life
+        self.positions: dict[TopicPartition, int] = {}  # behind what is in hand
+        self.paused: set[TopicPartition] = set()
+        self.failed: dict[TopicPartition, KdirectError] = {}
+        self.untold: list[KdirectError] = []
+        self._session = session
+        self._settings = settings
+        self._reset: str = settings["auto.offset.reset"]
+        self._max_batch: int = settings["max.batch.bytes"]
+        self._held: dict[TopicPartition, MessageQueue] = {}
+        self._stale: set[TopicPartition] = set()  # to be entered at their positions
+        self._round: list[TopicPartition] = []
+        self.fetcher: DirectFetcher | None = None
+        self.tcp: TcpRound | None = None
+
+    # -- what is read --------------------------------------------------------------------------------------------
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that stay where they are go on undisturbed."""
+        resolved = self.resolve(offsets)
+        self.release([tp for tp in self.positions if tp not in resolved])
+        for tp, offset in resolved.items():
+            if tp not in self.positions or self.position(tp) != offset or tp in self.failed:
+                self._move(tp, offset)
+        self._round = list(resolved)
+
+    def add(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these too."""
+        for tp, offset in self.resolve(offsets).items():
+            self._move(tp, offset)
+        self._round = list(self.positions)
+
+    def release(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these."""
+        tps = [tp for tp in tps if tp in self.positions]
+        for tp in tps:
+            self._drop_messages(tp)
+            del self.positions[tp]
+            self.paused.discard(tp)
+            self.failed.pop(tp, None)
+            self._stale.discard(tp)
+        self._round = [tp for tp in self._round if tp in self.positions]
+        if self.tcp is not None:
+            self.tcp.release(tps)
+        if self.fetcher is not None:
+            direct = [tp for tp in tps if tp in self.fetcher]
+            if direct and not self.positions:
+                self._drop_direct()
+            elif direct:
+                try:
+                    self.fetcher.release(direct)
+                except LOST:
+                    self.lost()
+
+    def seek(self, tp: TopicPartition, offset: int) -> None:
+        """Go on at `offset` (-1, -2) on this partition."""
+        if tp not in self.positions:
+            raise ConfigError(f"{tp} is not assigned", hint="assign it, or seek in on_assign once the group has given it out")
+        self._move(tp, self.resolve({tp: offset})[tp])
+
+    def position(self, tp: TopicPartition) -> int:
+        """Offset of the next record that will be handed out."""
+        if tp not in self.positions:
+            raise ConfigError(f"{tp} is not assigned", hint="ask for a partition of assignment()")
+        if self._in_hand(tp):
+            return self.queue.position
+        held = self._held.get(tp)
+        return held.position if held is not None else self.positions[tp]
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            self._known(tp)
+            self.paused.add(tp)
+            if self._in_hand(tp):
+                self._held[tp] = self.queue.detach()
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            self._known(tp)
+            self.paused.discard(tp)
+            if self.failed.pop(tp, None) is not None:
+                self._stale.add(tp)
+
+    def resolve(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """`offsets` with numbers for -1 and -2."""
+        out = dict(offsets)
+        earliest = [tp for tp, o in out.items() if o == EARLIEST_OFFSET]
+        latest = [tp for tp, o in out.items() if o == LATEST_OFFSET]
+        for tp, offset in out.items():
+            if offset < EARLIEST_OFFSET:
+                raise ConfigError(f"offset {offset} of {tp} cannot be", hint="give an offset, -1 (latest) or -2 (earliest)")
+        if earliest:
+            out |= self._session.earliest_offsets(earliest)
+        if latest:
+            out |= self._session.latest_offsets(latest)
+        return out
+
+    def reset_offset(self) -> int:
+        """Where a partition without a committed offset starts; with auto.offset.reset=none an error."""
+        if self._reset == "none":
+            raise OffsetOutOfRangeError(
+                "a partition has no committed offset", hint="auto.offset.reset=none is set: commit one, or assign with an offset"
+            )
+        return EARLIEST_OFFSET if self._reset == "earliest" else LATEST_OFFSET
+
+    def _known(self, tp: TopicPartition) -> None:
+        if tp not in self.positions:
+            raise ConfigError(f"{tp} is not assigned", hint="name partitions of assignment()")
+
+    def _in_hand(self, tp: TopicPartition) -> bool:
+        queue = self.queue
+        return len(queue) > 0 and queue.partition == tp.partition and queue.topic == tp.topic
+
+    def _drop_messages(self, tp: TopicPartition) -> None:
+        self._held.pop(tp, None)
+        if self._in_hand(tp):
+            self.queue.clear()
+
+    def _move(self, tp: TopicPartition, offset: int) -> None:
+        self._drop_messages(tp)
+        self.positions[tp] = offset
+        self.failed.pop(tp, None)
+        self._stale.add(tp)
+
+    # -- paths -----------------------------------------------------------------------------------------------------
+
+    def lost(self) -> None:
+        """A connection broke: open the paths anew at the positions, when they are next needed.  What is in hand stays."""
+        self._drop_direct()
+        tcp, self.tcp = self.tcp, None
+        if tcp is not None:
+            tcp.close()
+        self._stale = set(self.positions) - set(self.failed)
+
+    def _drop_direct(self) -> None:
+        fetcher, self.fetcher = self.fetcher, None
+        if fetcher is not None:
+            fetcher.close()
+
+    def enter(self) -> None:
+        """Open the files, or the places in the round, of partitions that were moved or are new.  One request for all."""
+        for _ in range(3):  # a reset may have to be entered again
+            stale = {tp: self.positions[tp] for tp in self._stale if tp not in self.failed}
+            if not stale:
+                return
+            if self._session.transport == "tcp":
+                self._enter_tcp(stale)
+                continue
+            if self.fetcher is None or self.fetcher.channel.closed:
+                if self.fetcher is not None:
+                    self.lost()
+                    continue
+                self.fetcher = DirectFetcher(self._session.channel(next(iter(stale))), self._settings)
+            try:
+                self.fetcher.assign(stale)
+                self._stale.difference_update(stale)
+            except LOST:
+                raise
+            except KdirectError:
+                for tp, offset in stale.items():
+                    if tp not in self.fetcher:
+                        self._enter_alone(tp, offset)
+                    else:
+                        self._stale.discard(tp)
+
+    def _enter_alone(self, tp: TopicPartition, offset: int) -> None:
+        assert self.fetcher is not None
+        self._stale.discard(tp)
+        try:
+            self.fetcher.assign({tp: offset})
+        except AccessDeniedError as e:
+            log.warning("%s is read over TCP: %s", tp, e)
+            self._enter_tcp({tp: offset})
+        except LOST:
+            self._stale.add(tp)
+            raise
+        except KdirectError as e:
+            self._refused(tp, e)
+
+    def _enter_tcp(self, offsets: Mapping[TopicPartition, int]) -> None:
+        if self.tcp is None:
+            self.tcp = TcpRound(self._session.cluster, self._settings)
+        self.tcp.assign(offsets)
+        self._stale.difference_update(offsets)
+
+    def _refused(self, tp: TopicPartition, error: KdirectError) -> None:
+        """Set `tp` aside, or move it as auto.offset.reset says."""
+        if isinstance(error, OffsetOutOfRangeError) and self._reset != "none":
+            offset = self.resolve({tp: self.reset_offset()})[tp]
+            log.warning("%s; going on at offset %d (auto.offset.reset=%s)", error.message, offset, self._reset)
+            self._move(tp, offset)
+            return
+        error.topic_partition = tp  # type: ignore[attr-defined]
+        error.offset = self.positions[tp]  # type: ignore[attr-defined]
+        self.failed[tp] = error
+        self.untold.append(error)
+        if self.tcp is not None:
+            self.tcp.release([tp])
+
+    # -- bytes to messages -------------------------------------------------------------------------------------------
+
+    def tell(self) -> None:
+        """Raise an error that was not told yet; or the first again, when no partition is left that could bring a record."""
+        if self.untold:
+            raise self.untold.pop(0)
+        if self.failed and len(self.failed) == len(self.positions):
+            raise next(iter(self.failed.values()))
+
+    def pull(self, wait_ms: float) -> bool:
+        """Go round the partitions once: True when `queue` has messages then.  Waits up to `wait_ms` only where TCP alone can bring any."""
+        return self._go_round(self._messages, wait_ms)
+
+    def pull_arrow(self, wait_ms: float, *, max_bytes: int, max_rows: int, include_headers: bool) -> pa.RecordBatch | None:
+        """The same for columns: records of one partition, about `max_bytes` or `max_rows` of them at most."""
+        found: list[pa.RecordBatch] = []
+
+        def take(tp: TopicPartition) -> bool:
+            batch = self._columns(tp, max_bytes, max_rows, include_headers)
+            if batch is not None:
+                found.append(batch)
+            return batch is not None
+
+        if len(self.queue):
+            tp = TopicPartition(self.queue.topic, self.queue.partition)
+            if tp in self.positions and take(tp):
+                return found[0]
+        self._go_round(take, wait_ms)
+        return found[0] if found else None
+
+    def _go_round(self, take: Any, wait_ms: float) -> bool:
+        if self._stale:
+            self.enter()
+        going = self._round
+        direct = False
+        polled = False
+        for i, tp in enumerate(going):
+            if tp in self.paused or tp in self.failed:
+                continue
+            if self.fetcher is not None and tp in self.fetcher:
+                direct = True
+            elif self.tcp is not None and not polled and tp not in self._held:
+                self._ask(0.0)
+                polled = True
+            if self._attempt(take, tp):
+                if len(going) > 1:
+                    self._round = going[i + 1 :] + going[: i + 1]
+                return True
+        if polled and not direct and wait_ms > 0 and self._ask(wait_ms):
+            return self._go_round(take, 0.0)
+        return False
+
+    def _ask(self, wait_ms: float) -> bool:
+        tcp = self.tcp
+        assert tcp is not None
+        wanted = [tp for tp in self._round if tp in tcp and tp not in self.paused and tp not in self.failed]
+        return tcp.step(wanted, wait_ms)
+
+    def _attempt(self, take: Any, tp: TopicPartition) -> bool:
+        try:
+            return take(tp)
+        except LOST:
+            raise
+        except KdirectError as e:
+            self._refused(tp, e)
+            return False
+
+    def _messages(self, tp: TopicPartition) -> bool:
+        queue = self.queue
+        held = self._held.pop(tp, None)
+        if held is not None:
+            queue.swap(held)
+            return not queue.empty
+        topic, partition = tp
+        position = self.positions[tp]
+        fetcher = self.fetcher
+        if fetcher is not None and tp in fetcher:
+            stream = fetcher.stream(tp)
+            while True:
+                address, length = stream.window()
+                if length:
+                    consumed = queue.load_address(address, length, topic, partition, position, self._max_batch)
+                    if consumed:
+                        stream.consume(consumed)
+                        self.positions[tp] = position = queue.after
+                        if not queue.empty:
+                            return True
+                        continue
+                if not fetcher.fill(tp, position):
+                    return False
+        tcp = self.tcp
+        if tcp is None or tp not in tcp:
+            return False
+        tcp.take_error(tp)
+        while len(data := tcp.window(tp)):
+            consumed = queue.load(data, topic, partition, position, self._max_batch)
+            tcp.consume(tp, consumed)
+            self.positions[tp] = position = queue.after
+            if not consumed:
+                break
+            if not queue.empty:
+                return True
+        return False
+
+    def _columns(self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool) -> pa.RecordBatch | None:
+        start = self.position(tp)
+        in_hand = b""
+        if self._in_hand(tp):
+            in_hand = self.queue.data
+            self.queue.clear()
+        elif (held := self._held.pop(tp, None)) is not None:
+            in_hand = held.data
+        after = self.positions[tp]
+        decoder = ArrowDecoder(tp.topic, tp.partition, start_offset=start, stop_offset=NO_STOP, include_headers=include_headers,
+                               target_bytes=max_bytes, target_rows=max_rows, max_decompressed_bytes=self._max_batch)  # fmt: skip
+        fed = 0
+        while fed < len(in_hand) and not decoder.full:
+            fed += decoder.feed(memoryview(in_hand)[fed:])
+        if fed < len(in_hand):  # the target was reached: the rest stays messages
+            self.queue.load(memoryview(in_hand)[fed:], tp.topic, tp.partition, decoder.next_offset, self._max_batch)
+            return decoder.take() if decoder.rows else None
+        try:
+            self._feed(tp, decoder, after)
+        except KdirectError:
+            if not decoder.rows:
+                raise  # else: what is good first; the next call comes to the same place again
+        self.positions[tp] = max(after, decoder.next_offset)
+        return decoder.take() if decoder.rows else None
+
+    def _feed(self, tp: TopicPartition, decoder: ArrowDecoder, after: int) -> None:
+        fetcher, tcp = self.fetcher, self.tcp
+        if fetcher is not None and tp in fetcher:
+            stream = fetcher.stream(tp)
+            while not decoder.full:
+                address, length = stream.window()
+                consumed = decoder.feed_address(address, length) if length else 0
+                if consumed:
+                    stream.consume(consumed)
+                elif not fetcher.fill(tp, max(after, decoder.next_offset)):
+                    return
+        elif tcp is not None and tp in tcp:
+            tcp.take_error(tp)
+            while not decoder.full and len(data := tcp.window(tp)):
+                consumed = decoder.feed(data)
+                tcp.consume(tp, consumed)
+                if not consumed:
+                    return
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def statistics(self) -> dict[str, int]:
+        out = dict(self.fetcher.statistics()) if self.fetcher is not None else {}
+        if self.tcp is not None:
+            out |= self.tcp.statistics()
+        return out
+
+    def close(self) -> None:
+        self.queue.clear()
+        self._held.clear()
+        self.positions.clear()
+        self._round = []
+        self._stale.clear()
+        self._drop_direct()
+        tcp, self.tcp = self.tcp, None
+        if tcp is not None:
+            tcp.close()
