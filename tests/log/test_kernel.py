@@ -21,7 +21,7 @@ from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
 
-CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, FENCED, INVALID = 2, 10, 18, 32, 45, 47, 87
+CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = 2, 10, 18, 32, 45, 46, 47, 87
 NOW = int(time.time() * 1000)
 
 
@@ -161,7 +161,7 @@ def test_mutated_requests_are_committed_or_refused_and_nothing_else(batch, head,
         h.put(h.kernel.end_position, request)
         r = h.kernel.commit(h.kernel.end_position, len(request), NOW)
     if r.error:
-        assert r.error in (CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, FENCED, INVALID, NO_SPACE)
+        assert r.error in (CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID, NO_SPACE)
         assert h.kernel.view() == view and h.map[:] == before
     else:
         infos = list(iterate_batches(h.bytes))
@@ -229,8 +229,20 @@ def test_repetitions_answer_with_the_original_offsets(batch, head) -> None:
         assert (r.error, r.duplicate, r.base_offset, r.end_position) == (0, True, i * 2, size)
         assert not any(h.map[size : size + len(requests[i])])
     for i in range(2):
-        assert h.kernel.append(requests[i], NOW).error == OUT_OF_ORDER, "only five batches are remembered"
+        assert h.kernel.append(requests[i], NOW).error == DUPLICATE, "only five batches are remembered with their offsets"
     assert h.kernel.end_position == size and h.kernel.statistics()["log_duplicates"] == 10
+
+
+def test_a_request_of_old_batches_is_a_repetition_whole_or_not_at_all(batch, head) -> None:
+    h = head()
+    ones = [sequence_batch(batch, i) for i in range(9)]
+    for one in ones:
+        assert h.kernel.append(one, NOW).error == 0
+    assert h.kernel.append(ones[0] + ones[1], NOW).error == DUPLICATE
+    assert h.kernel.append(b"".join(ones[2:7]), NOW).error == DUPLICATE, "old ones and remembered ones"
+    assert h.kernel.append(b"".join(ones[4:9]), NOW).duplicate
+    assert h.kernel.append(b"".join(ones[3:]) + sequence_batch(batch, 9), NOW).error == OUT_OF_ORDER, "a new one among them"
+    assert h.kernel.append(sequence_batch(batch, 9), NOW).base_offset == 9
 
 
 def test_gaps_epochs_and_strangers(batch, head) -> None:

@@ -505,7 +505,7 @@ def test_producers_are_remembered_over_a_restart(open_partition, batch, tmp_path
     for i in remembered:
         r = p.append(requests[i])
         assert (r.error, r.duplicate, r.base_offset) == (0, True, 2 * i), i
-    assert p.append(requests[0]).error == 45
+    assert p.append(requests[0]).error == 46
     assert p.append(batch(1, producer_id=5, producer_epoch=1, sequence=20)).error == 45
     assert p.append(batch(1, producer_id=5, producer_epoch=0, sequence=16)).error == 47
     assert p.append(batch(1, producer_id=5, producer_epoch=1, sequence=16)).base_offset == 16

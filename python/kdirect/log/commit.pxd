@@ -56,6 +56,7 @@ cdef struct kernel_state:
     uint32_t slots_count
     uint32_t slots_capacity
     uint32_t updates
+    bint dirty                # the slots do not show the last commits yet; never while the mutex is free
     # producers
     producer_table producers
     # the request under way
@@ -64,6 +65,8 @@ cdef struct kernel_state:
     uint32_t infos_capacity
     producer_state scratch
     # counters
+    uint64_t runs             # times that the mutex was taken to commit
+    uint64_t slot_updates     # times that the slots were brought up to date
     uint64_t requests
     uint64_t batches
     uint64_t bytes
@@ -71,9 +74,12 @@ cdef struct kernel_state:
     uint64_t refused
 
 # All of them with the kernel's mutex held.
+cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, int64_t* records) noexcept nogil
+# Frames, CRCs, counts, sizes, attributes, timestamps of whole batches.  Fills `s.infos`; changes nothing.
 cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
-# Frames, CRCs, counts, sizes, attributes, timestamps, sequences of whole batches.  Fills `s.infos`; changes no record.
-cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
+# check_batches, and sequences.  Changes no record.
+cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, bint move, commit_result* out) noexcept nogil
+# `move`: the bytes may lie behind the tail; once checked they are moved there, and what they leave becomes zeros.
 cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
 cdef void clear_result(commit_result* out) noexcept nogil
 cdef int finish_request(kernel_state* s, int error, commit_result* out) noexcept nogil
@@ -81,6 +87,8 @@ cdef void add_time_entry(kernel_state* s, bint last) noexcept nogil
 cdef void move_high_watermark(kernel_state* s, int64_t offset, uint64_t position) noexcept nogil
 cdef void fill_slot(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil
 cdef void update_slots(kernel_state* s, uint16_t flags) noexcept nogil
+cdef void publish(kernel_state* s) noexcept nogil
+# Bring the slots up to date if commits have been made since: the last thing before the mutex is given back.
 cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil
 # Their last update, with `flags`, and they are forgotten.
 cdef uint64_t end_of_remains(kernel_state* s) noexcept nogil

@@ -11,7 +11,7 @@ producer may still be writing.  A request is checked whole before its first byte
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcpy, memset
+from libc.string cimport memcpy, memmove, memset
 
 from kdirect.format.batch cimport BATCH_BAD_COUNTS, BATCH_OK, batch_info, check_batch, stamp_batch, stamp_log_append_time
 from kdirect.format.layout cimport (
@@ -59,13 +59,12 @@ cdef int _grow_infos(kernel_state* s) noexcept nogil:
     return 0
 
 
-cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
-    """Frames, CRCs, counts, sizes, attributes, timestamps, sequences.  Fills `s.infos`; changes no record."""
+cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, int64_t* records) noexcept nogil:
+    """Frames, CRCs, counts, sizes, attributes, timestamps.  Fills `s.infos`; changes nothing else."""
     cdef uint32_t at = 0
-    cdef int64_t records = 0
     cdef batch_info* b
-    cdef repetition repeated
     cdef int error
+    records[0] = 0
     s.infos_count = 0
     if length == 0:
         return COMMIT_CORRUPT_MESSAGE
@@ -85,13 +84,21 @@ cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64
                 return COMMIT_INVALID_TIMESTAMP
             if 0 <= b.base_timestamp < now_ms and now_ms - b.base_timestamp > s.before_max_ms:
                 return COMMIT_INVALID_TIMESTAMP
-        records += b.records_count
+        records[0] += b.records_count
         at += b.size
         s.infos_count += 1
         if s.infos_count == 0xFFFF and at < length:
             return COMMIT_RECORD_LIST_TOO_LARGE
-    if records > INT32_MAX:
-        return COMMIT_RECORD_LIST_TOO_LARGE
+    return COMMIT_RECORD_LIST_TOO_LARGE if records[0] > INT32_MAX else COMMIT_OK
+
+
+cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
+    """check_batches, then sequences."""
+    cdef int64_t records
+    cdef repetition repeated
+    cdef int error = check_batches(s, p, length, now_ms, &records)
+    if error != COMMIT_OK:
+        return error
     error = check_sequences(&s.producers, s.infos, s.infos_count, s.log_end, &s.scratch, &repeated)
     if error != COMMIT_OK:
         return error
@@ -130,8 +137,15 @@ cdef void update_slots(kernel_state* s, uint16_t flags) noexcept nogil:
     if s.slots_count == 0:
         return
     s.updates += 1
+    s.slot_updates += 1
     for i in range(s.slots_count):
         fill_slot(s, &s.slots[i], flags)
+
+
+cdef void publish(kernel_state* s) noexcept nogil:
+    if s.dirty:
+        s.dirty = 0
+        update_slots(s, 0)
 
 
 cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil:
@@ -202,7 +216,7 @@ cdef void _apply(kernel_state* s, uint32_t length, int64_t now_ms, commit_result
         store_producer(&s.producers, &s.scratch)
     if not s.hold:
         move_high_watermark(s, next_offset, s.tail)
-        update_slots(s, 0)
+        s.dirty = 1
     s.requests += 1
     s.batches += s.infos_count
     s.bytes += length
@@ -232,20 +246,24 @@ cdef int finish_request(kernel_state* s, int error, commit_result* out) noexcept
     return error
 
 
-cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
+cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, bint move, commit_result* out) noexcept nogil:
     cdef int error
     if s.data == NULL:
         return COMMIT_NO_HEAD
-    if position != s.tail:
+    if position < s.tail or (position > s.tail and not move):
         return COMMIT_WRONG_POSITION
-    if length > s.capacity - s.tail:
+    if position > s.capacity or length > s.capacity - position:
         return COMMIT_NO_SPACE
-    error = check_request(s, s.data + s.tail, length, now_ms, out)
+    error = check_request(s, s.data + position, length, now_ms, out)
     if error == COMMIT_OK and not out.duplicate and out.last_offset - s.base > INT32_MAX:
         error = COMMIT_NO_SPACE
     if error != COMMIT_OK or out.duplicate:
-        memset(s.data + s.tail, 0, length)
+        memset(s.data + position, 0, length)
         return error
+    if position > s.tail:
+        # Requests before this one were refused: close up.  Everything below its end has arrived, so nobody writes there any more.
+        memmove(s.data + s.tail, s.data + position, length)
+        memset(s.data + s.tail + length, 0, position - s.tail)
     _apply(s, length, now_ms, out)
     return COMMIT_OK
 

@@ -23,8 +23,11 @@ A request is one or more whole batches of one producer, all or nothing.  Each he
 into `batch_info`; later steps use that copy, because an RDMA producer may still be writing.
 
 Idempotence is Kafka's: the last five batches of each producer id are remembered.  A request that repeats
-remembered batches is a duplicate: it answers with the original offsets and appends nothing.  A request
-that mixes repeated and new batches is refused as out of order.
+remembered batches is a duplicate: it answers with the original offsets and appends nothing.  One that repeats older
+ones is answered DUPLICATE_SEQUENCE_NUMBER (appended, at an offset that is not known any more): an RDMA producer has more than
+five requests under way.  A request that mixes repeated and new batches is refused as out of order.
+
+Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one update of the slots serve them all.
 
 Group commit: with `hold_high_watermark`, commits do not move the high watermark; `advance_high_watermark`
 does, once the caller knows that the bytes are on disk (or, later, on the followers).
@@ -42,8 +45,8 @@ from libc.string cimport memcpy, memset
 
 from kdirect.format.layout cimport SLOT_BYTES, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
 from kdirect.log.commit cimport (
-    add_time_entry, append_request, clear_result, commit_request, drop_slots, end_of_remains, fill_slot, finish_request, kernel_state,
-    move_high_watermark, pthread_mutex_t, slot_entry, update_slots)
+    add_time_entry, append_request, check_batches, clear_result, commit_request, drop_slots, end_of_remains, fill_slot, finish_request,
+    kernel_state, move_high_watermark, pthread_mutex_t, publish, slot_entry, update_slots)
 from kdirect.log.producers cimport (
     entries_of, expire, load_entry, producer_state, reserve_producer, restore_batch, store_producer)
 
@@ -177,19 +180,53 @@ cdef class CommitKernel:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
         clear_result(out)
-        pthread_mutex_lock(&s.lock)
-        error = finish_request(s, commit_request(s, position, length, now_ms, out), out)
-        pthread_mutex_unlock(&s.lock)
+        self.c_begin()
+        error = finish_request(s, commit_request(s, position, length, now_ms, False, out), out)
+        self.c_end()
         return error
 
     cdef int c_append(self, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
         clear_result(out)
-        pthread_mutex_lock(&s.lock)
+        self.c_begin()
         error = finish_request(s, append_request(s, data, length, now_ms, out), out)
-        pthread_mutex_unlock(&s.lock)
+        self.c_end()
         return error
+
+    cdef void c_begin(self) noexcept nogil:
+        cdef kernel_state* s = <kernel_state*> self._state
+        pthread_mutex_lock(&s.lock)
+        s.runs += 1
+
+    cdef void c_end(self) noexcept nogil:
+        cdef kernel_state* s = <kernel_state*> self._state
+        publish(s)
+        pthread_mutex_unlock(&s.lock)
+
+    cdef int c_commit_next(self, int64_t segment_base_offset, uint64_t position, uint32_t length, int32_t leader_epoch, int64_t now_ms,
+                           commit_result* out) noexcept nogil:
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef int error
+        clear_result(out)
+        if s.data != NULL and s.base != segment_base_offset:
+            error = COMMIT_WRONG_POSITION
+        elif leader_epoch != s.leader_epoch:
+            error = COMMIT_FENCED_LEADER_EPOCH
+        else:
+            error = commit_request(s, position, length, now_ms, True, out)
+        return finish_request(s, error, out)
+
+    cdef int c_append_next(self, int64_t segment_base_offset, const uint8_t* data, uint32_t length, int64_t now_ms,
+                           commit_result* out) noexcept nogil:
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef int error
+        clear_result(out)
+        if s.data != NULL and s.base != segment_base_offset:
+            error = COMMIT_WRONG_POSITION
+        else:
+            error = append_request(s, data, length, now_ms, out)
+        return finish_request(s, error, out)
 
     cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
@@ -238,13 +275,13 @@ cdef class CommitKernel:
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int error
         clear_result(out)
-        pthread_mutex_lock(&s.lock)
+        self.c_begin()
         if s.data != NULL and s.base != segment_base_offset:
             error = COMMIT_WRONG_POSITION
         else:
-            error = commit_request(s, position, length, now_ms, out)
+            error = commit_request(s, position, length, now_ms, False, out)
         error = finish_request(s, error, out)
-        pthread_mutex_unlock(&s.lock)
+        self.c_end()
         return error
 
     cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil:
@@ -298,6 +335,28 @@ cdef class CommitKernel:
         finally:
             PyBuffer_Release(&view)
         return _result(&r)
+
+    def check(self, data, int64_t now_ms):
+        """0, or the error code that whole batches `data` would be refused with whatever their sequence numbers are; nothing changes."""
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef Py_buffer view
+        cdef int64_t records
+        cdef int error
+        PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
+        try:
+            if view.len > INT32_MAX:
+                return COMMIT_RECORD_LIST_TOO_LARGE
+            with nogil:
+                pthread_mutex_lock(&s.lock)
+                error = check_batches(s, <const uint8_t*> view.buf, <uint32_t> view.len, now_ms, &records)
+                if error == COMMIT_OK and view.len > s.segment_bytes:
+                    error = COMMIT_RECORD_LIST_TOO_LARGE
+                if error > 0:
+                    s.refused += 1
+                pthread_mutex_unlock(&s.lock)
+        finally:
+            PyBuffer_Release(&view)
+        return error
 
     def clear_tail(self, segment_base_offset=None, end=None):
         """Zero what a revoked producer left behind the tail: up to position `end`, or, without it, up to the
@@ -591,7 +650,7 @@ cdef class CommitKernel:
         """Counters since construction; see the metrics of room `log`."""
         cdef kernel_state* s = <kernel_state*> self._state
         return {"log_requests": s.requests, "log_batches": s.batches, "log_bytes": s.bytes, "log_duplicates": s.duplicates,
-                "log_refused": s.refused, "log_producers": s.producers.count, "log_slots": s.slots_count}
+                "log_refused": s.refused, "log_commit_runs": s.runs, "log_slot_updates": s.slot_updates, "log_producers": s.producers.count, "log_slots": s.slots_count}
 
     # producers
 

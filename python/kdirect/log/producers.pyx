@@ -5,7 +5,7 @@ Law of the room: a table and pure rules; no lock (the kernel's mutex guards the 
 
 The rules are Kafka's.  Sequence numbers of a producer id and epoch follow each other without gaps, from 0
 (after INT32_MAX comes 0).  The last five batches are remembered: a request that repeats remembered
-batches is a repetition, and answers with the original offsets.  A request that mixes repeated and new batches
+batches is a repetition, and answers with the original offsets; one of older batches is told from a gap, too.  A request that mixes repeated and new batches
 is refused as out of order; so is a gap.  A smaller epoch than the last is fenced off; a larger one starts at
 sequence 0.  A producer that is not known (its batches were deleted, or it expired) may start anywhere.
 """
@@ -18,7 +18,7 @@ from libc.string cimport memmove, memset
 from kdirect.format.batch cimport batch_info
 from kdirect.format.layout cimport ATTRIBUTE_CONTROL
 from kdirect.log.results cimport (
-    COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_STORAGE_ERROR)
+    COMMIT_DUPLICATE_SEQUENCE, COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_STORAGE_ERROR)
 
 from typing import NamedTuple
 
@@ -89,6 +89,11 @@ cdef inline int32_t add_sequence(int32_t sequence, int32_t delta) noexcept nogil
     return sequence + delta
 
 
+cdef inline bint appended_before(int32_t sequence, int32_t newest) noexcept nogil:
+    """Is `sequence` at or before `newest`?  Half of all sequence numbers are."""
+    return ((<uint32_t> newest - <uint32_t> sequence) & 0x7FFFFFFF) < 0x40000000
+
+
 cdef void remember_batch(producer_state* p, int32_t first, int32_t last, int64_t base_offset, int64_t last_offset) noexcept nogil:
     if p.count == REMEMBERED:
         memmove(&p.seen[0], &p.seen[1], (REMEMBERED - 1) * sizeof(batch_seen))
@@ -156,6 +161,12 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
                     return COMMIT_OUT_OF_ORDER_SEQUENCE
                 continue
             if repeated.batches or b.base_sequence != (add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0):
+                # Sequences have no gaps, so what lies before the remembered batches was appended; but all of the request, or none.
+                if i == 0 and known != NULL and known.epoch == b.producer_epoch and known.count:
+                    b = &batches[n - 1]
+                    if (last != known.seen[0].first_sequence and appended_before(last, known.seen[0].first_sequence)
+                            and appended_before(add_sequence(b.base_sequence, b.last_offset_delta), known.seen[known.count - 1].last_sequence)):
+                        return COMMIT_DUPLICATE_SEQUENCE
                 return COMMIT_OUT_OF_ORDER_SEQUENCE
         else:
             if p.epoch != -1 and b.base_sequence != 0:

@@ -12,8 +12,10 @@ cdef enum:
     COMMIT_RECORD_LIST_TOO_LARGE = 18
     COMMIT_INVALID_TIMESTAMP = 32
     COMMIT_OUT_OF_ORDER_SEQUENCE = 45
+    COMMIT_DUPLICATE_SEQUENCE = 46  # appended before, too long ago to know its offset
     COMMIT_INVALID_PRODUCER_EPOCH = 47
     COMMIT_STORAGE_ERROR = 56
+    COMMIT_FENCED_LEADER_EPOCH = 74 # access was granted under an earlier leadership
     COMMIT_INVALID_RECORD = 87
 
 cdef struct commit_result:
