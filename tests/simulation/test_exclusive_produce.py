@@ -17,6 +17,7 @@ import pytest
 
 import kdirect.client.channel
 from kdirect.broker.access import AccessManager
+from kdirect.broker.engine import Engine
 from kdirect.broker.worker import ProduceWorker
 from kdirect.client.producer import Producer
 from kdirect.errors import DeliveryError
@@ -39,25 +40,25 @@ class SimAccessManager(AccessManager):
         super().__init__(logs, properties)
         self._network = network
 
-    def _ensure_worker(self):
-        if self._worker is None:
-            network, manager = self._network, self
+    def _open_engine(self, transport):
+        network = self._network
+        engine = Engine.__new__(Engine)
 
-            class WakingQueue(SimCompletionQueue):
-                def _push(self, completion, polled):
-                    super()._push(completion, polled)
-                    network.call_later(network.random.randint(0, 30_000), manager._worker.step)
+        class WakingQueue(SimCompletionQueue):
+            def _push(self, completion, polled):
+                super()._push(completion, polled)
+                network.call_later(network.random.randint(0, 30_000), engine.worker.step)
 
-            self._device = network.device("broker")
-            self._recv_cq = WakingQueue(self._device, 1 << 16)
-            self._send_cq = WakingQueue(self._device, 1 << 16)
-            self._worker = ProduceWorker(
-                self._recv_cq, self._send_cq,
-                on_retired=lambda i: self._later(self._finish_retired, i),
-                on_cut=lambda q, reason: self._later(self._finish_cut, q, reason),
-                on_append=self._appended, sync=self._sync,
-            )  # fmt: skip
-        return self._worker
+        engine.transport, engine.device, engine._thread = transport, network.device("broker"), None
+        engine.recv_cq = WakingQueue(engine.device, 1 << 16)
+        engine.send_cq = WakingQueue(engine.device, 1 << 16)
+        engine.worker = ProduceWorker(
+            engine.recv_cq, engine.send_cq,
+            on_retired=lambda i: self._later(self._finish_retired, i),
+            on_cut=lambda q, reason: self._later(self._finish_cut, transport, q, reason),
+            on_append=self._appended, sync=self._sync,
+        )  # fmt: skip
+        return engine
 
     def _later(self, callback, *args):
         self._network.call_later(self._network.random.randint(0, 50_000), lambda: callback(*args))

@@ -25,14 +25,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import threading
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdirect.broker.worker import ProduceWorker
-from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, StorageFullError
+from kdirect.broker.engine import Engine, open_transport
+from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, StorageFullError, TransportError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
@@ -40,7 +39,6 @@ from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
-from kdirect.rdma import open_device
 from kdirect.rdma.contract import Access, Memory
 
 log = logging.getLogger("kdirect.broker.rdma")
@@ -88,6 +86,7 @@ class Peer:
     connection_id: int
     connection: Hashable
     client: str
+    engine: Engine
     domain: Any
     qp: Any
     max_in_flight: int
@@ -118,22 +117,18 @@ class AccessManager:
 
     def __init__(self, log_manager: LogManager, config: Mapping[str, Any]) -> None:
         self._logs = log_manager
+        self._config = config
         self._produce_enabled = bool(config["rdma.produce"])
         self._consume_enabled = bool(config["rdma.consume"])
         self._transports = frozenset(config["rdma.transports"])
-        self._spin_us = int(config["rdma.spin.us"])
         self._max_in_flight = int(config["rdma.max.in.flight"])
         self._slots_per_consumer = int(config["rdma.slots.per.consumer"])
         self._sync_first = bool(config["log.flush.before.ack"])
         self.on_append: Callable[[TopicPartition], None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._device: Any = None
-        self._recv_cq: Any = None
-        self._send_cq: Any = None
-        self._worker: ProduceWorker | None = None
-        self._thread: threading.Thread | None = None
+        self._engines: dict[str, Engine] = {}
         self._peers: dict[int, Peer] = {}
-        self._by_qp: dict[int, Peer] = {}
+        self._by_qp: dict[tuple[str, int], Peer] = {}
         self._grants: dict[int, Grant] = {}
         self._holders: dict[TopicPartition, Grant] = {}
         self._contended: dict[TopicPartition, tuple[float, float]] = {}  # until when, and for how long that was
@@ -147,39 +142,36 @@ class AccessManager:
     # -- life ------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind to the event loop.  The device, its queues and the worker start with the first client."""
+        """Bind to the event loop.  A transport's device, queues and worker start with its first client."""
         self._loop = loop
 
     def stop(self) -> None:
-        """Cut every client, end every grant and the worker.  Any thread: nothing is scheduled on the loop from here on."""
+        """Cut every client, end every grant and the workers.  Any thread: nothing is scheduled on the loop from here on."""
         self._loop = None
         for peer in list(self._peers.values()):
             self._close_peer(peer)
-        if self._worker is not None and self._thread is not None:
-            self._worker.stop()
-            self._thread.join(timeout=10)
-            self._recv_cq.close()
-            self._send_cq.close()
-            self._device.close()
-        self._worker = self._thread = self._device = None
+        for engine in self._engines.values():
+            engine.close()
+        self._engines.clear()
 
-    def _ensure_worker(self) -> ProduceWorker:
-        if self._worker is None:
-            self._device = open_device("shm", shared=False)
-            self._recv_cq = self._device.create_cq(depth=1 << 16)
-            self._send_cq = self._device.create_cq(depth=1 << 16)
-            self._worker = ProduceWorker(
-                self._recv_cq,
-                self._send_cq,
-                spin_us=self._spin_us,
-                on_retired=lambda file_id: self._later(self._finish_retired, file_id),
-                on_cut=lambda qp_num, reason: self._later(self._finish_cut, qp_num, reason),
-                on_append=self._appended,
-                sync=self._sync,
-            )
-            self._thread = threading.Thread(target=self._worker.run, name="kdirect-produce-worker", daemon=True)
-            self._thread.start()
-        return self._worker
+    def _engine(self, transport: str) -> Engine:
+        engine = self._engines.get(transport)
+        if engine is None:
+            engine = self._engines[transport] = self._open_engine(transport)
+        return engine
+
+    def _open_engine(self, transport: str) -> Engine:
+        engine = Engine(
+            transport,
+            open_transport(transport, self._config, self._logs.log_dirs),
+            spin_us=int(self._config["rdma.spin.us"]),
+            on_retired=lambda file_id: self._later(self._finish_retired, file_id),
+            on_cut=lambda transport, qp_num, reason: self._later(self._finish_cut, transport, qp_num, reason),
+            on_append=self._appended,
+            sync=self._sync,
+        )
+        engine.start()
+        return engine
 
     def _later(self, callback: Callable[..., None], *args: Any) -> None:
         loop = self._loop
@@ -217,6 +209,10 @@ class AccessManager:
             fields, code, message = {}, e.code, str(e)
         except StorageFullError as e:
             fields, code, message = {}, STORAGE_ERROR, str(e)
+        except RdmaError as e:
+            # What cannot be registered can still be had over TCP.
+            log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), e)
+            fields, code, message = {}, layout.ERROR_ACCESS_DISABLED, str(e)
         except KdirectError as e:
             log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), e)
             fields, code, message = {}, UNKNOWN_SERVER_ERROR, str(e)
@@ -240,12 +236,20 @@ class AccessManager:
             raise _Refused(layout.ERROR_TRANSPORT_UNAVAILABLE, f"transport {request.transport!r} is not offered here; offered: {offered}")
         if not 1 <= request.max_recv <= MAX_CLIENT_RECEIVES:
             raise _Refused(INVALID_REQUEST, f"MaxRecv {request.max_recv} is out of range; give 1 to {MAX_CLIENT_RECEIVES}")
-        worker = self._ensure_worker()
-        domain = self._device.alloc_pd()
+        try:
+            engine = self._engine(request.transport)
+        except (TransportError, RdmaError) as e:
+            log.warning("transport %s cannot be offered: %s", request.transport, e)
+            raise _Refused(layout.ERROR_TRANSPORT_UNAVAILABLE, f"the broker cannot offer {request.transport}: {e}") from e
+        domain = engine.device.alloc_pd()
         try:
             # One more than the client may use: a notice of revocation is not an answer to a request.
             qp = domain.create_qp(
-                self._send_cq, self._recv_cq, max_send_wr=min(request.max_recv, 4096), max_recv_wr=self._max_in_flight, max_send_bytes=4096
+                engine.send_cq,
+                engine.recv_cq,
+                max_send_wr=min(request.max_recv, 4096),
+                max_recv_wr=self._max_in_flight,
+                max_send_bytes=4096,
             )
             ping_memory = Memory.anonymous(PING_BYTES, "kdirect-ping")
             proof = os.urandom(PING_BYTES)
@@ -254,7 +258,7 @@ class AccessManager:
             slot_memory = Memory.anonymous(self._slots_per_consumer * layout.SLOT_BYTES, "kdirect-slots")
             slot_region = domain.register(slot_memory, Access.REMOTE_READ)
             qp.connect(bytes(request.address), active=False)
-            worker.add_peer(qp, self._max_in_flight)
+            engine.worker.add_peer(qp, self._max_in_flight)
         except BaseException:
             domain.close()
             raise
@@ -263,6 +267,7 @@ class AccessManager:
             connection_id=self._next_connection_id,
             connection=connection,
             client=str(getattr(connection, "client_id", None) or "?"),
+            engine=engine,
             domain=domain,
             qp=qp,
             max_in_flight=self._max_in_flight,
@@ -271,7 +276,7 @@ class AccessManager:
             slot_region=slot_region,
         )
         self._peers[peer.connection_id] = peer
-        self._by_qp[qp.qp_num] = peer
+        self._by_qp[engine.transport, qp.qp_num] = peer
         log.debug("queue pair %d opened for %s over %s", qp.qp_num, peer.client, request.transport)
         return {
             "connection_id": peer.connection_id,
@@ -313,7 +318,6 @@ class AccessManager:
         if self.before_roll not in partition.before_roll:
             partition.before_roll.append(self.before_roll)
         segment = partition.ensure_head(request.min_bytes)
-        worker = self._ensure_worker()
         position = partition.kernel.end_position
         grant = self._new_grant(peer, partition, segment)
         try:
@@ -322,7 +326,7 @@ class AccessManager:
                 memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, segment.mapped_length - position
             )
             grant.staging = peer.domain.register(Memory.anonymous(entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE)
-            worker.install(
+            peer.engine.worker.install(
                 grant.file_id,
                 partition.kernel,
                 peer.qp,
@@ -342,7 +346,7 @@ class AccessManager:
         return {
             "file_id": grant.file_id,
             "rkey": grant.region.rkey,
-            "address": segment.address,
+            "address": grant.region.address - position,
             "length": segment.mapped_length,
             "position": position,
             "next_offset": partition.log_end_offset,
@@ -371,8 +375,8 @@ class AccessManager:
         Any thread, and it may hold the partition's locks: so only what must be over before the seal is done here, the rest on the loop.
         """
         grant = self._holders.get(partition.topic_partition)
-        if grant is not None and self._worker is not None:
-            self._worker.retire(grant.file_id, True)
+        if grant is not None:
+            grant.peer.engine.worker.retire(grant.file_id, True)
             time.sleep(RECALL_GRACE_S)
             grant.region.deregister()
             self._later(self._finish_retired, grant.file_id)
@@ -392,6 +396,9 @@ class AccessManager:
                 answers.append(self._grant_read(peer, self._partition(target.topic, target.partition), target.offset))
             except _Refused as e:
                 answers.append({"error_code": e.code, "error_message": str(e)})
+            except RdmaError as e:  # what cannot be registered can still be had over TCP
+                log.warning("read access of %s to %s-%d failed: %s", peer.client, target.topic, target.partition, e)
+                answers.append({"error_code": layout.ERROR_ACCESS_DISABLED, "error_message": str(e)})
             except KdirectError as e:
                 answers.append({"error_code": UNKNOWN_SERVER_ERROR, "error_message": str(e)})
         return {
@@ -431,13 +438,15 @@ class AccessManager:
             if segment is not None and with_data:
                 segment.map()
                 memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, False, segment)
-                grant.region = peer.domain.register(memory, Access.REMOTE_READ)
+                # Of a sealed file no more than there is: registration may pin pages, and would fill the hole behind the end again.
+                length = min(segment.mapped_length, max(1, -(-segment.size // 4096)) * 4096) if segment.sealed else segment.mapped_length
+                grant.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
             answer = {
                 "error_code": 0,
                 "file_id": grant.file_id,
                 "rkey": grant.region.rkey if grant.region is not None else 0,
-                "address": segment.address if segment is not None and with_data else 0,
-                "length": segment.mapped_length if segment is not None and with_data else 0,
+                "address": grant.region.address if grant.region is not None else 0,
+                "length": grant.region.length if grant.region is not None else 0,
                 "log_start_offset": partition.log_start_offset,
                 "leader_epoch": partition.leader_epoch,
             }
@@ -518,14 +527,13 @@ class AccessManager:
             _clear_slot(grant.peer.slot_memory, grant.slot_index)
             grant.peer.slots.pop(grant.slot_index, None)
             grant.slot_index = -1
-        if grant.is_produce and self._worker is not None:
-            self._worker.retire(grant.file_id, notify)
+        if grant.is_produce:
+            grant.peer.engine.worker.retire(grant.file_id, notify)
             if notify:
                 time.sleep(RECALL_GRACE_S)
         left = grant.region.deregister() if grant.region is not None else True
         if grant.is_produce:
-            if self._worker is not None:
-                self._worker.remove(grant.file_id)
+            grant.peer.engine.worker.remove(grant.file_id)
             grant.staging.deregister()
             if self._holders.get(tp) is grant:
                 del self._holders[tp]
@@ -552,8 +560,8 @@ class AccessManager:
             )
             self._release(grant)
 
-    def _finish_cut(self, qp_num: int, reason: str) -> None:
-        peer = self._by_qp.get(qp_num)
+    def _finish_cut(self, transport: str, qp_num: int, reason: str) -> None:
+        peer = self._by_qp.get((transport, qp_num))
         if peer is not None:
             level = logging.DEBUG if reason == "disconnected" else logging.WARNING
             self._cuts += level == logging.WARNING
@@ -562,13 +570,13 @@ class AccessManager:
 
     def _close_peer(self, peer: Peer) -> None:
         self._peers.pop(peer.connection_id, None)
-        self._by_qp.pop(peer.qp.qp_num, None)
+        self._by_qp.pop((peer.engine.transport, peer.qp.qp_num), None)
+        worker = peer.engine.worker
         # Close the pair first: its grants then end without waiting for a client that is gone.
         for grant in list(peer.grants.values()):
-            if grant.is_produce and self._worker is not None:
-                self._worker.retire(grant.file_id, False)
-        if self._worker is not None:
-            self._worker.remove_peer(peer.qp.qp_num)
+            if grant.is_produce:
+                worker.retire(grant.file_id, False)
+        worker.remove_peer(peer.qp.qp_num)
         for grant in list(peer.grants.values()):
             try:
                 self._release(grant)
@@ -600,15 +608,16 @@ class AccessManager:
         """Call `on_append(tp)` (on the worker's thread) once, at the next RDMA commit to `tp`."""
         self._watched.add(tp)
         holder = self._holders.get(tp)
-        if holder is not None and self._worker is not None:
-            self._worker.watch(holder.file_id)
+        if holder is not None:
+            holder.peer.engine.worker.watch(holder.file_id)
 
     def statistics(self) -> dict[str, int]:
         """Counters; names as in `kdirect.metrics`."""
         out = {"rdma_access_requests": self._requests, "rdma_recalls": self._recalls, "rdma_clients_cut": self._cuts}
         out["rdma_grants"] = len(self._grants)
-        if self._worker is not None:
-            out |= self._worker.statistics()
+        for engine in self._engines.values():
+            for name, value in engine.worker.statistics().items():
+                out[name] = out.get(name, 0) + value
         return out
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 from kdirect.client.connection import Connection, broker_error
@@ -52,15 +53,23 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
 
 
 class Channel:
-    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader)."""
+    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader); `device_options` go to `open_device`."""
 
-    def __init__(self, connection: Connection, transport: str, *, receives: int = 0, sends: int = 256) -> None:
+    def __init__(
+        self,
+        connection: Connection,
+        transport: str,
+        *,
+        receives: int = 0,
+        sends: int = 256,
+        device_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self.connection = connection
         self.transport = transport
         self.lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        self.device = open_device(transport)
+        self.device = open_device(transport, **(device_options or {}))
         self.domain = self.device.alloc_pd()
         try:
             self.send_cq = self.device.create_cq(depth=max(sends, 16))

@@ -170,6 +170,11 @@ class Connection:
         return _address(self.host, self.port)
 
     @property
+    def local_address(self) -> str:
+        """The IP address of this host from which the broker is reached."""
+        return str(self._socket.getsockname()[0])
+
+    @property
     def closed(self) -> bool:
         return self._error is not None or self._pid != os.getpid()
 

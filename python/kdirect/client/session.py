@@ -22,6 +22,7 @@ import pyarrow as pa
 from kdirect.client.admin import Admin
 from kdirect.client.channel import Channel
 from kdirect.client.cluster import Cluster
+from kdirect.client.connection import Connection
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.tcp import TcpFetcher
 from kdirect.errors import (
@@ -50,6 +51,13 @@ FIRST_WAIT_S = 50e-6
 LONGEST_WAIT_S = 5e-3
 DEFAULT_TARGET_ROWS = 1 << 16
 DEFAULT_TARGET_BYTES = 4 << 20
+
+# What `transport=auto` tries, in this order, before Kafka's protocol.
+DIRECT_TRANSPORTS = ("verbs", "shm")
+_WHY = {
+    "verbs": "a READ from the broker {peer} was proven over {device}",
+    "shm": "the broker {peer} shares this host's memory; a READ of it was proven",
+}
 
 _sessions: dict[tuple[int, tuple], Session] = {}
 _sessions_lock = threading.Lock()
@@ -116,7 +124,7 @@ class Session:
 
     @property
     def transport(self) -> str:
-        """`shm` or `tcp`: proven with a data READ at the first call."""
+        """`verbs`, `shm` or `tcp`: the first that a data READ has proven, at the first call."""
         with self._lock:
             if self._transport is None:
                 self._choose()
@@ -133,29 +141,46 @@ class Session:
         if wanted == "tcp":
             self._transport, self._reason = "tcp", "transport=tcp is set"
             return
-        if wanted == "verbs":
-            raise TransportError("transport=verbs: this build has no verbs provider", hint="use transport=auto, shm or tcp")
         connection = self.cluster.control_connection()
-        if not connection.supports(layout.API_OPEN_QUEUE_PAIR):
-            self._fall_back(
-                TransportError(f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp")
+        failures: list[tuple[str, KdirectError]] = []
+        if connection.supports(layout.API_OPEN_QUEUE_PAIR):
+            for transport in DIRECT_TRANSPORTS if wanted == "auto" else (wanted,):
+                try:
+                    channel = self._open_channel(connection, transport)
+                except (RdmaError, TransportError) as e:
+                    log.debug("transport %s: %s", transport, e)
+                    failures.append((transport, e))
+                    continue
+                self._spare.append(channel)
+                self._transport = transport
+                self._reason = _WHY[transport].format(peer=connection.peer, device=getattr(channel.device, "choice", ""))
+                if failures:
+                    self._reason += "; " + "; ".join(f"not {name}: {e}" for name, e in failures)
+                log.info("transport %s: %s", transport, self._reason)
+                return
+        else:
+            no_rdma = TransportError(
+                f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp"
             )
-            return
-        try:
-            self._spare.append(Channel(connection, "shm"))
-        except (RdmaError, TransportError) as e:
-            self._fall_back(e)
-            return
-        self._transport, self._reason = "shm", f"the broker {connection.peer} shares this host's memory; a READ of it was proven"
-        log.info("transport shm: %s", self._reason)
-
-    def _fall_back(self, why: KdirectError) -> None:
-        if self.settings["transport"] != "auto":
-            raise TransportError(
-                f"transport={self.settings['transport']} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp"
-            )
-        self._transport, self._reason = "tcp", f"no RDMA path: {why}"
+            failures.append((wanted, no_rdma))
+        if wanted != "auto":
+            why = failures[0][1]
+            raise TransportError(f"transport={wanted} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp")
+        self._transport = "tcp"
+        self._reason = "no RDMA path: " + "; ".join(str(e) if name == "auto" else f"{name}: {e}" for name, e in failures)
         log.warning("transport tcp: %s", self._reason)
+
+    def _open_channel(self, connection: Connection, transport: str, **sizes: int) -> Channel:
+        options: dict[str, Any] = {}
+        if transport == "verbs":
+            named = self.settings["rdma.bind.address"]
+            options = {
+                "bind_address": named or connection.local_address,
+                "device": self.settings["rdma.device"] or "",
+                "gid_index": self.settings["rdma.gid.index"],
+                "strict": bool(named),
+            }
+        return Channel(connection, transport, device_options=options, **sizes)
 
     def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
         """A new queue pair to the broker that leads `tp`."""
@@ -166,7 +191,7 @@ class Session:
                     channel = self._spare.pop()
                     if not channel.closed:
                         return channel
-        return Channel(self.cluster.connection_for(tp), "shm", **sizes)
+        return self._open_channel(self.cluster.connection_for(tp), self.transport, **sizes)
 
     # -- topics and offsets ----------------------------------------------------------------------------
 
@@ -323,9 +348,8 @@ class Session:
 class _DirectSource:
     """Bytes of one partition by READ."""
 
-    transport = "shm"
-
     def __init__(self, fetcher: DirectFetcher, tp: TopicPartition, offset: int) -> None:
+        self.transport = fetcher.channel.transport
         self.fetcher = fetcher
         self.tp = tp
         self.next_offset = offset

@@ -91,7 +91,7 @@ class Address:
             )
         _, _, token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, raw, port = _ADDRESS.unpack(data)
         ip = ipaddress.IPv6Address(raw)
-        if not (1 <= mtu <= 5 and 1 <= rd_atomic <= 128 and rnr_timer < 32 and port and qp_num < 1 << 24 and psn < 1 << 24):
+        if not (1 <= mtu <= 5 and 1 <= rd_atomic <= 128 and rnr_timer < 32 and qp_num < 1 << 24 and psn < 1 << 24):
             raise TransportError("the address of a verbs queue pair holds impossible values", hint="pass QueuePair.address as it is")
         return cls(token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, str(ip.ipv4_mapped or ip), port)
 
@@ -104,6 +104,11 @@ def greet(address: Address, token: bytes) -> socket.socket:
     """Open the link to the passive side of `address` as the queue pair of `token`; TransportError when it does not want that."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     what = f"queue pair {address.qp_num} at {address.host}:{address.port}"
+    if not address.port:
+        raise TransportError(
+            f"queue pair {address.qp_num} at {address.host} listens to nobody",
+            hint="connect the passive side first, and take its address then",
+        )
     try:
         sock = socket.create_connection((address.host, address.port), timeout=CONNECT_TIMEOUT_S)
     except OSError as e:
@@ -157,16 +162,18 @@ def _tune(sock: socket.socket) -> None:
 class LinkService:
     """One daemon thread a device: accepts peers, notices their end, takes the device's asynchronous events.
 
-    Life: made with the device, started by the first address or connection, `stop()` by the device's close.  Threads: `expect`, `forget`,
-    `watch` from any; the rest on its own thread.  It owns the listener and every link's descriptor from `watch` (active) or WELCOME
-    (passive) on: a queue pair only shuts its link down, and the thread closes it when it sees the end.
+    Life: made with the device, started by the first connection (it listens from the first passive one on), `stop()` by the device's
+    close.  Threads: `start`, `expect`, `forget`, `watch` from any; the rest on its own thread.  It owns the listener and every link's
+    descriptor from `watch` (active) or WELCOME (passive) on: a queue pair only shuts its link down, and the thread closes it when it
+    sees the end.
 
     A queue pair gives it ``_expects(token) -> bool``, ``_greeted(sock)`` (to RTS; an error when that fails) and ``_peer_left()``.
     """
 
     def __init__(self, host: str, port: int, event_fd: int, on_event: Callable[[], None]) -> None:
         self.host = host
-        self.port = port
+        self.port = 0  # where it listens; 0: it does not
+        self._wanted_port = port
         self._event_fd = event_fd
         self._on_event = on_event
         self._lock = threading.Lock()
@@ -180,27 +187,36 @@ class LinkService:
         self._stopping = False
 
     # any thread
-    def start(self) -> None:
+    def start(self, *, listen: bool) -> None:
+        """Start the thread, if it does not run; with `listen` accept peers from now on, at `host` and `port`."""
         with self._lock:
-            if self._thread is not None or self._stopping:
+            if self._stopping:
                 return
-            try:
-                family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-                listener = socket.create_server((self.host, self.port), family=family, backlog=128)
-            except OSError as e:
-                raise TransportError(
-                    f"cannot listen on {self.host}:{self.port} for RDMA peers: {e.strerror or e}",
-                    hint="set rdma.bind.address to an address of this host, and rdma.link.port to a free port or 0",
-                ) from e
-            listener.setblocking(False)
-            self.port = listener.getsockname()[1]
-            self._kick_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-            self._epoll = select.epoll()
-            for fd in (listener.fileno(), self._kick_fd, self._event_fd):
-                self._epoll.register(fd, select.EPOLLIN)
-            self._listener = listener
+            if self._epoll is None:
+                self._kick_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+                self._epoll = select.epoll()
+                for fd in (self._kick_fd, self._event_fd):
+                    self._epoll.register(fd, select.EPOLLIN)
+            if listen and self._listener is None:
+                self._listener = self._listen()
+                self._epoll.register(self._listener.fileno(), select.EPOLLIN)
+            if self._thread is not None:
+                return
             self._thread = threading.Thread(target=self._run, name="kdirect-verbs", daemon=True)
             self._thread.start()
+
+    def _listen(self) -> socket.socket:
+        try:
+            family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
+            listener = socket.create_server((self.host, self._wanted_port), family=family, backlog=128)
+        except OSError as e:
+            raise TransportError(
+                f"cannot listen on {self.host}:{self._wanted_port} for RDMA peers: {e.strerror or e}",
+                hint="set rdma.bind.address to an address of this host, and rdma.link.port to a free port or 0",
+            ) from e
+        listener.setblocking(False)
+        self.port = listener.getsockname()[1]
+        return listener
 
     def expect(self, token: bytes, qp: Any) -> None:
         with self._lock:
@@ -247,8 +263,7 @@ class LinkService:
 
     # service thread
     def _run(self) -> None:
-        assert self._epoll is not None and self._listener is not None
-        listener = self._listener.fileno()
+        assert self._epoll is not None
         while not self._stopping:
             for fd, _ in self._epoll.poll(1.0 if self._pending else -1):
                 try:
@@ -256,7 +271,7 @@ class LinkService:
                         os.eventfd_read(fd)
                     elif fd == self._event_fd:
                         self._on_event()
-                    elif fd == listener:
+                    elif self._listener is not None and fd == self._listener.fileno():
                         self._accept()
                     elif fd in self._pending:
                         self._hello(fd)
@@ -274,7 +289,8 @@ class LinkService:
             self._drop(fd)
         with self._lock:
             self._epoll.close()
-            self._listener.close()
+            if self._listener is not None:
+                self._listener.close()
             self._epoll = self._listener = None
             self._expected.clear()
 

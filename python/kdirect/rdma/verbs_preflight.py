@@ -99,7 +99,7 @@ def preflight(
             steps.append(Step(MEMORY, True, _try_memory(opened, need_bytes)))
         for path in paths:
             try:
-                steps.append(Step(MAPPING, True, _try_mapping(opened, path)))
+                steps.append(Step(MAPPING, True, check_mapping(opened, path)))
             except (KdirectError, OSError) as e:
                 steps.append(_failed(MAPPING, e))
         with _at(PING):
@@ -258,7 +258,8 @@ def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
     return f"{need_bytes >> 20} MiB of anonymous memory registered"
 
 
-def _try_mapping(device: VerbsDevice, path: str) -> str:
+def check_mapping(device: VerbsDevice, path: str) -> str:
+    """Prove with a small file that mapped files of directory `path` can be registered for RDMA; what was found.  RdmaError, or OSError."""
     name = os.path.join(path, f".kdirect-preflight.{os.getpid()}")
     domain = device.alloc_pd()
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -307,4 +308,4 @@ def _try_ping(device: VerbsDevice) -> str:
         cq.close()
 
 
-__all__ = ["STEPS", "Step", "memlock_limit", "memlock_step", "preflight", "queue_error", "registration_error"]
+__all__ = ["STEPS", "Step", "check_mapping", "memlock_limit", "memlock_step", "preflight", "queue_error", "registration_error"]

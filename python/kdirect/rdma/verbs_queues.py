@@ -345,9 +345,6 @@ class VerbsQueuePair(QueuePair):
     def address(self) -> bytes:
         self._check()
         service, choice = self._device._service, self._device.choice
-        service.start()
-        if self._state == State.INIT:
-            service.expect(self._token, self)
         return verbs_link.Address(
             self._token, self.qp_num, self._psn, choice.gid.address.packed, self._context.lid, self._context.mtu,
             self._context.max_rd_atomic, self._rnr_timer, service.host, service.port,
@@ -359,7 +356,7 @@ class VerbsQueuePair(QueuePair):
         if self._state != State.INIT or self._peer is not None:
             raise QueuePairError(f"queue pair {self.qp_num} was connected before", hint="create another; a queue pair connects once")
         service = self._device._service
-        service.start()
+        service.start(listen=not active)
         self._peer = peer
         if not active:
             service.expect(self._token, self)

@@ -1,0 +1,94 @@
+"""One transport at work in the broker: a device, the two completion queues that all its clients share, and their produce worker.
+
+Owns: opening them with a transport's first client and closing them with the broker; the choice of device and address for RDMA verbs,
+and the proof that the log's files can be registered there at all.  What may not enter: clients, grants, records (`access`, `worker`).
+
+Life: made on the event loop, `close` from any thread once every queue pair is closed.  The worker's thread calls back; see ProduceWorker.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from kdirect.broker.config import parse_listeners
+from kdirect.broker.worker import ProduceWorker
+from kdirect.rdma import open_device
+
+QUEUE_DEPTH = 1 << 16
+
+
+class Engine:
+    """See the module.  `worker` is stepped by a thread of its own."""
+
+    def __init__(
+        self, transport: str, device: Any, *, spin_us: int, on_retired: Callable[[int], None], on_cut: Callable[[str, int, str], None],
+        on_append: Callable[[int], None], sync: Callable[[int], None],
+    ) -> None:  # fmt: skip
+        self.transport = transport
+        self.device = device
+        self.recv_cq = device.create_cq(depth=QUEUE_DEPTH)
+        self.send_cq = device.create_cq(depth=QUEUE_DEPTH)
+        self.worker = ProduceWorker(
+            self.recv_cq,
+            self.send_cq,
+            spin_us=spin_us,
+            on_retired=on_retired,
+            on_cut=lambda qp_num, reason: on_cut(transport, qp_num, reason),
+            on_append=on_append,
+            sync=sync,
+        )
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Begin to take completions."""
+        self._thread = threading.Thread(target=self.worker.run, name=f"kdirect-produce-{self.transport}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the worker, then what it worked on."""
+        if self._thread is not None:
+            self.worker.stop()
+            self._thread.join(timeout=10)
+        self.recv_cq.close()
+        self.send_cq.close()
+        self.device.close()
+
+
+def open_transport(transport: str, config: Mapping[str, Any], log_dirs: Iterable[Path]) -> Any:
+    """The broker's own device of `transport`.  TransportError or RdmaError when there is none, or it cannot serve these logs."""
+    if transport != "verbs":
+        return open_device(transport, shared=False)
+    from kdirect.rdma import verbs_preflight
+
+    named = config["rdma.bind.address"]
+    device = open_device(
+        transport,
+        shared=False,
+        bind_address=named or _listener_address(config["listeners"]),
+        device=config["rdma.device"] or "",
+        gid_index=int(config["rdma.gid.index"]),
+        link_port=int(config["rdma.link.port"]),
+        strict=bool(named),
+    )
+    try:
+        for directory in log_dirs:
+            verbs_preflight.check_mapping(device, str(directory))
+    except BaseException:
+        device.close()
+        raise
+    return device
+
+
+def _listener_address(listeners: Any) -> str:
+    """The first listener's IP address that is one host's on a network; empty when all are wildcards, loopback or names."""
+    for listener in parse_listeners(listeners):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(listener.host)
+            if not (address.is_unspecified or address.is_loopback):
+                return listener.host
+    return ""
