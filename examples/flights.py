@@ -107,7 +107,7 @@ def load(broker: Any, partitions: int) -> None:
             batch = {"value": pa.array(values[rows], pa.string()), "key": keys[rows], "timestamp": times[rows]}
             producer.send_arrow(pa.record_batch(batch), TOPIC)
         producer.flush()
-        producer.produce(TOPIC, json.dumps({"departure": "2014-02-01T00:00:00.000Z"}).encode(), partition=0, timestamp_ms=1_391_212_800_000)
+        producer.produce(TOPIC, json.dumps({"departure": "2014-02-01T00:00:00.000Z"}).encode(), partition=0, timestamp=1_391_212_800_000)
         producer.flush()
         statistics = producer.statistics()
     seconds = time.monotonic() - began

@@ -141,6 +141,12 @@ class DeliveryError(KdirectError):
         self.maybe_committed = maybe_committed
 
 
+class BufferFullError(KdirectError, BufferError):
+    """A producer has no room for another record: too much is not acknowledged.  The record was not taken."""
+
+    retriable = True
+
+
 class ClosedError(KdirectError):
     """The object was closed."""
 

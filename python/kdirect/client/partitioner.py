@@ -1,25 +1,38 @@
 """Which partition a record goes to: Kafka's rule for keys, runs of rows for records without one.
 
-Law: the same key goes to the same partition as from Kafka's Java producer (murmur2 of the key's bytes, sign
-bit cleared, modulo the number of partitions), so jobs can move over with their keys.  Rows without a key go in runs
-of neighbours to one partition after the other: batches stay large, and long inputs spread evenly.
+Law: by default the same key goes to the same partition as from Kafka's Java producer (murmur2 of the key's bytes, sign
+bit cleared, modulo the number of partitions), so jobs can move over with their keys; `Keys` has librdkafka's other rules by their
+names.  Rows without a key go in runs of neighbours to one partition after the other: batches stay large, and long inputs spread evenly.
 """
 
 from __future__ import annotations
 
 import random
 import threading
+import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdirect.client.partitioner_kernel import fill_runs, hash_rows, murmur2, sort_rows
-from kdirect.errors import ConfigError, FormatError
+from kdirect.errors import ConfigError, FormatError, UnknownTopicError
 
 if TYPE_CHECKING:
     import numpy
 
-__all__ = ["STICKY_ROWS", "Partitioner", "group_by_partition", "murmur2", "partition_for_key", "partition_for_keys"]
+__all__ = [
+    "PARTITIONERS",
+    "STICKY_ROWS",
+    "Keys",
+    "Partitioner",
+    "check_partition",
+    "group_by_partition",
+    "murmur2",
+    "partition_for_key",
+    "partition_for_keys",
+]
 
 STICKY_ROWS = 4096
 
@@ -36,6 +49,64 @@ def partition_for_keys(keys: pa.Array | pa.ChunkedArray, partitions: int) -> num
     ConfigError for another type or `partitions` below 1; FormatError when the array's offsets are broken.
     """
     return _array(_hash(keys, partitions)[0]).to_numpy(zero_copy_only=True)
+
+
+PARTITIONERS = ("murmur2_random", "murmur2", "consistent_random", "consistent", "random")
+
+
+class Keys:
+    """How keys choose partitions.  `rule` is one of PARTITIONERS, librdkafka's names, or a function (key or None, partitions) -> partition.
+
+    murmur2_random is Java's rule, and the default; consistent_random, librdkafka's own default, takes CRC-32.  In the ``_random`` rules
+    a record without a key (for consistent_random also one with an empty key) has no preference, and goes where the producer's run is; in
+    the others all such records go to one partition.
+    """
+
+    def __init__(self, rule: str | Callable[[bytes | None, int], int]) -> None:
+        self.own = rule if callable(rule) else None
+        self.nulls_too = self.own is not None or rule in ("murmur2", "consistent")
+        self._crc = rule in ("consistent", "consistent_random")
+        self._empty_too = rule == "consistent_random"
+        self.hashed = rule != "random"
+        self.is_default = rule == "murmur2_random"
+
+    def of(self, key: bytes | None, partitions: int) -> int:
+        """The partition of one record, -1 for no preference."""
+        if self.own is not None:
+            return int(self.own(key, partitions))
+        if key is None or (self._empty_too and not key):
+            if not self.nulls_too:
+                return -1
+            key = b""
+        if not self.hashed:
+            return -1
+        return zlib.crc32(key) % partitions if self._crc else (murmur2(key) & 0x7FFFFFFF) % partitions
+
+    def of_column(self, keys: pa.Array, partitions: int) -> numpy.ndarray:
+        """The partition of each row as int32, -1 for no preference.  A caller's own function is called for each row."""
+        if self.own is not None:
+            whole = bytearray()
+            for key in keys.to_pylist():
+                whole += self.of(key.encode() if isinstance(key, str) else key, partitions).to_bytes(4, "little", signed=True)
+            return _array(memoryview(whole).cast("i")).to_numpy(zero_copy_only=True)
+        if not self.hashed:
+            return _array(memoryview(bytearray(b"\xff" * (4 * len(keys)))).cast("i")).to_numpy(zero_copy_only=True)
+        out, nulls = _hash(keys, partitions, crc=self._crc)
+        found = _array(out).to_numpy(zero_copy_only=True)
+        if nulls and self.nulls_too:
+            found = pc.if_else(pc.less(pa.array(found), 0), self.of(None, partitions), pa.array(found)).to_numpy()
+        if self._empty_too:
+            empty = pc.equal(pc.fill_null(pc.binary_length(keys), 0), 0)
+            found = pc.if_else(empty, -1, pa.array(found)).to_numpy()
+        return found.astype("int32", copy=False)
+
+
+def check_partition(topic: str, partition: int, partitions: int) -> None:
+    """UnknownTopicError unless there is such a partition."""
+    if not 0 <= partition < partitions:
+        raise UnknownTopicError(
+            f"partition {partition} of topic {topic} does not exist", hint=f"it has {partitions} partitions, 0 to {partitions - 1}"
+        )
 
 
 class Partitioner:
@@ -102,7 +173,7 @@ def group_by_partition(assigned: pa.Array, partitions: int) -> list[tuple[int, p
     return [(p, numbers.slice(starts[p], starts[p + 1] - starts[p])) for p in range(partitions) if starts[p + 1] > starts[p]]
 
 
-def _hash(keys: pa.Array | pa.ChunkedArray, partitions: int) -> tuple[memoryview, int]:
+def _hash(keys: pa.Array | pa.ChunkedArray, partitions: int, *, crc: bool = False) -> tuple[memoryview, int]:
     """(partition of each row as int32, -1 for null keys; number of those)."""
     _check_count(partitions)
     out = memoryview(bytearray(4 * len(keys))).cast("i")
@@ -122,7 +193,9 @@ def _hash(keys: pa.Array | pa.ChunkedArray, partitions: int) -> tuple[memoryview
         else:
             raise ConfigError(f"keys of type {kind} have no bytes to hash", hint="cast the key column to binary or string")
         if len(chunk):
-            found, broken = hash_rows(*_addresses(chunk, offset_bytes), chunk.offset, len(chunk), partitions, out[done : done + len(chunk)])
+            found, broken = hash_rows(
+                *_addresses(chunk, offset_bytes), chunk.offset, len(chunk), partitions, out[done : done + len(chunk)], crc
+            )
             if broken >= 0:
                 raise FormatError(
                     f"the offsets of row {done + broken} of the key column are broken", hint="validate the array at its source"

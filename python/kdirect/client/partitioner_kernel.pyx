@@ -38,14 +38,38 @@ cdef inline uint32_t murmur2_of(const uint8_t* p, uint32_t length) noexcept nogi
     return h
 
 
+cdef uint32_t[256] CRC_TABLE
+
+
+cdef void _fill_table() noexcept:
+    cdef uint32_t c, i
+    cdef int bit
+    for i in range(256):
+        c = i
+        for bit in range(8):
+            c = (0xEDB88320u ^ (c >> 1)) if c & 1 else c >> 1
+        CRC_TABLE[i] = c
+
+
+_fill_table()
+
+
+cdef inline uint32_t crc32_of(const uint8_t* p, uint32_t length) noexcept nogil:
+    # CRC-32 as in zlib: librdkafka's rule for keys.
+    cdef uint32_t c = 0xFFFFFFFFu, i
+    for i in range(length):
+        c = CRC_TABLE[(c ^ p[i]) & 0xFF] ^ (c >> 8)
+    return c ^ 0xFFFFFFFFu
+
+
 def murmur2(const uint8_t[::1] key):
     """The hash as Java sees it: a signed 32-bit number."""
     return <int32_t>murmur2_of(&key[0] if key.shape[0] else NULL, <uint32_t>key.shape[0])
 
 
 def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t data, int64_t data_bytes, int64_t first, int64_t rows,
-              int32_t partitions, int32_t[::1] out):
-    """Partition of each key to `out`, -1 for null keys.  `validity` 0: no nulls.  `offset_bytes` 4, 8, or 0: keys of `data_bytes` each, side by
+              int32_t partitions, int32_t[::1] out, bint crc=False):
+    """Partition of each key to `out`, by murmur2 or CRC-32, -1 for null keys.  `validity` 0: no nulls.  `offset_bytes` 4, 8, or 0: keys of `data_bytes` each, side by
     side.  `first` is the row the slice begins at.  Returns (null rows, first row whose offsets are broken or -1)."""
     cdef const uint8_t* valid = <const uint8_t*>validity
     cdef const uint8_t* bytes_ = <const uint8_t*>data
@@ -72,7 +96,10 @@ def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t
             if start < 0 or stop < start or (offset_bytes and stop > data_bytes) or stop - start > 0x7FFFFFFF:
                 broken = i
                 break
-            out[i] = <int32_t>((murmur2_of(bytes_ + start, <uint32_t>(stop - start)) & 0x7FFFFFFF) % count)
+            if crc:
+                out[i] = <int32_t>(crc32_of(bytes_ + start, <uint32_t>(stop - start)) % count)
+            else:
+                out[i] = <int32_t>((murmur2_of(bytes_ + start, <uint32_t>(stop - start)) & 0x7FFFFFFF) % count)
     return nulls, broken
 
 

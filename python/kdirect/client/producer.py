@@ -1,61 +1,160 @@
-"""Producing: records and Arrow batches to the partitions that lead them, over RDMA or Kafka's protocol.
+"""`kdirect.Producer`: records and Arrow batches into topics, and word of what became of them.
 
-Owns: the choice of partition, and records on their way into batches.  How a batch reaches its partition, over which datapath, and what
-is repeated when that breaks is `kdirect.client.produce_paths`.
+Owns: the choice of partition, records on their way into batches, back-pressure, delivery reports, and the one thread that sends what
+lingers.  How a request reaches its partition, over which datapath, and what is repeated when that breaks is `produce_paths`.
 
-Records without a key go where RDMA access can be had: a producer keeps to one partition for a while, gives it back, and takes the next
-that is free.
+Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs inside `poll` and `flush`.  What
+differs is a table in docs/clients.md; the rules that matter:
 
-Thread-safe: one lock a producer.
+- With linger.ms=0 (the default) a plain record over RDMA leaves inside `produce`, as a batch of its own.  Everything else is gathered by
+  partition and leaves when a batch is full, when linger.ms is over, or, over TCP, as soon as the thread gets to it.
+- Records of one partition leave in the order of the calls, whichever way they go.
+- `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a BufferError.
+- Nothing is lost in silence: what fails is told to its callback or future, and where there is none raised by `flush` and `close`.
+- A producer belongs to the process that made it: in a forked child every call is a ClosedError.
+
+Thread-safe: one lock a producer; callbacks run without it.  Records without a key go where RDMA access can be had: a producer keeps to one
+partition for a while, gives it back, and takes the next that is free.
 """
 
 from __future__ import annotations
 
+import atexit
+import logging
+import os
 import random
 import threading
 import time
-from collections.abc import Mapping, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from kdirect.client.partitioner import murmur2, partition_for_keys
-from kdirect.client.produce_paths import ProducePaths
+from kdirect.client.admin import TopicInfo
+from kdirect.client.arrow_rows import by_partition, by_topic, timestamps_ms
+from kdirect.client.deliveries import DeliveredBatch, Delivery, OnDelivery, Report, Sent
+from kdirect.client.gather import RecordBuilder, as_bytes
+from kdirect.client.partitioner import Keys, check_partition, murmur2
+from kdirect.client.produce_paths import DirectPath, ProducePaths
 from kdirect.client.session import Session, connect
-from kdirect.errors import (
-    ClosedError,
-    ConfigError,
-    UnknownTopicError,
-)
-from kdirect.format.codec import ArrowEncoder, encode_records
+from kdirect.errors import BufferFullError, ClosedError, ConfigError, DeliveryError, KdirectError
+from kdirect.format.codec import ArrowEncoder
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
 
+log = logging.getLogger("kdirect.client")
+
 STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
+SLICE_MS = 100.0  # longest wait with the lock held
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01  # of the thread between two looks at what is under way
+REPORTS_AHEAD = 1000  # reports that may wait for poll before produce serves them
+ERRORS_KEPT = 100
+EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
+RECORD_OVERHEAD = 64  # beside key and value, about
 Header = tuple[str, bytes | None]
+
+_alive: weakref.WeakSet[Producer] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    for producer in list(_alive):
+        producer._lock = threading.RLock()  # another thread of the parent may have held it
+        producer._places = {}
+        producer._open = {}
+        producer._closed = True
+
+
+def _at_exit() -> None:
+    for producer in list(_alive):
+        if not producer._closed and len(producer):
+            log.warning("the process ends with %d records not delivered: flush or close the producer", len(producer))
+            try:
+                producer.flush(EXIT_S)
+            except KdirectError as e:
+                log.error("%s", e)
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_at_exit)
+
+
+class _Gathering:
+    """The open batch of one partition, and full ones that wait for room."""
+
+    __slots__ = ("builder", "deadline", "due", "full", "held", "reports", "tp")
+
+    def __init__(self, tp: TopicPartition, compression: str) -> None:
+        self.tp = tp
+        self.builder = RecordBuilder(compression)
+        self.reports: list[Report] = []
+        self.full: deque[Sent] = deque()
+        self.held = 0
+        self.due = self.deadline = 0.0
+
+    @property
+    def records(self) -> int:
+        return int(self.builder.records) + sum(sent.records for sent in self.full)
+
+    def close_batch(self) -> None:
+        """The open batch, if it has a record, is full."""
+        n = self.builder.records
+        if n:
+            self.full.append(Sent(self.tp, self.builder.take(), n, self.reports, self.deadline, self.held))
+            self.reports = []
+            self.held = 0
 
 
 class Producer:
-    """Sends records.  `settings` are CLIENT options (or "host:port"); made by `kdirect.Producer(...)` or `Session.producer`.
+    """Sends records.  `settings`: client settings (docs/options.md), or "host:port"; made here or by `Session.producer`.
 
-    `produce` sends one record as a batch of its own (over RDMA at once; over TCP small records are gathered until `flush` or
-    64 KiB); `send_arrow` sends columns in batches of `batch.bytes`.  Both return before the broker has answered; `flush` waits for
-    the answers and raises what went wrong.  Use as a context manager, or call `close`.
+    `produce` sends a record and may be told by a callback, `send` returns a future, `produce_sync` waits for the offset, `send_arrow`
+    sends columns.  `flush` waits for everything.  Use as a context manager, or call `close`.  `partitioner`: a function (key or None,
+    partitions) -> partition in place of the setting; `on_delivery`: the callback of records that name none.
     """
 
-    def __init__(self, settings: Mapping[str, Any] | str, *, session: Session | None = None) -> None:
+    def __init__(
+        self,
+        settings: Mapping[str, Any] | str,
+        *,
+        session: Session | None = None,
+        partitioner: Callable[[bytes | None, int], int] | None = None,
+        on_delivery: OnDelivery | None = None,
+    ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._session = session if session is not None else connect(self.settings)
         self._lock = threading.RLock()
+        self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
+        self._java_keys = self._keys.is_default
+        self._on_delivery = on_delivery
         self._partitions: dict[str, int] = {}
         self._places: dict[str, list[TopicPartition]] = {}
         self._sticky: dict[str, list[int]] = {}
-        self._encoder = ArrowEncoder(compression=self.settings["compression.type"], batch_bytes=self.settings["batch.bytes"])
+        self._compression: str = self.settings["compression.type"]
+        self._batch_bytes: int = self.settings["batch.bytes"]
+        self._linger_s: float = self.settings["linger.ms"] / 1000
+        self._block_ms: int = self.settings["max.block.ms"]
+        self._most_held: int = self.settings["buffer.memory"]
+        self._delivery_s: float = self.settings["delivery.timeout.ms"] / 1000
+        self._at_once = self._linger_s == 0 and self._compression == "none"
+        self._encoder = ArrowEncoder(compression=self._compression, batch_bytes=self._batch_bytes)
+        self._open: dict[TopicPartition, _Gathering] = {}  # those with records
+        self._idle_builders: dict[TopicPartition, _Gathering] = {}
+        self._sent: deque[Sent] = deque()  # handed to a path, oldest first
+        self._held = 0
+        self._reports: deque[tuple[Any, KdirectError | None, Any]] = deque()
+        self._serving = False
+        self._failed = 0
         self._closed = False
+        self._pid = os.getpid()
+        self._thread: threading.Thread | None = None
+        self._wake = threading.Event()
+        self._asleep = True
         self.paths = ProducePaths(self._session, self.settings)
+        _alive.add(self)
 
     def __enter__(self) -> Producer:
         return self
@@ -66,138 +165,301 @@ class Producer:
         else:
             self.abort()
 
+    def __len__(self) -> int:
+        """Records not delivered yet."""
+        with self._lock:
+            return sum(g.records for g in self._open.values()) + self.paths.in_flight
+
+    def __bool__(self) -> bool:
+        return True
+
     # -- sending ---------------------------------------------------------------------------------------
 
     def produce(
         self,
         topic: str,
-        value: bytes | None,
-        key: bytes | None = None,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
         partition: int | None = None,
-        headers: Sequence[Header] | None = None,
-        timestamp_ms: int = -1,
+        headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
+        timestamp: int | None = None,
+        on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Send one record.  `partition` None: by the key (murmur2, as Kafka's), or sticky without a key.  `timestamp_ms` -1: now."""
+        """Send one record.  `partition` None or -1: by the key, or with the others that have none.  `timestamp`: ms since 1970, None: now.
+
+        `on_delivery(error, message)` is called by a later `poll` or `flush`, in the order of the partition; `message` has the offset.
+        BufferFullError when there is no room within max.block.ms; DeliveryError when the record is larger than its topic takes.
+        """
+        if value.__class__ is not bytes and value is not None:
+            value = as_bytes(value, "value")
+        if key is not None and key.__class__ is not bytes:
+            key = as_bytes(key, "key")
+        if on_delivery is None:
+            on_delivery = self._on_delivery
         with self._lock:
-            if partition is None:
-                partition = self._choose(topic, key, len(value) if value is not None else 0)
+            if partition is None or partition == -1:
+                partition = self._choose(topic, key, len(value) if value is not None else 0)  # type: ignore[arg-type]
             tp = self._place(topic, partition)
-            plain = headers is None and self.settings["compression.type"] == "none"
-            if not (plain and self.paths.try_record(tp, value, key, timestamp_ms)):
-                self._one(tp, value, key, headers, timestamp_ms)
+            if self._at_once and headers is None and tp not in self._open:
+                stamp = -1 if timestamp is None else timestamp
+                if on_delivery is None:
+                    if self.paths.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
+                        return
+                elif self._tagged(tp, value, key, stamp, on_delivery):
+                    on_delivery = None
+                    headers = ()  # sent
+            if headers != ():
+                self._gather(tp, value, key, headers, timestamp, on_delivery)
+        if len(self._reports) > REPORTS_AHEAD:
+            self._serve()
+
+    def send(
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
+        timestamp: int | None = None,
+    ) -> Delivery:
+        """As `produce`; a future whose result is the `Message` with its offset."""
+        delivery = Delivery(self)
+        self.produce(topic, value, key, partition, headers, timestamp, delivery)
+        self._rouse()
+        return delivery
 
     def produce_sync(
-        self, topic: str, value: bytes | None, key: bytes | None = None, partition: int | None = None, timestamp_ms: int = -1
+        self,
+        topic: str,
+        value: bytes | str | None = None,
+        key: bytes | str | None = None,
+        partition: int | None = None,
+        headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
+        timestamp: int | None = None,
     ) -> int:
-        """Send one record and wait for its acknowledgement; the record's offset.  Raises DeliveryError."""
-        with self._lock:
-            if partition is None:
-                partition = self._choose(topic, key, len(value) if value is not None else 0)
-            tp = self._place(topic, partition)
-            if self.settings["compression.type"] == "none" and (offset := self.paths.record_sync(tp, value, key, timestamp_ms)) >= 0:
-                return offset
-            self._one(tp, value, key, None, timestamp_ms)
-            return self.paths.finish(tp)
+        """Send one record and wait for its acknowledgement; the record's offset (-1 with acks=0 over TCP).  Raises DeliveryError."""
+        if self._at_once and headers is None and value.__class__ is bytes and (key is None or key.__class__ is bytes):
+            with self._lock:
+                if partition is None or partition == -1:
+                    partition = self._choose(topic, key, len(value))  # type: ignore[arg-type]
+                tp = self._place(topic, partition)
+                if tp not in self._open:
+                    offset = self.paths.record_sync(tp, value, key, -1 if timestamp is None else timestamp)  # type: ignore[arg-type]
+                    if offset >= 0:
+                        return offset
+        delivery = Delivery(self)
+        self.produce(topic, value, key, partition, headers, timestamp, delivery)
+        return int(delivery.result(self._delivery_s + 1).offset())
 
-    def _one(self, tp: TopicPartition, value: bytes | None, key: bytes | None, headers: Sequence[Header] | None, timestamp_ms: int) -> None:
-        stamp = timestamp_ms if timestamp_ms >= 0 else int(time.time() * 1000)
-        if not self.paths.gather(tp, key, value, headers, stamp):
-            self.paths.send(
-                tp, encode_records([(key, value, list(headers or ()), stamp)], compression=self.settings["compression.type"]), 1
-            )
-
-    def send_arrow(self, data: pa.RecordBatch | pa.Table, topic: str | None = None, *, timestamp_ms: int | None = None) -> int:
+    def send_arrow(
+        self,
+        data: pa.RecordBatch | pa.Table,
+        topic: str | None = None,
+        *,
+        timestamp: int | None = None,
+        on_delivery: Callable[[KdirectError | None, DeliveredBatch], None] | None = None,
+    ) -> int:
         """Send columns: `value` (binary or string) and optionally `key`, `headers` (list<struct<key:string,value:binary>>), `topic`,
-        `partition` (int), `timestamp` (timestamp; else `timestamp_ms`, else now).  The argument `topic` goes before the column.  Returns
-        the number of records."""
+        `partition` (int), `timestamp` (timestamp or ms; else the argument, else now).  The argument `topic` goes before the column.
+        Batches have `batch.bytes`; `on_delivery` is called for each as `DeliveredBatch`.  Waits for room, up to the delivery timeout.  Returns the
+        number of records."""
         with self._lock:
             self._check()
             if data.num_rows == 0:
                 return 0
-            columns = {name: data.column(name) for name in data.schema.names}
-            if "value" not in columns:
-                raise ConfigError("the column `value` is missing", hint="name the column to send `value`")
-            if topic is not None:
-                self._send_topic(topic, columns, data.num_rows, timestamp_ms)
-                return data.num_rows
-            if "topic" not in columns:
-                raise ConfigError("no topic: neither an argument nor a column `topic`", hint="set the option topic, or add the column")
-            if columns["topic"].null_count:
-                raise ConfigError(
-                    f"{columns['topic'].null_count} rows have no topic", hint="fill the column `topic`, or set the option topic"
-                )
-            for name in pc.unique(columns["topic"]).to_pylist():
-                mask = pc.equal(columns["topic"], name)
-                part = {k: pc.filter(v, mask) for k, v in columns.items()}
-                self._send_topic(name, part, len(part["value"]), timestamp_ms)
+            now = timestamp if timestamp is not None else time.time_ns() // 1_000_000
+            for name, columns, rows in by_topic(data, topic):
+                count = self._partition_count(name)
+                for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name)):
+                    self._send_columns(self._place(name, partition), part, now, on_delivery)
             return data.num_rows
 
-    def _send_topic(self, topic: str, columns: dict[str, Any], rows: int, timestamp_ms: int | None) -> None:
-        count = self._partition_count(topic)
-        keys = columns.get("key")
-        if keys is not None and keys.null_count == rows:
-            keys = None
-        given = columns.get("partition")
-        if given is not None and given.null_count == rows:
-            given = None
-        if given is None and (keys is None or count == 1):
-            self._send_rows(topic, self._choose(topic, None, columns["value"].nbytes) if count > 1 else 0, columns, keys, timestamp_ms)
-            return
-        wanted = np.zeros(rows, dtype=np.int32)
-        if keys is not None:
-            wanted[:] = partition_for_keys(_one_array(keys), count)
-            if keys.null_count:
-                wanted[np.asarray(_one_array(pc.is_null(keys)))] = self._choose(topic, None)
-        elif given is not None and given.null_count:
-            wanted[:] = self._choose(topic, None)
-        if given is not None:
-            known = np.asarray(_one_array(pc.is_valid(given)))
-            chosen = np.asarray(_one_array(pc.fill_null(pc.cast(given, pa.int32()), 0)))
-            wanted[known] = chosen[known]
-            bad = chosen[known & ((chosen < 0) | (chosen >= count))]
-            if len(bad):
-                raise UnknownTopicError(
-                    f"partition {int(bad[0])} of topic {topic} does not exist", hint=f"it has {count} partitions, 0 to {count - 1}"
-                )
-        # One stable sort brings each partition's rows together in their order.
-        order = np.argsort(wanted, kind="stable")
-        ends = np.cumsum(np.bincount(wanted, minlength=count))
-        rearranged = {k: v.take(pa.array(order)) for k, v in columns.items() if k in ("value", "key", "headers", "timestamp")}
-        start = 0
-        for partition, end in enumerate(ends.tolist()):
-            if end > start:
-                part = {k: v.slice(start, end - start) for k, v in rearranged.items()}
-                self._send_rows(topic, partition, part, part.get("key") if keys is not None else None, timestamp_ms)
-            start = end
-
-    def _send_rows(self, topic: str, partition: int, columns: dict[str, Any], keys: Any, timestamp_ms: int | None) -> None:
-        timestamps = columns.get("timestamp")
-        if timestamps is not None:
-            timestamps = pc.cast(pc.cast(timestamps, pa.timestamp("ms", getattr(timestamps.type, "tz", None)), safe=False), pa.int64())
-        now = timestamp_ms if timestamp_ms is not None else int(time.time() * 1000)
-        batches = self._encoder.encode(columns["value"], keys, columns.get("headers"), timestamps, default_timestamp_ms=now)
+    def _send_columns(self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any) -> None:
+        batches = self._encoder.encode(
+            columns["value"], columns.get("key"), columns.get("headers"), timestamps_ms(columns.get("timestamp")), default_timestamp_ms=now
+        )
+        if tp in self._open:
+            self._push(self._open[tp], self._delivery_s * 1000)
         for batch in batches:
-            self.paths.send(self._place(topic, partition), batch.data, batch.records_count)
+            tag = None
+            if on_delivery is not None:
+                tag = Sent(tp, None, batch.records_count, [], time.monotonic() + self._delivery_s, 0, on_delivery)
+            self.paths.send(tp, batch.data, batch.records_count, tag)
+            if tag is not None:
+                self._sent.append(tag)
+
+    def _tagged(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> bool:
+        """Send one record at once, and remember whom to tell."""
+        if stamp < 0:
+            stamp = time.time_ns() // 1_000_000
+        tag = Sent(tp, None, 1, [(0, sink, key, value, None, stamp)], time.monotonic() + self._delivery_s)
+        if not self.paths.try_record(tp, value, key, stamp, tag, self._block_ms):
+            return False
+        self._sent.append(tag)
+        if len(self._sent) & 127 == 0:
+            self._drive()
+        return True
+
+    # -- batches -----------------------------------------------------------------------------------------
+
+    def _gather(self, tp: TopicPartition, value: Any, key: Any, headers: Any, timestamp: int | None, sink: Any) -> None:
+        """Put a record into its partition's open batch; send what is full or due."""
+        size = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        if self._held + size > self._most_held and self._held:
+            self._wait_for_room(size)
+        stamp = timestamp if timestamp is not None else time.time_ns() // 1_000_000
+        gathering = self._open.get(tp)
+        if gathering is None:
+            gathering = self._idle_builders.get(tp)
+            if gathering is None:
+                gathering = self._idle_builders[tp] = _Gathering(tp, self._compression)
+        builder = gathering.builder
+        if builder.records and builder.size + size > self._batch_bytes:
+            gathering.close_batch()
+            self._push(gathering, 0.0)
+        if not builder.records:
+            now = time.monotonic()
+            gathering.due = now + self._linger_s
+            gathering.deadline = now + self._delivery_s
+        filled = builder.add(key, value, headers, stamp)
+        if sink is not None:
+            gathering.reports.append((builder.records - 1, sink, key, value, headers, stamp))
+        gathering.held += size
+        self._held += size
+        self._open[tp] = gathering
+        if filled >= self._batch_bytes or (self._linger_s == 0 and self._leads_direct(tp)):
+            self._push(gathering, float(self._block_ms))
+        else:
+            self._rouse()
+
+    def _leads_direct(self, tp: TopicPartition) -> bool:
+        return isinstance(self.paths.open(tp), DirectPath)
+
+    def _push(self, gathering: _Gathering, room_ms: float) -> bool:
+        """Hand a partition's batches to its path, in order; False when there is no room for one within `room_ms`."""
+        gathering.close_batch()
+        full = gathering.full
+        while full:
+            sent = full[0]
+            try:
+                if time.monotonic() >= sent.deadline:
+                    raise DeliveryError(
+                        f"{sent.tp}: {sent.records} records were not sent within delivery.timeout.ms",
+                        hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
+                    )
+                self.paths.send(sent.tp, sent.data, sent.records, sent, room_ms)
+            except BufferFullError:
+                return False
+            except KdirectError as e:
+                full.popleft()
+                error = e if isinstance(e, DeliveryError) else DeliveryError(f"{sent.tp}: {e.message}", hint=e.hint)
+                self._resolve(sent, -1, error)
+                continue
+            full.popleft()
+            sent.data = None
+            self._sent.append(sent)
+        self._open.pop(gathering.tp, None)
+        return True
+
+    def _wait_for_room(self, size: int) -> None:
+        deadline = time.monotonic() + self._block_ms / 1000
+        while self._held + size > self._most_held:
+            for gathering in list(self._open.values()):
+                self._push(gathering, 0.0)
+            left_ms = (deadline - time.monotonic()) * 1000
+            self.paths.settle(max(0.0, min(left_ms, 10.0)))
+            self._drive()
+            if left_ms <= 0 and self._held + size > self._most_held:
+                raise BufferFullError(
+                    f"{self._held} bytes of records are not acknowledged after {self._block_ms} ms",
+                    hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms or buffer.memory",
+                )
+
+    def _drive(self) -> bool:
+        """Take in outcomes, and give up what is overdue.  True when there were any."""
+        sent = self._sent
+        outcomes = self.paths.outcomes()
+        for tag, base_offset, error in outcomes:
+            self._resolve(tag, base_offset, error)
+        while sent and (sent[0].done or time.monotonic() >= sent[0].deadline):
+            head = sent.popleft()
+            if not head.done:
+                self.paths.expire(head.tp)
+                for tag, base_offset, error in self.paths.outcomes():
+                    self._resolve(tag, base_offset, error)
+        return bool(outcomes)
+
+    def _resolve(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
+        self._held -= sent.held
+        heard = sent.answer(base_offset, error, self._reports)
+        if error is not None:
+            self._failed += sent.records
+            if not heard:
+                log.error("%s", error)
+                if len(self.paths.errors) < ERRORS_KEPT:
+                    self.paths.errors.append(error)
+
+    # -- the thread ----------------------------------------------------------------------------------------
+
+    def _rouse(self) -> None:
+        """There is something for the thread."""
+        if self._asleep:
+            self._asleep = False
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(
+                    target=_send_what_lingers, args=(weakref.ref(self), self._wake), name="kdirect-producer", daemon=True
+                )
+                self._thread.start()
+            self._wake.set()
+
+    def work(self, pause: float) -> float | None:
+        """One turn of the thread: send what is due, take in outcomes.  How long to wait before the next; None: until roused."""
+        with self._lock:
+            if self._closed:
+                return None
+            now = time.monotonic()
+            stuck = False
+            due = float("inf")
+            for gathering in list(self._open.values()):
+                if gathering.full or now >= gathering.due:
+                    stuck |= not self._push(gathering, 0.0)
+                else:
+                    due = min(due, gathering.due)
+            moved = self._drive()
+            if not self._open and not self._sent:
+                self._asleep = True
+                return None
+            if self._sent or stuck:
+                due = min(due, now + (FIRST_PAUSE_S if moved else pause))
+            return max(0.0, due - time.monotonic())
 
     # -- partitions ------------------------------------------------------------------------------------
 
     def _partition_count(self, topic: str) -> int:
         count = self._partitions.get(topic)
         if count is None:
+            self._check()
             count = self._partitions[check_topic_name(topic)] = len(self._session.cluster.partitions(topic))
         return count
 
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
-        """The partition of a record with `key`, or of about `size` bytes of records without one."""
+        """The partition of a record with `key` and about `size` bytes."""
         count = self._partitions.get(topic) or self._partition_count(topic)
-        if key is not None:
-            return (murmur2(key) & 0x7FFFFFFF) % count
+        if self._java_keys:
+            if key is not None:
+                return (murmur2(key) & 0x7FFFFFFF) % count
+        elif (wanted := self._keys.of(key, count)) >= 0:
+            return wanted
+        return self._run(topic, size)
+
+    def _run(self, topic: str, size: int) -> int:
+        """The partition for `size` more bytes of records that have no preference."""
         sticky = self._sticky.get(topic)
         if sticky is None:
-            sticky = self._sticky[topic] = [random.randrange(count), STICKY_BYTES]
-        sticky[1] += size + 64
+            sticky = self._sticky[topic] = [random.randrange(self._partition_count(topic)), STICKY_BYTES]
+        sticky[1] += size + RECORD_OVERHEAD
         if sticky[1] > STICKY_BYTES:
-            sticky[0] = self._next_free(topic, sticky[0], count)
+            sticky[0] = self._next_free(topic, sticky[0], self._partition_count(topic))
             sticky[1] = 0
         return sticky[0]
 
@@ -205,7 +467,10 @@ class Producer:
         """The next partition that can be written by RDMA, giving back the current one; the next at all if there is none."""
         if count == 1:
             return 0
-        self.paths.give_back(self._place(topic, current))
+        place = self._place(topic, current)
+        if place in self._open:
+            self._push(self._open[place], float(self._block_ms))
+        self.paths.give_back(place)
         if self._session.transport != "tcp":
             for step in range(1, count + 1):
                 partition = (current + step) % count
@@ -214,6 +479,8 @@ class Producer:
         return (current + 1) % count
 
     def _check(self) -> None:
+        if self._pid != os.getpid():
+            raise ClosedError("the producer belongs to the process that was forked from", hint="make one in this process")
         if self._closed:
             raise ClosedError("the producer is closed", hint="make a new one")
 
@@ -223,49 +490,179 @@ class Producer:
             self._check()
             places = self._places[topic] = [TopicPartition(topic, i) for i in range(self._partition_count(topic))]
         if not 0 <= partition < len(places):
-            raise UnknownTopicError(
-                f"partition {partition} of topic {topic} does not exist", hint=f"it has {len(places)} partitions, 0 to {len(places) - 1}"
-            )
+            check_partition(topic, partition, len(places))
         return places[partition]
+
+    def list_topics(self) -> dict[str, TopicInfo]:
+        """All topics that are not internal."""
+        self._check()
+        return self._session.admin.list_topics()
 
     # -- finishing -------------------------------------------------------------------------------------
 
-    def flush(self, timeout_ms: int | None = None) -> None:
-        """Wait until everything sent is acknowledged.  Raises DeliveryError (the first, if several)."""
+    def poll(self, timeout: float = 0.0) -> int:
+        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to `timeout` seconds for a first one."""
+        deadline = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                self._check()
+                self._drive()
+                pending = bool(self._sent or self._open)
+                if not self._reports and pending and timeout > 0:
+                    self.paths.settle(max(0.0, min(10.0, (deadline - time.monotonic()) * 1000)))
+                    self._drive()
+            served = self._serve()
+            if served or not pending or time.monotonic() >= deadline:
+                return served
+            if self._open and not self._sent:
+                time.sleep(FIRST_PAUSE_S)
+
+    def _serve(self) -> int:
+        """Run the callbacks that are ready, outside of the lock; none inside of another."""
+        if self._serving:
+            return 0
+        self._serving = True
+        served = 0
+        try:
+            while self._reports:
+                sink, error, what = self._reports.popleft()
+                served += 1
+                sink(error, what)
+        finally:
+            self._serving = False
+        return served
+
+    def await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
+        """Work until `delivery` is done, for at most `timeout` seconds; whether it is."""
+        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        while not delivery.done():
+            left_ms = (deadline - time.monotonic()) * 1000
+            with self._lock:
+                if self._closed:
+                    break
+                for gathering in list(self._open.values()):
+                    self._push(gathering, 0.0)
+                self.paths.settle(max(0.0, min(left_ms, SLICE_MS)))
+                self._drive()
+            if left_ms <= 0:
+                break
+        return delivery.done()
+
+    def flush(self, timeout: float | None = None) -> int:
+        """Send everything, wait for the answers, call back.  The number of records not delivered after `timeout` seconds; None: wait until
+        each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future was told."""
+        deadline = time.monotonic() + (self._delivery_s if timeout is None else timeout)
+        while True:
+            with self._lock:
+                self._check()
+                left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+                stuck = False
+                for gathering in list(self._open.values()):
+                    stuck |= not self._push(gathering, min(left_ms, SLICE_MS))
+                done = self.paths.settle(min(max(0.0, (deadline - time.monotonic()) * 1000), SLICE_MS))
+                if self._sent:
+                    self._drive()
+                if done and not stuck and not self._open:
+                    break
+                if time.monotonic() >= deadline:
+                    if timeout is None:
+                        self._give_up_all()
+                    break
+        if self._reports:
+            self._serve()
+        with self._lock:
+            self.paths.raise_errors()
+            return 0 if done and not self._open else len(self)
+
+    def _give_up_all(self) -> None:
+        for tp in {sent.tp for sent in self._sent} | set(self._places_in_flight()):
+            self.paths.expire(tp)
+        for gathering in list(self._open.values()):
+            self._push(gathering, 0.0)
+        self._drive()
+
+    def _places_in_flight(self) -> list[TopicPartition]:
+        return [tp for places in self._places.values() for tp in places]
+
+    def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
+        """Give up records: those not sent yet (`in_queue`) were not committed; those under way (`in_flight`) may be.  Their callbacks and
+        futures are told; without one it is nobody's error."""
         with self._lock:
             self._check()
-            kept = self.paths.timeout_ms
-            if timeout_ms is not None:
-                self.paths.timeout_ms = timeout_ms
-            try:
-                self.paths.flush()
-            finally:
-                self.paths.timeout_ms = kept
+            if in_queue:
+                self._drop_gathered("the record was purged")
+            if in_flight:
+                for tp in self._places_in_flight():
+                    self.paths.expire(tp)
+                self._drive()
+            self.paths.errors.clear()
+        self._serve()
 
-    def close(self) -> None:
-        """Flush, then give access back."""
+    def _drop_gathered(self, why: str) -> None:
+        for gathering in list(self._open.values()):
+            gathering.close_batch()
+            while gathering.full:
+                sent = gathering.full.popleft()
+                self._resolve(sent, -1, DeliveryError(f"{sent.tp}: {why}", hint="it was not sent"))
+        self._open.clear()
+
+    def close(self, timeout: float | None = None) -> None:
+        """Flush, then give access back.  What is not delivered after `timeout` seconds has failed: DeliveryError, unless its callback or
+        future was told."""
         if self._closed:
             return
         try:
-            self.flush()
+            self.flush(timeout)
         finally:
             self.abort()
+        self.paths.raise_errors()
 
     def abort(self) -> None:
-        """Give access back without waiting; what is not acknowledged may or may not be committed."""
+        """Give access back without waiting.  Records not sent are dropped, those under way may or may not be committed; callbacks and
+        futures are told."""
         with self._lock:
             if self._closed:
                 return
+            self._drop_gathered("the producer was closed")
             self._closed = True
             self.paths.abort()
+            for tag, base_offset, error in self.paths.outcomes():
+                self._resolve(tag, base_offset, error)
+            self._sent.clear()
+            self._wake.set()
+        self._serve()
 
     def statistics(self) -> dict[str, int]:
-        """Records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`, `tcp_records`, `tcp_bytes`,
-        `tcp_requests`."""
+        """Records, bytes and requests acknowledged, by path (`rdma_records`, `tcp_bytes`, ...), and what waits; see docs/metrics.md."""
         with self._lock:
-            return self.paths.statistics()
+            out = self.paths.statistics()
+            out["waiting_records"] = sum(g.records for g in self._open.values())
+            out["in_flight_records"] = self.paths.in_flight
+            out["failed_records"] = self._failed
+            out["waiting_reports"] = len(self._reports)
+            return out
 
 
-def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """`column` as one array (a table's columns come in chunks)."""
-    return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -> None:
+    """The thread: ends with its producer, and holds it only while there is work."""
+    pause = FIRST_PAUSE_S
+    while True:
+        p = producer()
+        if p is None or p._closed:
+            return
+        try:
+            wait = p.work(pause)
+        except KdirectError as e:  # of a path that cannot be had now: records wait for their delivery timeout
+            log.info("%s", e)
+            wait = LONGEST_PAUSE_S
+        pause = FIRST_PAUSE_S if wait is None else min(2 * pause, LONGEST_PAUSE_S)
+        if wait is None:
+            del p  # nothing is under way: the producer may go
+            wake.wait(60)
+        else:
+            del p
+            wake.wait(wait)
+        wake.clear()
+
+
+__all__ = ["ConfigError", "DeliveredBatch", "Delivery", "Producer"]

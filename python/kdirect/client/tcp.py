@@ -26,6 +26,7 @@ from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerUnavailableError,
+    BufferFullError,
     ClosedError,
     CorruptBatchError,
     DeliveryError,
@@ -311,16 +312,22 @@ class TcpAppender:
         """Write whole batches (one, as a rule) and wait: the base offset.  Errors as `Append.result`."""
         return self.submit(data).result()
 
-    def submit(self, data: Any) -> Append:
-        """Send batches without waiting for their acknowledgement; waits only while the window is full.  `data` must not change until
-        the Append is done."""
+    def submit(self, data: Any, room_ms: float | None = None) -> Append:
+        """Send batches without waiting for their acknowledgement; waits only while the window is full, BufferFullError after `room_ms`.
+        `data` must not change until the Append is done."""
+        room = None if room_ms is None else time.monotonic() + room_ms / 1000
         with self._lock:
             self._check()
             data = memoryview(data).cast("B")
             append = Append(self, data, time.monotonic() + self.timeout_ms / 1000)
             size = len(data)
             while self._queue and (len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes):
-                self._advance()
+                self._advance(room)
+                if room is not None and time.monotonic() >= room and len(self._queue) >= self.window:
+                    raise BufferFullError(
+                        f"{self.topic_partition}: {len(self._queue)} requests are not answered after {room_ms:.0f} ms",
+                        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms to wait longer",
+                    )
             self._queue.append(append)
             self._queued_bytes += size
             try:
@@ -337,7 +344,16 @@ class TcpAppender:
                 self._connection.poll()
             while self._queue and self._queue[0]._pending is not None and self._queue[0]._pending.done:
                 self._advance()
+            while self._queue and time.monotonic() >= self._queue[0]._deadline:
+                self._advance()
             return len(self._queue)
+
+    def abandon(self) -> None:
+        """Forget the batches under way; their answers are not waited for."""
+        with self._lock:
+            self._queue.clear()
+            self._queued_bytes = 0
+            self._failed.clear()
 
     def flush(self, timeout_ms: float | None = None) -> None:
         """Wait for all batches given so far.  Raises the first DeliveryError that no `result` has raised yet; TimedOutError after

@@ -275,7 +275,7 @@ cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size
     return ENCODED_ALL
 
 
-cdef void _put_header(uint8_t* p, size_t size, int attributes, int32_t count, int64_t base_timestamp, int64_t max_timestamp,
+cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t count, int64_t base_timestamp, int64_t max_timestamp,
                       int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil:
     """The 61 bytes before the records of a batch of `size` bytes, and its CRC."""
     kd_put64(p + BATCH_BASE_OFFSET, 0)
@@ -536,7 +536,7 @@ cdef class ArrowEncoder:
                 memcpy(block.data + BATCH_HEADER_BYTES, p + BATCH_HEADER_BYTES, size - BATCH_HEADER_BYTES)
             p = block.data
         with nogil:
-            _put_header(p, size, attributes, count, self.b.base_timestamp, self.b.max_timestamp, producer_id, producer_epoch, base_sequence)
+            put_batch_header(p, size, attributes, count, self.b.base_timestamp, self.b.max_timestamp, producer_id, producer_epoch, base_sequence)
         batch = EncodedBatch.__new__(EncodedBatch)
         batch.block = block
         batch.address = p
@@ -654,5 +654,5 @@ def encode_records(records, str compression="none", *, level=None, int64_t produ
             size = BATCH_HEADER_BYTES + compressed.nbytes
             memoryview(block)[BATCH_HEADER_BYTES:size] = compressed
             attributes |= compressor.codec
-    _put_header(block.data, size, attributes, count, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence)
+    put_batch_header(block.data, size, attributes, count, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence)
     return PyBytes_FromStringAndSize(<const char*>block.data, size)

@@ -1,0 +1,113 @@
+"""What became of records: futures, delivery reports, and the batches that carry them.
+
+Owns: `Delivery` (a future that its own `result` drives forward), and `Sent`, the tag under which a request travels and by which its outcome
+finds the records again.  No I/O and no lock: the producer calls in with its own held, and runs callbacks without it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kdirect.client.message import Message
+from kdirect.errors import DeliveryError, KdirectError, TimedOutError
+from kdirect.model import CREATE_TIME, TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.client.producer import Producer
+
+OnDelivery = Callable[[KdirectError | None, Message], None]
+
+
+class DeliveredBatch(NamedTuple):
+    """What a callback of `send_arrow` is told: `records` of one partition from `base_offset` on (-1: not delivered, or acks=0)."""
+
+    topic: str
+    partition: int
+    base_offset: int
+    records: int
+
+
+class Delivery(Future):
+    """The outcome of one record: `result` is its `Message`, with partition, offset and timestamp; `exception` a DeliveryError.
+
+    A `concurrent.futures.Future` (``asyncio.wrap_future`` makes it awaitable), but that waiting for it also does the producer's work, so
+    that it is there soonest.  It cannot be cancelled.
+    """
+
+    def __init__(self, producer: Producer) -> None:
+        super().__init__()
+        self._producer = producer
+        self.set_running_or_notify_cancel()
+
+    def result(self, timeout: float | None = None) -> Message:
+        self._await(timeout)
+        return super().result(0)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        self._await(timeout)
+        return super().exception(0)
+
+    def _await(self, timeout: float | None) -> None:
+        if not self.done() and not self._producer.await_delivery(self, timeout):
+            raise TimedOutError(f"the record is not delivered after {timeout} s", hint="wait longer; it is still on its way")
+
+    def __call__(self, error: KdirectError | None, message: Message) -> None:
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(message)
+
+
+# index in the batch, whom to tell, key, value, headers, timestamp
+Report = tuple[int, Any, bytes | None, bytes | None, Any, int]
+
+
+class Sent:
+    """A request and those who want to hear of it.  `held` bytes count against buffer.memory until it is answered; `data` is kept until it
+    was handed to a path."""
+
+    __slots__ = ("_reports", "_whole", "data", "deadline", "done", "held", "records", "tp")
+
+    def __init__(
+        self, tp: TopicPartition, data: Any, records: int, reports: list[Report], deadline: float, held: int = 0, whole: Any = None
+    ) -> None:
+        self.tp = tp
+        self.data = data
+        self.records = records
+        self.deadline = deadline
+        self.held = held
+        self.done = False
+        self._reports = reports
+        self._whole = whole  # a callback for the batch
+
+    def answer(self, base_offset: int, error: DeliveryError | None, ready: deque[tuple[Any, KdirectError | None, Any]]) -> bool:
+        """Resolve futures, and put the reports of callbacks into `ready`.  True when somebody hears of the error."""
+        self.done = True
+        self.data = None
+        tp = self.tp
+        for index, sink, key, value, headers, timestamp in self._reports:
+            offset = base_offset + index if base_offset >= 0 and error is None else -1
+            message = Message(
+                tp.topic,
+                value,
+                key,
+                tp.partition,
+                offset,
+                (CREATE_TIME, timestamp),
+                headers.items() if isinstance(headers, dict) else headers,
+                error,
+            )
+            if sink.__class__ is Delivery:
+                sink(error, message)
+            else:
+                ready.append((sink, error, message))
+        if self._whole is not None:
+            ready.append(
+                (self._whole, error, DeliveredBatch(tp.topic, tp.partition, -1 if error is not None else base_offset, self.records))
+            )
+        heard = self._whole is not None or len(self._reports) == self.records
+        self._reports = []
+        return heard
