@@ -176,8 +176,8 @@ class VerbsDevice(Device):
 
     def __init__(self, bind_address: str = "", *, device: str = "", gid_index: int = -1, link_port: int = 0, strict: bool = False) -> None:
         self._pid = os.getpid()
-        verbs.load()
         self.choice = verbs_choice.choose(bind_address, device=device, gid_index=gid_index, strict=strict)
+        verbs.load()
         refused = verbs_choice.device_file_error()
         if refused is not None:
             raise refused

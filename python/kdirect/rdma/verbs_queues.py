@@ -125,7 +125,8 @@ class VerbsCompletionQueue(CompletionQueue):
             shard = _Shard(cq, channel, fd, size - entries)
             self._epoll.register(fd, select.EPOLLIN)
             self._shards.append(shard)
-            return shard
+        self._signal()  # who sleeps has asked the others for an event, not this one
+        return shard
 
     def _attach(self, qp: VerbsQueuePair) -> None:
         with self._lock:
