@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kdirect.broker.broker import Broker
     from kdirect.client.consumer import Consumer
+    from kdirect.client.message import Message
     from kdirect.client.producer import Producer
     from kdirect.client.session import connect
     from kdirect.errors import KdirectError
@@ -23,13 +24,14 @@ _HOME = {
     "Broker": "kdirect.broker.broker",
     "Consumer": "kdirect.client.consumer",
     "KdirectError": "kdirect.errors",
+    "Message": "kdirect.client.message",
     "Producer": "kdirect.client.producer",
     "Record": "kdirect.model",
     "TopicPartition": "kdirect.model",
     "connect": "kdirect.client.session",
 }
 
-__all__ = ["Broker", "Consumer", "KdirectError", "Producer", "Record", "TopicPartition", "__version__", "connect"]
+__all__ = ["Broker", "Consumer", "KdirectError", "Message", "Producer", "Record", "TopicPartition", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:

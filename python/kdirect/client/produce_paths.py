@@ -319,7 +319,7 @@ class ProducePaths:
         if router is not None and router.broken:
             log.warning("%s: the RDMA connection broke (%s); %d requests are repeated", path.tp, router.broken, len(pending))
         self._retire(path.tp)
-        if pending:
+        if pending or path.channel.closed or router is None or router.broken:
             lost = self._paths[path.tp] = LostPath(path, pending, time.monotonic() + self.timeout_ms / 1000)
             lost.revive(self)
 

@@ -54,6 +54,7 @@ REPORTS_AHEAD = 1000  # reports that may wait for poll before produce serves the
 ERRORS_KEPT = 100
 EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
 RECORD_OVERHEAD = 64  # beside key and value, about
+IDLE, LINGERING, BUSY = range(3)  # what the thread waits for: to be roused, for linger.ms, for room and answers
 Header = tuple[str, bytes | None]
 
 _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -152,7 +153,7 @@ class Producer:
         self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._asleep = True
+        self._thread_state = IDLE
         self.paths = ProducePaths(self._session, self.settings)
         _alive.add(self)
 
@@ -225,7 +226,7 @@ class Producer:
         """As `produce`; a future whose result is the `Message` with its offset."""
         delivery = Delivery(self)
         self.produce(topic, value, key, partition, headers, timestamp, delivery)
-        self._rouse()
+        self._rouse(sent=True)
         return delivery
 
     def produce_sync(
@@ -261,8 +262,8 @@ class Producer:
     ) -> int:
         """Send columns: `value` (binary or string) and optionally `key`, `headers` (list<struct<key:string,value:binary>>), `topic`,
         `partition` (int), `timestamp` (timestamp or ms; else the argument, else now).  The argument `topic` goes before the column.
-        Batches have `batch.bytes`; `on_delivery` is called for each as `DeliveredBatch`.  Waits for room, up to the delivery timeout.  Returns the
-        number of records."""
+        Batches have `batch.bytes`; `on_delivery` is called for each as `DeliveredBatch`.  Waits for room, up to the delivery timeout.
+        Returns the number of records."""
         with self._lock:
             self._check()
             if data.num_rows == 0:
@@ -317,6 +318,7 @@ class Producer:
         if builder.records and builder.size + size > self._batch_bytes:
             gathering.close_batch()
             self._push(gathering, 0.0)
+            self._rouse(sent=True)
         if not builder.records:
             now = time.monotonic()
             gathering.due = now + self._linger_s
@@ -329,6 +331,7 @@ class Producer:
         self._open[tp] = gathering
         if filled >= self._batch_bytes or (self._linger_s == 0 and self._leads_direct(tp)):
             self._push(gathering, float(self._block_ms))
+            self._rouse(sent=True)
         else:
             self._rouse()
 
@@ -351,6 +354,8 @@ class Producer:
             except BufferFullError:
                 return False
             except KdirectError as e:
+                if e.retriable and not isinstance(e, DeliveryError):
+                    return False  # no way to the broker now
                 full.popleft()
                 error = e if isinstance(e, DeliveryError) else DeliveryError(f"{sent.tp}: {e.message}", hint=e.hint)
                 self._resolve(sent, -1, error)
@@ -395,20 +400,21 @@ class Producer:
         if error is not None:
             self._failed += sent.records
             if not heard:
-                log.error("%s", error)
                 if len(self.paths.errors) < ERRORS_KEPT:
                     self.paths.errors.append(error)
+                else:
+                    log.error("%s", error)
 
     # -- the thread ----------------------------------------------------------------------------------------
 
-    def _rouse(self) -> None:
-        """There is something for the thread."""
-        if self._asleep:
-            self._asleep = False
+    def _rouse(self, *, sent: bool = False) -> None:
+        """There is something for the thread: the first record of a batch, or a request under way whose answer is awaited."""
+        if self._thread_state == IDLE or (sent and self._thread_state == LINGERING):
+            self._thread_state = BUSY
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(
-                    target=_send_what_lingers, args=(weakref.ref(self), self._wake), name="kdirect-producer", daemon=True
-                )
+                wake = self._wake
+                arguments = (weakref.ref(self, lambda _: wake.set()), wake)
+                self._thread = threading.Thread(target=_send_what_lingers, args=arguments, name="kdirect-producer", daemon=True)
                 self._thread.start()
             self._wake.set()
 
@@ -427,8 +433,9 @@ class Producer:
                     due = min(due, gathering.due)
             moved = self._drive()
             if not self._open and not self._sent:
-                self._asleep = True
+                self._thread_state = IDLE
                 return None
+            self._thread_state = BUSY if self._sent or stuck else LINGERING
             if self._sent or stuck:
                 due = min(due, now + (FIRST_PAUSE_S if moved else pause))
             return max(0.0, due - time.monotonic())
@@ -550,7 +557,8 @@ class Producer:
 
     def flush(self, timeout: float | None = None) -> int:
         """Send everything, wait for the answers, call back.  The number of records not delivered after `timeout` seconds; None: wait until
-        each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future was told."""
+        each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future was
+        told."""
         deadline = time.monotonic() + (self._delivery_s if timeout is None else timeout)
         while True:
             with self._lock:

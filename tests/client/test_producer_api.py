@@ -1,0 +1,495 @@
+"""The producer as users call it: partitions, callbacks, futures, linger, back-pressure, ends; stock clients on the other side."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import defaultdict
+
+import confluent_kafka
+import kafka
+import pyarrow as pa
+import pytest
+
+import kdirect
+from kdirect.client import connect
+from kdirect.errors import BufferFullError, ClosedError, ConfigError, DeliveryError, TimedOutError, UnknownTopicError
+from kdirect.model import TopicPartition
+
+PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+@pytest.fixture
+def made(broker):
+    """(broker in this process, factory of producers for it)."""
+    producers = []
+
+    def make(**settings) -> kdirect.Producer:
+        settings = {name.replace("_", "."): value for name, value in settings.items()}
+        producers.append(kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, **settings}))
+        return producers[-1]
+
+    yield broker, make
+    for p in producers:
+        p.abort()
+
+
+def create(broker, name="t", partitions=1, **configs):
+    connect(broker.bootstrap_servers).admin.create_topic(name, partitions, configs=configs)
+
+
+def kafka_messages(servers, topic, partition=0):
+    """Everything in a partition, by librdkafka."""
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True})
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
+    out = []
+    while True:
+        message = consumer.poll(20)
+        assert message is not None, "the stock client did not get to the end"
+        if message.error():
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+            break
+        out.append(message)
+    consumer.close()
+    return out
+
+
+# -- partitions --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rule", ["murmur2_random", "consistent_random", "murmur2", "consistent"])
+def test_keys_go_where_librdkafka_sends_them(made, seed, rule):
+    broker, make = made
+    create(broker, "theirs", 7)
+    create(broker, "ours", 7)
+    create(broker, "columns", 7)
+    rng = random.Random(seed)
+    keys = [rng.randbytes(rng.randrange(1, 40)) for _ in range(300)]
+    sticky = rule.endswith("_random")
+    if not sticky:
+        keys += [None, b""]
+    where: dict[str, dict] = {"theirs": {}, "ours": {}, "columns": {}}
+    theirs = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": rule, "linger.ms": 5})
+    for key in keys:
+        theirs.produce("theirs", b"", key, on_delivery=lambda e, m, key=key: where["theirs"].__setitem__(key, m.partition()))
+    assert theirs.flush(20) == 0
+    ours = make(partitioner=rule, linger_ms=5)
+    for key in keys:
+        ours.produce("ours", b"", key, on_delivery=lambda e, m, key=key: where["ours"].__setitem__(key, m.partition()))
+    ours.send_arrow(pa.record_batch({"value": pa.array([b""] * len(keys), pa.binary()), "key": pa.array(keys, pa.binary())}), "columns")
+    assert ours.flush() == 0
+    with kdirect.Consumer(broker.bootstrap_servers) as consumer:
+        consumer.assign({TopicPartition("columns", p): 0 for p in range(7)})
+        for _ in keys:
+            message = consumer.poll(10)
+            where["columns"][message.key()] = message.partition()
+    assert where["ours"] == where["theirs"] == where["columns"]
+
+
+def test_own_partitioner_and_records_without_keys(made):
+    broker, make = made
+    create(broker, "t", 4)
+    with kdirect.Producer(broker.bootstrap_servers, partitioner=lambda key, n: len(key or b"") % n) as producer:
+        assert [producer.send("t", b"", b"x" * i).result(10).partition() for i in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
+        producer.send_arrow(pa.record_batch({"value": pa.array(["a", "b"]), "key": pa.array(["abc", None])}), "t")
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", 3)] == [b"", b"", b"a"]
+    with pytest.raises(UnknownTopicError, match="partition 9"), kdirect.Producer(broker.bootstrap_servers, partitioner=lambda *_: 9) as bad:
+        bad.produce("t", b"")
+    producer = make()
+    assert len({producer.send("t", b"%d" % i).result(10).partition() for i in range(20)}) == 1  # a run, not one each
+
+
+# -- reports -----------------------------------------------------------------------------------------------
+
+
+@PATHS
+@pytest.mark.parametrize("linger", [0, 5])
+def test_callbacks_come_in_order_with_offsets_on_the_callers_thread(made, transport, linger):
+    broker, make = made
+    create(broker, "t", 2)
+    producer = make(transport=transport, linger_ms=linger)
+    reports = defaultdict(list)
+    threads = set()
+
+    def on_delivery(error, message):
+        threads.add(threading.current_thread())
+        reports[message.partition()].append(
+            (error, message.offset(), message.value(), message.key(), message.topic(), message.timestamp()[1])
+        )
+
+    for i in range(2000):
+        producer.produce("t", b"%d" % i, b"k", partition=i % 2, timestamp=1000 + i, on_delivery=on_delivery)
+    assert producer.flush() == 0 and len(producer) == 0
+    assert threads == {threading.current_thread()}
+    for p in (0, 1):
+        assert reports[p] == [(None, n, b"%d" % i, b"k", "t", 1000 + i) for n, i in enumerate(range(p, 2000, 2))]
+        assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", p)] == [b"%d" % i for i in range(p, 2000, 2)]
+
+
+@PATHS
+def test_callbacks_without_poll_and_from_callbacks(made, transport):
+    """Reports do not pile up when nobody polls; a callback may produce, as retries do."""
+    broker, make = made
+    create(broker)
+    producer = make(transport=transport)
+    seen = []
+
+    def on_delivery(error, message):
+        seen.append(message.value())
+        if message.value() == b"10":
+            producer.produce("t", b"again", on_delivery=on_delivery)
+
+    for i in range(5000):
+        producer.produce("t", b"%d" % i, on_delivery=on_delivery)
+    deadline = time.monotonic() + 20
+    while len(seen) < 3000 and time.monotonic() < deadline:  # the thread, or later calls of produce, see to it
+        producer.produce("t", b"more", on_delivery=on_delivery)
+        time.sleep(0.0001)
+    assert len(seen) >= 3000, "produce serves reports that nobody polls for"
+    producer.flush()
+    producer.flush()
+    assert seen.count(b"again") == 1 and {b"%d" % i for i in range(5000)} <= set(seen)
+
+
+@PATHS
+def test_futures(made, transport):
+    broker, make = made
+    create(broker, **{"max.message.bytes": 10_000})
+    producer = make(transport=transport)
+    first = producer.send("t", "text", key="k", headers={"h": b"v"}, timestamp=77)
+    message = first.result(10)
+    assert (message.offset(), message.value(), message.key(), message.headers()) == (0, b"text", b"k", [("h", b"v")])
+    assert message.timestamp() == (0, 77) and first.exception(0) is None and not first.cancel()
+    assert [f.result(10).offset() for f in [producer.send("t", b"%d" % i) for i in range(50)]] == list(range(1, 51))
+
+    async def awaited():
+        return (await asyncio.wait_for(asyncio.wrap_future(producer.send("t", b"async")), 10)).offset()
+
+    assert asyncio.run(awaited()) == 51
+    assert producer.produce_sync("t", b"sync") == 52
+    large = producer.send("t", os.urandom(20_000), headers=[("a", b"")])
+    assert isinstance(large.exception(10), DeliveryError) and not large.exception().maybe_committed
+    with pytest.raises(DeliveryError, match="t-0"):
+        large.result()
+    assert producer.send("t", b"after").result(10).offset() == 53
+
+
+@PATHS
+def test_an_error_that_nobody_was_told_is_raised_by_flush(made, transport):
+    broker, make = made
+    create(broker, **{"max.message.bytes": 1000})
+    producer = make(transport=transport, linger_ms=1)
+    producer.produce("t", os.urandom(5000))
+    with pytest.raises(DeliveryError, match="t-0"):
+        producer.flush()
+    assert producer.flush() == 0  # once
+    told = []
+    producer.produce("t", os.urandom(5000), on_delivery=lambda e, m: told.append((type(e), m.error() is e, m.offset())))
+    assert producer.flush() == 0 and told == [(DeliveryError, True, -1)]
+    assert producer.statistics()["failed_records"] == 2
+
+
+# -- batches -----------------------------------------------------------------------------------------------
+
+
+@PATHS
+def test_linger_gathers_and_the_thread_sends(made, transport):
+    broker, make = made
+    create(broker)
+    producer = make(transport=transport, linger_ms=300)
+    end = time.monotonic() + 0.1
+    count = 0
+    while count < 1000 and time.monotonic() < end:
+        producer.produce("t", b"v" * 100)
+        count += 1
+    watch = connect(broker.bootstrap_servers)
+    tp = TopicPartition("t", 0)
+    assert watch.latest_offsets([tp]) == {tp: 0} and len(producer) == count
+    deadline = time.monotonic() + 10
+    while watch.latest_offsets([tp])[tp] < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert watch.latest_offsets([tp]) == {tp: count}
+    stats = producer.statistics()
+    assert stats.get("rdma_requests", 0) + stats.get("tcp_requests", 0) < count / 10
+    slow = make(transport=transport, linger_ms=600_000, batch_size=10_000)
+    for _ in range(250):
+        slow.produce("t", b"v" * 100)
+    deadline = time.monotonic() + 10
+    while len(slow) > 100 and time.monotonic() < deadline:  # full batches do not linger
+        time.sleep(0.01)
+    assert 0 < len(slow) <= 100
+    slow.close()
+    assert watch.latest_offsets([tp]) == {tp: count + 250}
+
+
+@PATHS
+def test_order_is_kept_whichever_way_records_go(made, transport, seed):
+    """Plain records, records with headers, columns and futures of one partition, mixed."""
+    broker, make = made
+    create(broker)
+    rng = random.Random(seed)
+    producer = make(transport=transport, linger_ms=rng.choice([0, 0, 2]))
+    for i in range(600):
+        how, value = rng.randrange(5), b"%d" % i
+        if how == 0:
+            producer.produce("t", value, headers=[("h", b"")])
+        elif how == 1:
+            producer.send_arrow(pa.record_batch({"value": pa.array([value], pa.binary())}), "t")
+        elif how == 2:
+            producer.send("t", value)
+        elif how == 3 and rng.random() < 0.1:
+            producer.produce_sync("t", value)
+        else:
+            producer.produce("t", value)
+    producer.flush()
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"%d" % i for i in range(600)]
+
+
+@PATHS
+@pytest.mark.parametrize("codec", ["none", "gzip", "snappy", "lz4", "zstd"])
+def test_stock_clients_read_every_codec_headers_and_nulls(made, transport, codec):
+    broker, make = made
+    create(broker)
+    with make(transport=transport, **{"compression.type": codec, "linger.ms": 20}) as producer:
+        for i in range(50):
+            producer.produce("t", None if i % 10 == 3 else b"%d" % i * 20, None if i % 2 else "ключ", timestamp=5000 + i,
+                             headers=[("a", b"1"), ("a", None)] if i % 5 == 0 else None)  # fmt: skip
+    assert producer.statistics()["failed_records"] == 0
+    expected = [
+        (
+            None if i % 10 == 3 else b"%d" % i * 20,
+            None if i % 2 else "ключ".encode(),
+            5000 + i,
+            [("a", b"1"), ("a", None)] if i % 5 == 0 else [],
+        )
+        for i in range(50)
+    ]
+    rdkafka = kafka_messages(broker.bootstrap_servers, "t")
+    assert [(m.value(), m.key(), m.timestamp()[1], m.headers() or []) for m in rdkafka] == expected
+    if codec in ("snappy", "lz4"):
+        return  # kafka-python wants libraries for these that are not installed
+    consumer = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=10_000)
+    consumer.assign([kafka.TopicPartition("t", 0)])
+    python = [next(consumer) for _ in range(50)]
+    consumer.close()
+    assert [(m.value, m.key, m.timestamp, list(m.headers)) for m in python] == expected
+
+
+def test_arrow_reports(made):
+    broker, make = made
+    create(broker)
+    reports = []
+    producer = make(**{"batch.size": 20_000})
+    rows = pa.record_batch({"value": pa.array([b"v" * 100] * 1000, pa.binary())})
+    assert producer.send_arrow(rows, "t", on_delivery=lambda e, b: reports.append((e, b))) == 1000
+    assert producer.flush() == 0
+    assert len(reports) > 3 and all(e is None for e, _ in reports)
+    at = 0
+    for _, b in reports:
+        assert (b.topic, b.partition, b.base_offset) == ("t", 0, at)
+        at += b.records
+    assert at == 1000
+
+
+# -- a broker that stops -----------------------------------------------------------------------------------
+
+
+@PATHS
+@pytest.mark.parametrize("linger", [0, 10])
+def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(broker_process, transport, linger):
+    broker = broker_process()
+    create(broker)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": linger, "max.block.ms": 150,
+                "max.in.flight": 16, "batch.size": 2000, "buffer.memory": 100_000}  # fmt: skip
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            accepted = 0
+            began = time.monotonic()
+            with pytest.raises(BufferError) as full:
+                for _ in range(100_000):
+                    producer.produce("t", b"%d" % accepted)
+                    accepted += 1
+            assert isinstance(full.value, BufferFullError) and full.value.retriable
+            assert 10 <= accepted < 50_000 and time.monotonic() - began < 10
+            began = time.monotonic()
+            left = producer.flush(0.3)
+            assert 0 < left <= accepted and left == len(producer)
+            assert 0.25 < time.monotonic() - began < 5
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        assert producer.flush() == 0
+    got = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")]
+    assert got == [b"first", *(b"%d" % i for i in range(accepted))]
+
+
+@PATHS
+def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_process, transport):
+    broker = broker_process()
+    create(broker)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "delivery.timeout.ms": 400, "linger.ms": 1}
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        told = []
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            producer.produce("t", b"lost", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed, m.value())))
+            with pytest.raises(TimedOutError):
+                producer.send("t", b"lost").result(0.1)
+            began = time.monotonic()
+            while not told and time.monotonic() - began < 20:
+                producer.poll(0.1)
+            assert told == [(DeliveryError, True, b"lost")]
+            assert 0.3 < time.monotonic() - began < 5
+            assert producer.flush(0) == 0
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        deadline = time.monotonic() + 20
+        while True:
+            try:
+                producer.send("t", b"after").result(5)
+                break
+            except (DeliveryError, TimedOutError):
+                assert time.monotonic() < deadline
+    values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")]
+    assert values[0] == b"first" and values[-1] == b"after" and values.count(b"lost") <= 2
+
+
+@PATHS
+def test_a_broker_that_is_killed_and_comes_back(broker_process, transport):
+    broker = broker_process()
+    create(broker)
+    outcome = {}
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": 5, "connect.timeout.ms": 300}
+    with kdirect.Producer(settings) as producer:
+        for i in range(200):
+            producer.produce("t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e))
+        assert producer.flush() == 0
+        broker.kill()
+        for i in range(200, 300):
+            producer.produce("t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e))
+        began = time.monotonic()
+        assert producer.flush(0.3) == 100
+        assert time.monotonic() - began < 5
+        broker.start()
+        assert producer.flush() == 0
+    assert outcome == {b"%d" % i: None for i in range(300)}
+    values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")]
+    assert sorted(set(values), key=int) == [b"%d" % i for i in range(300)]
+
+
+# -- ends and mistakes -------------------------------------------------------------------------------------
+
+
+def test_purge_tells_who_asked(made):
+    broker, make = made
+    create(broker)
+    producer = make(linger_ms=600_000)
+    told = []
+    producer.produce("t", b"told", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed)))
+    future = producer.send("t", b"future")
+    producer.produce("t", b"quiet")
+    producer.purge(in_flight=False)
+    assert isinstance(future.exception(5), DeliveryError)
+    assert told == [(DeliveryError, False)] and len(producer) == 0 and producer.flush() == 0
+    producer.close()
+    assert kafka_messages(broker.bootstrap_servers, "t") == []
+
+
+def test_an_exception_in_the_with_block_drops_what_was_not_sent(made):
+    broker, make = made
+    create(broker)
+    told = []
+    with pytest.raises(ZeroDivisionError), make(linger_ms=600_000) as producer:
+        producer.produce("t", b"v", on_delivery=lambda e, m: told.append(type(e)))
+        raise ZeroDivisionError
+    assert told == [DeliveryError]
+    with pytest.raises(ClosedError):
+        producer.produce("t", b"v")
+    with pytest.raises(ClosedError):
+        producer.flush()
+    producer.close()
+
+
+def test_mistakes_are_named(made):
+    broker, make = made
+    create(broker)
+    producer = make()
+    for wrong in ({"value": 5}, {"value": b"", "key": 1.5}, {"value": b"", "headers": [(None, b"")]}, {"value": b"", "headers": {"a": 1}}):
+        with pytest.raises((ConfigError, kdirect.KdirectError), match="record"):
+            producer.produce("t", **wrong)
+    with pytest.raises(UnknownTopicError, match="missing"):
+        producer.produce("missing", b"")
+    with pytest.raises(UnknownTopicError, match="0 to 0"):
+        producer.produce("t", b"", partition=1)
+    with pytest.raises(ConfigError, match="linger"):
+        kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.m": 5})
+    with pytest.raises(ConfigError, match="partitioner"):
+        kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": "mine"})
+    assert bool(producer) and len(producer) == 0
+
+
+@PATHS
+def test_a_forked_child_must_not_use_it(made, transport):
+    broker, make = made
+    create(broker)
+    producer = make(transport=transport, linger_ms=1)
+    producer.produce_sync("t", b"parent")
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            producer.produce("t", b"child")
+        except ClosedError as e:
+            status = 0 if "forked" in str(e) else 2
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert producer.produce_sync("t", b"parent again") == 1
+
+
+def test_threads_share_a_producer_and_one_that_is_dropped_ends_its_thread(made):
+    broker, make = made
+    create(broker, "t", 3)
+    producer = make(linger_ms=2)
+    workers = [
+        threading.Thread(target=lambda n=n: [producer.produce("t", b"%d:%d" % (n, i), partition=i % 3) for i in range(500)])
+        for n in range(4)
+    ]
+    for w in workers:
+        w.start()
+    for w in workers:
+        w.join()
+    producer.flush()
+    for p in range(3):
+        values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", p)]
+        for n in range(4):
+            mine = [v for v in values if v.startswith(b"%d:" % n)]
+            assert mine == [b"%d:%d" % (n, i) for i in range(p, 500, 3)]
+    lone = kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 1})
+    lone.produce("t", b"x")
+    lone.flush()
+    thread = lone._thread
+    del lone
+    gc.collect()
+    thread.join(10)
+    assert not thread.is_alive()
+
+
+def test_the_end_of_the_process_sends_what_lingers(broker):
+    create(broker)
+    code = (
+        "import kdirect, sys\n"
+        "p = kdirect.Producer({'bootstrap.servers': sys.argv[1], 'linger.ms': 600000})\n"
+        "for i in range(10): p.produce('t', b'%d' % i)\n"
+    )
+    subprocess.run([sys.executable, "-c", code, broker.bootstrap_servers], check=True, timeout=60)
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"%d" % i for i in range(10)]
