@@ -1,8 +1,10 @@
 """The Spark rows: how close a batch read comes to the ceiling of Spark's Python data sources.
 
 The ceiling is a source that yields ready Arrow batches of the same shape and schema, decoded beforehand: what is left is the way
-through Spark, from the worker's socket to rows in the JVM.  Both are read to Spark's noop sink in one session with one task slot,
-in turns A B A B after a warm-up of each; figures are medians.
+through Spark, from the worker's socket to rows in the JVM.  A second source yields the same ready batches while a thread of its task
+reads and decodes the same range and drops it: it shows what reading and decoding cost the JVM beside it in shared cores, caches and
+memory, which no connector can give back.  All are read to Spark's noop sink in one session with one task slot, in turns A B C after
+a warm-up of each; figures are medians.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -55,17 +58,18 @@ def compare(
     spark: Any, address: str, topic: str, rows: int, value_bytes: int, transport: str, seconds: float, quick: bool
 ) -> dict[str, Any]:
     ours = spark.read.format("kdirect").option("kafka.bootstrap.servers", address).option("subscribe", topic).load()
-    ready = spark.read.format("ready-batches").option("address", address).option("topic", topic).option("rows", rows).load()
-    runs: dict[str, list[float]] = {"ours": [], "ready": []}
-    for frame in (ready, ours):
+    ready = spark.read.format("ready-batches").option("address", address).option("topic", topic).option("rows", rows)
+    frames = {"ours": ours, "ready": ready.load(), "beside": ready.option("beside", "true").load()}
+    runs: dict[str, list[float]] = {name: [] for name in frames}
+    for frame in frames.values():
         to_noop(frame)  # opens connections, compiles code
     began = time.monotonic()
     while len(runs["ready"]) < ROUNDS[0] or (time.monotonic() - began < seconds and len(runs["ready"]) < ROUNDS[1]):
-        runs["ours"].append(to_noop(ours))
-        runs["ready"].append(to_noop(ready))
+        for name, frame in frames.items():
+            runs[name].append(to_noop(frame))
         if quick:
             break
-    value, against = (rows / statistics.median(runs[name]) for name in ("ours", "ready"))
+    value, against, beside = (rows / statistics.median(runs[name]) for name in ("ours", "ready", "beside"))
     return {
         "row": "spark-read-ceiling",
         "value": value,
@@ -77,6 +81,7 @@ def compare(
             "value_bytes": value_bytes,
             "rows": rows,
             "mb_per_s": round(value * value_bytes / 1e6),
+            "ratio_to_ready_beside_decoding": round(value / beside, 3),
             "master": "local[1]",
             "transport": transport,
             "runs": len(runs["ready"]),
@@ -130,12 +135,22 @@ class _ReadyReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         left = int(self.options["rows"])
         batches = _ready(self.options["address"], self.options["topic"])
+        if self.options.get("beside") == "true":
+            threading.Thread(target=self.decode, args=(left,), daemon=True).start()
         while left:
             for batch in batches:
                 yield batch if batch.num_rows <= left else batch.slice(0, left)
                 left -= min(left, batch.num_rows)
                 if not left:
                     break
+
+
+    def decode(self, rows: int) -> None:
+        """Read and decode the range as a task of ours does, and drop it."""
+        reader, _ = _reader(self.options["address"], self.options["topic"], rows)
+        for _ in reader.batches():
+            pass
+        reader.close()
 
 
 _cache: dict[tuple[str, str], list[pa.RecordBatch]] = {}
@@ -145,18 +160,25 @@ def _ready(address: str, topic: str) -> list[pa.RecordBatch]:
     """The first batches of the topic as our own reader makes them, decoded once a worker."""
     key = (address, topic)
     if key not in _cache:
-        from kdirect.client.session import connect
-        from kdirect.model import TopicPartition
         from kdirect_spark import worker
-        from kdirect_spark.settings import source_settings
 
-        settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic}, streaming=False)
-        tp = TopicPartition(topic, 0)
-        session = connect(settings.task_client)
-        reader = session.reader(tp, 0, session.watermarks([tp])[tp][1], target_bytes=settings.batch_bytes)
+        reader, _ = _reader(address, topic, None)
         _cache[key] = [batch for batch, _ in zip(reader.batches(), range(4), strict=False)]
         worker.settle()
     return _cache[key]
+
+
+def _reader(address: str, topic: str, rows: int | None) -> tuple[Any, Any]:
+    """A reader of the topic with the settings of a task, and its session."""
+    from kdirect.client.session import connect
+    from kdirect.model import TopicPartition
+    from kdirect_spark.settings import source_settings
+
+    settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic}, streaming=False)
+    tp = TopicPartition(topic, 0)
+    session = connect(settings.task_client)
+    stop = session.watermarks([tp])[tp][1] if rows is None else rows
+    return session.reader(tp, 0, stop, target_bytes=settings.batch_bytes), session
 
 
 class _Broker:

@@ -98,7 +98,7 @@ class SourceSettings:
     max_records: int | None = None
     group_id: str | None = None
     prefetch_bytes: int = 16 << 20
-    batch_bytes: int = 4 << 20
+    batch_bytes: int = 1 << 20
     discovery_interval_ms: int = 1000
     statistics_dir: str | None = None
     warnings: tuple[str, ...] = ()

@@ -46,7 +46,7 @@ class Ends:
         return SlotTable(self.near, self.cqs[2], local, self.slots_region.address, self.slots_region.rkey, 4, **settings)
 
     def stream(self, **settings):
-        return FileStream("t-0", self.near, self.cqs[2], self.local, **settings)
+        return FileStream("t-0", self.near, self.cqs[2], self.local, in_place=self.in_place, **settings)
 
     def put(self, index, data):
         memoryview(self.slots)[index * layout.SLOT_BYTES : (index + 1) * layout.SLOT_BYTES] = data
@@ -61,9 +61,10 @@ class Ends:
         self.device.close()
 
 
-@pytest.fixture
-def ends():
+@pytest.fixture(params=[False, True], ids=["read", "in place"])
+def ends(request):
     e = Ends()
+    e.in_place = request.param
     yield e
     e.close()
 

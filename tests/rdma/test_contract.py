@@ -410,3 +410,42 @@ def test_bad_registrations(rig: Rig, access: int, position: int, length: int | N
     domain = rig.device.alloc_pd()
     with pytest.raises(RdmaError, match=message):
         domain.register(Memory.anonymous(4096), access, position, length)
+
+
+# -- reading in place: a READ without its copy, where the provider has such a way ------------------------------
+def test_a_view_obeys_the_rules_of_a_read(rig: Rig) -> None:
+    a, b = rig.pair()
+    data = os.urandom(4096)
+    put(b, 1000, data)
+    view = a.qp.view(b.address, 65536, b.rkey)
+    assert (view is None) == (rig.provider != "shm")
+    if view is None:
+        return
+    assert a.qp.read_in_place(view, b.address + 1000, 4096) == data
+    put(b, 1000, data[::-1])
+    assert a.qp.read_in_place(view, b.address + 1000, 4096) == data[::-1]  # the memory itself, no copy of it
+    for address, length in ((b.address - 1, 1), (b.address + 65535, 2), (b.address + 65536, 1), (2**64 - 1, 1), (b.address, 65537)):
+        with pytest.raises(QueuePairError, match="remote access error"):
+            a.qp.read_in_place(view, address, length)
+    assert a.qp.read_in_place(view, b.address + 65535, 1) == got(b, 65535, 1)
+    assert a.qp.state == State.RTS and a.send_cq.poll() == []
+    assert a.qp.view(b.address, 65537, b.rkey) is None
+    assert a.qp.view(b.address, 16, b.rkey + 1) is None
+    assert b.region.deregister()
+    with pytest.raises(QueuePairError, match="remote access error"):
+        a.qp.read_in_place(view, b.address + 1000, 4096)
+    assert a.qp.view(b.address, 16, b.rkey) is None
+    view.close()
+
+
+def test_no_view_without_the_right_to_read_or_a_peer(rig: Rig) -> None:
+    a, b = rig.pair(access=ALL & ~Access.REMOTE_READ)
+    assert a.qp.view(b.address, 16, b.rkey) is None
+    a, b = rig.pair()
+    view = a.qp.view(b.address, 16, b.rkey)
+    b.qp.close()
+    a.qp.close()
+    assert a.qp.view(b.address, 16, b.rkey) is None
+    if view is not None:
+        with pytest.raises(QueuePairError):
+            a.qp.read_in_place(view, b.address, 16)

@@ -5,7 +5,10 @@ Owns: the consumer's view of its slot region (`SlotTable`) and of one granted fi
 not enter: requests to the broker, policy, threads.  Everything that arrives from the broker's memory is
 checked before it is used: a slot by its guard and its bounds, a batch by its frame and CRC.
 
-Memory.  A `FileStream`'s buffer is registered for local writes; the transport owns [hi, hi + n) from
+Memory.  Where the transport lets the peer's memory be read in place (shm), a `FileStream` has no buffer while bytes lie there: its
+window is the granted file itself, whose bytes below the last readable position do not change, held mapped by the stream's view until
+the next `open` or `close`.  Decoders read each length once and check it, since the peer's processes can write there.
+Elsewhere a `FileStream`'s buffer is registered for local writes; the transport owns [hi, hi + n) from
 the post of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs
 to the caller.  Decoders read [lo, hi) and copy what they keep.
 
@@ -24,7 +27,7 @@ from kdirect.format.layout cimport (
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
     SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET, SLOT_UPDATE_COUNT,
 )
-from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, Memory, MemoryRegion, QueuePair, work_completion
+from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, RemoteView, work_completion
 
 from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError, RdmaError, TimedOutError
 from kdirect.rdma.contract import STATUS_NAMES, Access
@@ -260,6 +263,8 @@ cdef class FileStream:
     cdef object _new_buffer
     cdef MemoryRegion _buffer
     cdef uint64_t _capacity
+    cdef RemoteView _view                  # of the granted file; None: READs go into the buffer
+    cdef bint _in_place
     cdef uint64_t _lo, _hi                 # unread bytes of the buffer: the file's [position, position + hi - lo)
     cdef readonly str name
     cdef uint64_t _address
@@ -278,7 +283,7 @@ cdef class FileStream:
     cdef uint64_t _seen                    # the slot table's count of READs when the slot was last taken
 
     def __init__(self, name, QueuePair qp, CompletionQueue cq, new_buffer, *, min_read_bytes=2048, max_read_bytes=1 << 20,
-                 buffer_bytes=4 << 20, max_batch_bytes=64 << 20):
+                 buffer_bytes=4 << 20, max_batch_bytes=64 << 20, in_place=True):
         self.name = name
         self._qp = qp
         self._cq = cq
@@ -289,6 +294,7 @@ cdef class FileStream:
         self._max_batch = max_batch_bytes
         self.read_size = self._min_read
         self.file_id = -1
+        self._in_place = in_place
 
     def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position, int64_t limit, bint sealed):
         """Start on a granted file at `position`; bytes kept of the previous file are dropped."""
@@ -304,6 +310,19 @@ cdef class FileStream:
         self.sealed = sealed
         self.revoked = False
         self._lo = self._hi = 0
+        self._let_go()
+        if self._in_place and length > 0:
+            self._view = self._qp.view(address, length, rkey)
+
+    cdef _let_go(self):
+        cdef RemoteView view = self._view
+        self._view = None
+        if view is not None:
+            view.close()
+
+    cdef const uint8_t* _start(self) noexcept nogil:
+        """Where the byte at `position` lies."""
+        return self._view.data + self.position if self._view is not None else self._buffer.data + self._lo
 
     def set_offsets(self, int64_t high_watermark, int64_t last_stable_offset, int64_t log_start_offset, int leader_epoch):
         """What the grant said of the partition."""
@@ -313,7 +332,8 @@ cdef class FileStream:
         self.leader_epoch = leader_epoch
 
     def close(self):
-        """Drop the buffer; the stream may be opened again."""
+        """Drop the buffer or the view; the stream may be opened again."""
+        self._let_go()
         if self._buffer is not None:
             self._buffer.deregister()
             self._buffer = None
@@ -394,7 +414,7 @@ cdef class FileStream:
         cdef int64_t n = self._fill_once()
         cdef batch_info info
         if n > 0 and self.limit > self.position + <int64_t> (self._hi - self._lo) and self._hi - self._lo >= BATCH_LENGTH_PREFIX_BYTES:
-            parse_batch_header(self._buffer.data + self._lo, self._hi - self._lo, &info)
+            parse_batch_header(self._start(), self._hi - self._lo, &info)
             if info.size > self._hi - self._lo:
                 n += self._fill_once()
         return n
@@ -409,7 +429,7 @@ cdef class FileStream:
             return 0
         kept = self._hi - self._lo
         if kept >= BATCH_LENGTH_PREFIX_BYTES:
-            parse_batch_header(self._buffer.data + self._lo, kept, &info)
+            parse_batch_header(self._start(), kept, &info)
             need = info.size
             if need > self._max_batch:
                 raise CorruptBatchError(f"{self.name}: a record batch of {need} bytes at position {self.position}",
@@ -419,6 +439,13 @@ cdef class FileStream:
             want = need - kept
         if want > <uint64_t> unread:
             want = <uint64_t> unread
+        if self._view is not None:
+            with nogil:
+                rc = self._qp.c_read_in_place(self._view, self._address + <uint64_t> self.position + kept, <uint32_t> want)
+            if rc != <int> WC_SUCCESS:
+                _raise_read(READ_FAILED, <uint32_t> rc, f"READ of {self.name}")
+            self._came(want, unread)
+            return <int64_t> want
         if self._capacity < kept + want:
             if self._capacity < self._max_buffer or need > self._capacity:
                 room = max(FIRST_BUFFER_BYTES, self._capacity)
@@ -441,6 +468,10 @@ cdef class FileStream:
                         self._address + <uint64_t> self.position + kept, self._rkey, &status)
         if rc != 0:
             _raise_read(rc, status, f"READ of {self.name}")
+        self._came(want, unread)
+        return <int64_t> want
+
+    cdef void _came(self, uint64_t want, int64_t unread) noexcept nogil:
         self.reads += 1
         self.read_bytes += want
         self._hi += want
@@ -448,19 +479,18 @@ cdef class FileStream:
             self.read_size = min(self.read_size * 2, self._max_read)
         elif self.read_size > self._min_read and want <= self.read_size // 2:
             self.read_size //= 2
-        return <int64_t> want
 
     def window(self):
-        """(address, length) of the unread bytes in the buffer; valid until the next `fill`, `open` or `close`."""
-        if self._buffer is None:
+        """(address, length) of the unread bytes that were READ; valid until the next `fill`, `open` or `close`."""
+        if self._hi == self._lo:
             return 0, 0
-        return self._buffer.address + self._lo, self._hi - self._lo
+        return <uintptr_t> self._start(), self._hi - self._lo
 
     def bytes(self):
         """A copy of the unread bytes."""
-        if self._buffer is None:
+        if self._hi == self._lo:
             return b""
-        return (<const char*> (self._buffer.data + self._lo))[:self._hi - self._lo]
+        return (<const char*> self._start())[:self._hi - self._lo]
 
     def consume(self, uint64_t n):
         """The first `n` unread bytes are done with."""

@@ -63,6 +63,12 @@ cdef class CompletionQueue:
     cdef readonly int depth
     cdef int c_poll(self, work_completion* out, int n) noexcept nogil
 
+cdef class RemoteView:
+    cdef readonly uint64_t address
+    cdef readonly uint64_t length
+    cdef readonly uint32_t rkey
+    cdef const uint8_t* data
+
 cdef class QueuePair:
     cdef readonly uint32_t qp_num
     cdef readonly CompletionQueue send_cq
@@ -70,6 +76,7 @@ cdef class QueuePair:
     cdef int c_state(self) noexcept nogil
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                          uint64_t remote_address, uint32_t rkey) noexcept nogil
+    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil
     cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,

@@ -277,6 +277,18 @@ cdef _check(int rc, what, qp):
                     hint="check lengths, keys and the 8-byte alignment of atomics")
 
 
+cdef class RemoteView:
+    """A peer's region that this process can address itself; see `QueuePair.view`.
+
+    Owner: whoever asked for it.  Life: to `close` or the last reference; the pages stay mapped so long, whatever becomes of the
+    key.  What may be used of them: what `c_read_in_place` has allowed.
+    """
+
+    def close(self):
+        """Let go of the pages."""
+        self.data = NULL
+
+
 cdef class QueuePair:
     """A reliable connected queue pair.
 
@@ -299,6 +311,30 @@ cdef class QueuePair:
                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
         with gil:
             return _errno(self.raw_post, ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
+
+    def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
+        """The peer's memory itself, for readers that need no copy, or None where there is no such way (an RNIC, a key that is not
+        valid, a region without REMOTE_READ).  Meant for bytes that do not change any more.
+
+        Another process can write there.  Use a byte only after `c_read_in_place` allowed it; read each length once, check it,
+        use that copy; a checksum that passed proves nothing about a second look.
+        """
+        return None
+
+    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil:
+        """A READ without the copy: the checks of a READ of [remote_address, remote_address + length) under the view's key, now, and
+        its count.  WC_SUCCESS, or the status that the READ would complete with; the queue pair stays as it is."""
+        return WC_REM_ACCESS_ERR
+
+    def read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length):
+        """The bytes, copied, after the checks of `c_read_in_place`; for tests and tools.  Raises QueuePairError."""
+        cdef int status
+        with nogil:
+            status = self.c_read_in_place(view, remote_address, length)
+        if status != WC_SUCCESS:
+            raise QueuePairError(f"READ in place: {STATUS_NAMES.get(status, status)}",
+                                 hint="access ended or never reached so far; ask for it again")
+        return (<const char*> (view.data + (remote_address - view.address)))[:length]
 
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil:

@@ -273,6 +273,9 @@ ctypedef struct kd_qp:
     uint64_t pair_bytes
     pthread_mutex_t link_mutex
 
+# mappings and views
+cdef void mapping_release(kd_mapping* m) noexcept nogil
+cdef void mapping_hold(kd_mapping* m) noexcept nogil
 # life
 cdef bint fences_register() noexcept
 cdef void fences_forbid(bint forbidden) noexcept

@@ -193,6 +193,13 @@ cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32
     return m.base + (position - m.start)
 
 
+cdef void mapping_hold(kd_mapping* m) noexcept nogil:
+    """One more reference to a mapping that somebody holds now."""
+    pthread_mutex_lock(&mappings_mutex)
+    m.refs += 1
+    pthread_mutex_unlock(&mappings_mutex)
+
+
 cdef void mapping_release(kd_mapping* m) noexcept nogil:
     cdef kd_mapping** link
     pthread_mutex_lock(&mappings_mutex)

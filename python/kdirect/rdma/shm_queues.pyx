@@ -10,7 +10,7 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.exc cimport PyErr_CheckSignals
 from posix.unistd cimport close as close_descriptor
 
-from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, CompletionQueue, QueuePair, work_completion
+from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, WC_REM_ACCESS_ERR, WC_SUCCESS, CompletionQueue, QueuePair, RemoteView, work_completion
 from kdirect.rdma.shm_core cimport *
 from kdirect.rdma.shm_work cimport *
 
@@ -193,6 +193,22 @@ cdef class ShmCompletionQueue(CompletionQueue):
             os.close(fd)
 
 
+cdef class ShmRemoteView(RemoteView):
+    """Holds a reference to the mapping it looks into."""
+    cdef kd_mapping* mapping
+
+    def close(self):
+        cdef kd_mapping* m = self.mapping
+        self.data = NULL
+        self.mapping = NULL
+        if m != NULL:
+            mapping_release(m)
+
+    def __dealloc__(self):
+        if self.mapping != NULL:
+            mapping_release(self.mapping)
+
+
 cdef class ShmQueuePair(QueuePair):
     """See QueuePair.  Threads: posts as the contract says; `connect` and `close` from any thread; the
     methods with an underscore from the service thread."""
@@ -234,6 +250,26 @@ cdef class ShmQueuePair(QueuePair):
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
         return qp_read(self.core, wr_id, local_address, lkey, length, remote_address, rkey)
+
+    def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
+        cdef ShmRemoteView view = ShmRemoteView.__new__(ShmRemoteView)
+        cdef uint8_t* base = NULL
+        cdef int status
+        with nogil:
+            status = qp_in_place(self.core, remote_address, length, rkey, &view.mapping, &base)
+        if status != WC_SUCCESS:
+            return None
+        view.address = remote_address
+        view.length = length
+        view.rkey = rkey
+        view.data = base
+        return view
+
+    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil:
+        if view.data == NULL or remote_address < view.address or length > view.length \
+                or remote_address - view.address > view.length - length:
+            return WC_REM_ACCESS_ERR
+        return qp_in_place(self.core, remote_address, length, view.rkey, NULL, NULL)
 
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil:

@@ -314,6 +314,35 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
     return qp_post(qp, &wr)
 
 
+cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold, uint8_t** base) noexcept nogil:
+    """The checks of a READ without its copy.  With `hold`: a reference to the mapping, and where `remote` lies in it; without: the READ
+    is counted.  A WC_* status."""
+    cdef uint8_t* at = NULL
+    cdef kd_remote* r
+    cdef int status = WC_SUCCESS
+    cdef int tries
+    for tries in range(2):
+        status = WC_WR_FLUSH_ERR
+        enter(qp)
+        if kd_load32(&qp.state) == QPS_RTS:
+            at = remote_at(qp, rkey, remote, length, REMOTE_READ, &status)
+            if at != NULL:
+                status = WC_SUCCESS
+                if hold != NULL:        # a region is not retired while we are busy, so its mapping is there
+                    r = <kd_remote*> kd_load_pointer(&qp.remotes[rkey & KD_KEY_INDEX_MASK])
+                    mapping_hold(r.mapping)
+                    hold[0] = r.mapping
+                    base[0] = at
+                else:
+                    qp.reads += 1
+                    qp.read_bytes += length
+        leave(qp)
+        if status != RUN_UNKNOWN_KEY:
+            return status
+        link_drain(qp)
+    return WC_REM_ACCESS_ERR
+
+
 cdef bint progress(kd_qp* qp) noexcept nogil:
     """Run what is deferred, as far as it goes; by the poller.  True while something stays deferred."""
     cdef uint64_t done
