@@ -144,7 +144,6 @@ class _ReadyReader(DataSourceReader):
                 if not left:
                     break
 
-
     def decode(self, rows: int) -> None:
         """Read and decode the range as a task of ours does, and drop it."""
         reader, _ = _reader(self.options["address"], self.options["topic"], rows)
