@@ -88,7 +88,7 @@ def _read(path: Path) -> str:
 
 def _entries(path: Path) -> list[str]:
     try:
-        return sorted(os.listdir(path), key=lambda name: (len(name), name))
+        return sorted(os.listdir(path), key=lambda name: (int(name) if name.isdigit() else -1, name))
     except OSError:
         return []
 
@@ -183,7 +183,7 @@ def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, str
             raise TransportError(f"there is no RDMA device {device!r}; present: {present}", hint="correct rdma.device, or leave it empty")
         ports = named
     if gid_index >= 0:
-        return _by_index(ports, gid_index)
+        return _by_index(ports, gid_index, bind_address)
     wanted = _ip(bind_address)
     if wanted is not None and not wanted.is_unspecified and (strict or not wanted.is_loopback):
         found = [(port, gid) for port in ports for gid in port.gids if gid.ip == str(wanted)]
@@ -210,8 +210,8 @@ def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, str
     return Choice(_active(best[1]), best[2], why)
 
 
-def _by_index(ports: list[Port], index: int) -> Choice:
-    for port in sorted(ports, key=lambda x: not x.active):
+def _by_index(ports: list[Port], index: int, bind_address: str) -> Choice:
+    for port in sorted(ports, key=lambda x: (not any(gid.ip == bind_address for gid in x.gids), not x.active)):
         for gid in port.gids:
             if gid.index == index:
                 return Choice(_active(port), gid, f"rdma.gid.index={index}")

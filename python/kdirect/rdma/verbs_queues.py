@@ -271,10 +271,10 @@ class VerbsCompletionQueue(CompletionQueue):
         self._signal()
         self._device._cqs.discard(self)
 
-    def __del__(self) -> None:
+    def __del__(self, _close: Any = os.close) -> None:  # the module may be gone by then
         if hasattr(self, "_epoll") and not self._epoll.closed:
             self._epoll.close()
-            os.close(self._wake_fd)
+            _close(self._wake_fd)
 
     def _check(self) -> None:
         self._device._check_process()
@@ -515,6 +515,8 @@ class VerbsQueuePair(QueuePair):
     def _contract_status(self, entry: _Entry, status: int) -> int:
         """What the contract calls it: devices differ in how they name a receive that cannot take what was sent."""
         if entry.op != "recv":
+            if status == _LOC_QP_OP_ERR:
+                return int(Status.LOC_PROT_ERR)
             return int(Status.REM_INV_REQ_ERR) if status == _REM_OP_ERR and entry.op == "send" else status
         if status == Status.REM_ACCESS_ERR:  # a request of the peer failed; this receive had no part in it
             return int(Status.WR_FLUSH_ERR)
