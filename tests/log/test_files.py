@@ -81,7 +81,7 @@ def test_segment_files_are_kafkas(open_partition, batch, seed) -> None:
             times.append((infos[-1].max_timestamp, infos[-1].next_offset - 1 - base))
         assert list(struct.iter_unpack(">II", (directory / f"{base:020d}.index").read_bytes())) == offsets
         assert list(struct.iter_unpack(">qI", (directory / f"{base:020d}.timeindex").read_bytes())) == times
-        assert len(offsets) > 10 or base == max(expected)
+        assert len(offsets) > 3 or base == max(expected)  # an index worth the name
     assert b"".join(bytes(x) for x in p.read(0, 1 << 30)) == b"".join(expected.values())
 
 
