@@ -341,10 +341,10 @@ def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_
         told = []
         os.kill(broker.pid, signal.SIGSTOP)
         try:
+            began = time.monotonic()
             producer.produce("t", b"lost", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed, m.value())))
             with pytest.raises(TimedOutError):
                 producer.send("t", b"lost").result(0.1)
-            began = time.monotonic()
             while not told and time.monotonic() - began < 20:
                 producer.poll(0.1)
             assert told == [(DeliveryError, True, b"lost")]
