@@ -563,6 +563,8 @@ class AccessManager:
     def _finish_cut(self, transport: str, qp_num: int, reason: str) -> None:
         peer = self._by_qp.get((transport, qp_num))
         if peer is not None:
+            if reason == "disconnected":
+                reason = getattr(peer.qp, "fault", "") or reason
             level = logging.DEBUG if reason == "disconnected" else logging.WARNING
             self._cuts += level == logging.WARNING
             log.log(level, "RDMA client %s (queue pair %d) is cut: %s", peer.client, qp_num, reason)

@@ -50,6 +50,14 @@ _OPCODES = {
 }  # fmt: skip
 _LOC_QP_OP_ERR, _REM_OP_ERR = 2, 11  # of ibv_wc_status
 _INLINE_OPS = frozenset(("write", "write_imm", "send"))
+# What a failed receive says about the peer; a device that merely flushes it leaves open which of the two it was.
+REFUSED_REQUEST = "the device refused a request of its (a key, bounds or access that it was not granted), or it could not be reached"
+_FAULTS = {
+    int(Status.REM_ACCESS_ERR): "it asked for memory that it was not granted (key, bounds or access)",
+    int(Status.LOC_LEN_ERR): "it sent more than a receive takes",
+    int(Status.REM_INV_REQ_ERR): "it made an invalid request",
+    _LOC_QP_OP_ERR: "it sent what no receive could take",
+}
 
 
 class _Entry:
@@ -329,6 +337,8 @@ class VerbsQueuePair(QueuePair):
         self._tag = int.from_bytes(os.urandom(4), "little") & _TAG_MASK
         self._peer: verbs_link.Address | None = None
         self._link: socket.socket | None = None
+        self._send_failed = False
+        self.fault = ""  # what the peer did for which the device ended the pair, in words for a log
         self._sends: deque[_Entry] = deque()
         self._receives: deque[_Entry] = deque()
         self._send_posted = self._send_seen = 0  # pieces given to the device, and completed by it
@@ -501,6 +511,9 @@ class VerbsQueuePair(QueuePair):
             self._send_seen += 1
         entry = entries[0]
         entry.pieces -= 1
+        if status != Status.SUCCESS and is_receive and self._state == State.RTS:
+            # Nobody here has ended the pair, so the device did: it refused what the peer asked for, or sent.
+            self.fault = _FAULTS.get(status, REFUSED_REQUEST)
         if status != Status.SUCCESS and entry.status == Status.SUCCESS:
             entry.status = self._contract_status(entry, status)
         if entry.pieces == 0:
@@ -510,6 +523,7 @@ class VerbsQueuePair(QueuePair):
             else:
                 self._push_send(entry, ready)
         if status != Status.SUCCESS:
+            self._send_failed |= not is_receive
             self._fail()
 
     def _contract_status(self, entry: _Entry, status: int) -> int:
@@ -548,10 +562,13 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             if self._state == State.ERROR:
                 return
+            connected = self._state == State.RTS
             self._state = int(State.ERROR)
             link, self._link = self._link, None
             if self._native is not None:
                 try:
+                    if connected and not self.fault and not self._send_failed and self._context.in_error(self._native):
+                        self.fault = REFUSED_REQUEST  # the news of the peer's end overtook the completions
                     self._context.to_error(self._native)
                 except OSError as e:
                     log.warning("queue pair %d cannot be moved to its error state: %s", self.qp_num, e)
