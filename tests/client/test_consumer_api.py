@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import random
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
@@ -580,3 +582,11 @@ def test_poll_wakes_for_a_record_and_a_thread_may_produce_meanwhile(made):
         assert 0.2 < time.monotonic() - began < 5
         timer.join()
         consumer.close()
+
+
+@PATHS
+def test_the_example_runs_to_its_end(transport):
+    example = Path(__file__).resolve().parents[2] / "examples/produce_consume.py"
+    run = subprocess.run([sys.executable, str(example), "--transport", transport], capture_output=True, text=True, timeout=120, check=False)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert run.stdout.endswith("10001 readings were read, 0 of them twice\n")
