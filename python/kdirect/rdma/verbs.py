@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import logging
 import os
 import threading
 from typing import Any
@@ -48,6 +49,8 @@ class Library:
     """pyverbs, imported: its classes and numbers."""
 
     def __init__(self) -> None:
+        root = logging.getLogger()
+        handlers, level = root.handlers[:], root.level
         try:
             import pyverbs  # type: ignore[import-not-found]
 
@@ -66,6 +69,9 @@ class Library:
             from pyverbs.wr import SGE, RecvWR, SendWR  # type: ignore[import-not-found]
         except ImportError as error:
             raise TransportError(f"pyverbs cannot be imported: {error}", hint=INSTALL) from error
+        finally:  # it sets up logging for the whole process; that is the application's business
+            root.handlers[:] = handlers
+            root.setLevel(level)
         self.file = str(pyverbs.__file__)
         self.flavour = "of rdma-core 45 or later" if e.__name__.endswith("libibverbs_enums") else "of rdma-core 44 or earlier"
         self.enums = e
@@ -119,6 +125,7 @@ class Context:
         self.lib = lib = load()
         self.port = port
         self.natives: set[Any] = set()
+        self._templates: list[WorkTemplates] = []
         with _opening:
             before = _event_descriptors()
             try:
@@ -283,28 +290,73 @@ class Context:
         return int(attr.qp_state) in (int(self.lib.enums.IBV_QPS_ERR), int(self.lib.enums.IBV_QPS_SQE))
 
     # -- work requests -----------------------------------------------------------------------------------------
-    def post_send(
-        self, qp: Any, op: str, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int, arg0: int, arg1: int, inline: bool
-    ) -> None:
-        lib = self.lib
-        work = lib.SendWR(
-            wr_id=wr_id, opcode=lib.opcodes[op], num_sge=1, sg=[lib.SGE(address, length, lkey)],
-            send_flags=lib.inline if inline else lib.signaled, imm_data=arg0 if op == "write_imm" else 0,
-        )  # fmt: skip
-        if op in ("fetch_add", "compare_swap"):
-            work.set_wr_atomic(rkey, remote, arg0, arg1)
-        elif op != "send":
-            work.set_wr_rdma(rkey, remote)
+    def take_templates(self) -> WorkTemplates:
+        """Work requests for one queue pair; `give_templates` when it is destroyed."""
         try:
-            qp.post_send(work)
-        except lib.PyverbsError as e:
-            raise _os_error(e) from e
+            return self._templates.pop()
+        except IndexError:
+            return WorkTemplates(self.lib)
+
+    def give_templates(self, templates: WorkTemplates) -> None:
+        self._templates.append(templates)
 
     def post_recv(self, qp: Any, wr_id: int, address: int, length: int, lkey: int) -> None:
         lib = self.lib
-        try:  # pyverbs 44 refuses a receive without an element: one of no bytes does the same
+        try:
             qp.post_recv(lib.RecvWR(wr_id=wr_id, num_sge=1, sg=[lib.SGE(address, length, lkey)]))
         except lib.PyverbsError as e:
+            raise _os_error(e) from e
+
+
+class WorkTemplates:
+    """Work requests that are made once for each operation and filled in for each post: to make one costs several times the post.
+
+    One thread at a time.  A request points to its element's memory and frees it in the end, which the element would do again: so elements
+    are immortal, and the templates are kept for the next queue pair.
+    """
+
+    def __init__(self, lib: Library) -> None:
+        self._lib = lib
+        self._sends: dict[str, tuple[Any, Any]] = {}
+        # pyverbs 44 refuses a receive without an element: one of no bytes does the same
+        self._empty_receive = lib.RecvWR(wr_id=0, num_sge=1, sg=[lib.SGE(0, 0, 0)])
+
+    def _make(self, op: str) -> tuple[Any, Any]:
+        lib = self._lib
+        element = lib.SGE(0, 0, 0)
+        immortal((element,))
+        work = lib.SendWR(opcode=lib.opcodes[op], num_sge=1, sg=[element], send_flags=lib.signaled)
+        work.sg_list = element
+        self._sends[op] = work, element
+        return work, element
+
+    def post_send(
+        self, qp: Any, op: str, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int, arg0: int, arg1: int, inline: bool
+    ) -> None:
+        work, element = self._sends.get(op) or self._make(op)
+        element.addr = address
+        element.length = length
+        element.lkey = lkey
+        work.wr_id = wr_id
+        if op == "read" or op == "write":
+            work.set_wr_rdma(rkey, remote)
+        elif op == "write_imm":
+            work.set_wr_rdma(rkey, remote)
+            work.imm_data = arg0
+        elif op != "send":
+            work.set_wr_atomic(rkey, remote, arg0, arg1)
+        if op != "read":
+            work.send_flags = self._lib.inline if inline else self._lib.signaled
+        try:
+            qp.post_send(work)
+        except self._lib.PyverbsError as e:
+            raise _os_error(e) from e
+
+    def post_empty_recv(self, qp: Any, wr_id: int) -> None:
+        self._empty_receive.wr_id = wr_id
+        try:
+            qp.post_recv(self._empty_receive)
+        except self._lib.PyverbsError as e:
             raise _os_error(e) from e
 
 

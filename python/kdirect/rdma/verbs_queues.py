@@ -45,10 +45,13 @@ FLUSH_TIMEOUT_S = 1.0
 _SEQUENCE_MASK = (1 << 33) - 1
 _TAG_MASK = (1 << 30) - 1
 _OPCODES = {
-    "read": Opcode.RDMA_READ, "write": Opcode.RDMA_WRITE, "write_imm": Opcode.RDMA_WRITE, "send": Opcode.SEND,
-    "fetch_add": Opcode.FETCH_ADD, "compare_swap": Opcode.COMP_SWAP,
+    "read": int(Opcode.RDMA_READ), "write": int(Opcode.RDMA_WRITE), "write_imm": int(Opcode.RDMA_WRITE), "send": int(Opcode.SEND),
+    "fetch_add": int(Opcode.FETCH_ADD), "compare_swap": int(Opcode.COMP_SWAP),
 }  # fmt: skip
 _LOC_QP_OP_ERR, _REM_OP_ERR = 2, 11  # of ibv_wc_status
+# As plain numbers: members of an enum are slow to reach where every request passes.
+_INIT, _RTS, _ERROR, _SUCCESS = int(State.INIT), int(State.RTS), int(State.ERROR), int(Status.SUCCESS)
+_RECV, _RECV_IMM = int(Opcode.RECV), int(Opcode.RECV_RDMA_WITH_IMM)
 _INLINE_OPS = frozenset(("write", "write_imm", "send"))
 # What a failed receive says about the peer; a device that merely flushes it leaves open which of the two it was.
 REFUSED_REQUEST = "the device refused a request of its (a key, bounds or access that it was not granted), or it could not be reached"
@@ -72,7 +75,7 @@ class _Entry:
         self.length = length
         self.lkey = lkey
         self.pieces = pieces
-        self.status = int(Status.SUCCESS)
+        self.status = _SUCCESS
 
 
 class _Shard:
@@ -329,8 +332,9 @@ class VerbsQueuePair(QueuePair):
         self._domain = domain
         self._limits = (max_send_wr, max_recv_wr, max_send_bytes)
         self._rnr_timer = verbs.rnr_timer_code(rnr_timeout_ms)
+        self._templates = context.take_templates()
         self._lock = threading.Lock()
-        self._state = int(State.INIT)
+        self._state = _INIT
         self._closed = False
         self._token = os.urandom(verbs_link.TOKEN_BYTES)
         self._psn = int.from_bytes(os.urandom(3), "little")
@@ -364,7 +368,7 @@ class VerbsQueuePair(QueuePair):
     def connect(self, peer_address: bytes, active: bool) -> None:
         self._check()
         peer = verbs_link.Address.unpack(peer_address)
-        if self._state != State.INIT or self._peer is not None:
+        if self._state != _INIT or self._peer is not None:
             raise QueuePairError(f"queue pair {self.qp_num} was connected before", hint="create another; a queue pair connects once")
         service = self._device._service
         service.start(listen=not active)
@@ -405,15 +409,15 @@ class VerbsQueuePair(QueuePair):
 
     def _ready_to_send(self, peer: verbs_link.Address, link: socket.socket) -> None:
         with self._lock:
-            if self._native is None or self._state != State.INIT:
+            if self._native is None or self._state != _INIT:
                 raise QueuePairError(f"queue pair {self.qp_num} was closed while it connected", hint="create another")
             self._context.to_ready_to_send(self._native, psn=self._psn, rd_atomic=min(self._context.max_rd_atomic, peer.rd_atomic))
             self._link = link
-            self._state = int(State.RTS)
+            self._state = _RTS
 
     # for the link service, on its thread
     def _expects(self, token: bytes) -> bool:
-        return self._state == State.INIT and self._peer is not None and self._peer.token == token
+        return self._state == _INIT and self._peer is not None and self._peer.token == token
 
     def _greeted(self, link: socket.socket) -> None:
         assert self._peer is not None
@@ -432,13 +436,16 @@ class VerbsQueuePair(QueuePair):
         context = self._context
         if op == "recv":
             with self._lock:
-                if self._state not in (State.INIT, State.RTS):
+                if self._state not in (_INIT, _RTS):
                     raise self._broken()
                 if self._receives_out >= max_recv_wr:
                     raise QueueFullError(f"the receive queue of queue pair {self.qp_num} is full", hint="poll completions first")
                 self._receives.append(_Entry(wr_id, op, local_address, length, lkey, 1))
                 try:
-                    context.post_recv(self._native, self._wr_id(self._recv_posted, 1), local_address, length, lkey)
+                    if length:
+                        context.post_recv(self._native, self._wr_id(self._recv_posted, 1), local_address, length, lkey)
+                    else:
+                        self._templates.post_empty_recv(self._native, self._wr_id(self._recv_posted, 1))
                 except OSError as e:
                     self._receives.pop()
                     raise self._post_error(e, op) from e
@@ -455,7 +462,7 @@ class VerbsQueuePair(QueuePair):
                 hint="send smaller batches (batch.bytes)",
             )
         with self._lock:
-            if self._state != State.RTS:
+            if self._state != _RTS:
                 raise self._broken()
             if self._sends_out >= max_send_wr or self._send_posted - self._send_seen + pieces > self._depth:
                 if pieces > self._depth:
@@ -470,7 +477,7 @@ class VerbsQueuePair(QueuePair):
             try:
                 for _ in range(pieces):
                     n = min(length - at, largest)
-                    context.post_send(
+                    self._templates.post_send(
                         self._native, op, self._wr_id(self._send_posted, 0), local_address + at, n, lkey,
                         remote_address + at & _U64, rkey, arg0, arg1, inline,
                     )  # fmt: skip
@@ -511,10 +518,10 @@ class VerbsQueuePair(QueuePair):
             self._send_seen += 1
         entry = entries[0]
         entry.pieces -= 1
-        if status != Status.SUCCESS and is_receive and self._state == State.RTS:
+        if status != _SUCCESS and is_receive and self._state == _RTS:
             # Nobody here has ended the pair, so the device did: it refused what the peer asked for, or sent.
             self.fault = _FAULTS.get(status, REFUSED_REQUEST)
-        if status != Status.SUCCESS and entry.status == Status.SUCCESS:
+        if status != _SUCCESS and entry.status == _SUCCESS:
             entry.status = self._contract_status(entry, status)
         if entry.pieces == 0:
             entries.popleft()
@@ -522,7 +529,7 @@ class VerbsQueuePair(QueuePair):
                 self._push_receive(entry, wc, ready)
             else:
                 self._push_send(entry, ready)
-        if status != Status.SUCCESS:
+        if status != _SUCCESS:
             self._send_failed |= not is_receive
             self._fail()
 
@@ -540,30 +547,30 @@ class VerbsQueuePair(QueuePair):
         return status
 
     def _push_send(self, entry: _Entry, ready: deque[Any]) -> None:
-        ok = entry.status == Status.SUCCESS
+        ok = entry.status == _SUCCESS
         if ok:
             self._device._count(entry.op, entry.length)
         ready.append(
-            (WorkCompletion(entry.wr_id, entry.status, int(_OPCODES[entry.op]), entry.length if ok else 0, None, self.qp_num), self, False)
+            (WorkCompletion(entry.wr_id, entry.status, _OPCODES[entry.op], entry.length if ok else 0, None, self.qp_num), self, False)
         )
 
     def _push_receive(self, entry: _Entry, wc: Any, ready: deque[Any]) -> None:
-        opcode, length, imm = int(Opcode.RECV), 0, None
-        if entry.status == Status.SUCCESS:
+        opcode, length, imm = _RECV, 0, None
+        if entry.status == _SUCCESS:
             length = int(wc.byte_len)
             self._device._count("recv", 0)
             if int(wc.opcode) == self._context.lib.with_imm:
-                opcode, imm = int(Opcode.RECV_RDMA_WITH_IMM), int(wc.imm_data)
+                opcode, imm = _RECV_IMM, int(wc.imm_data)
         ready.append((WorkCompletion(entry.wr_id, entry.status, opcode, length, imm, self.qp_num), self, True))
 
     # -- the end -----------------------------------------------------------------------------------------------
     def _fail(self) -> None:
         """To ERROR, wherever it was: the device flushes what is outstanding, the peer hears of it, sleepers wake.  Any thread."""
         with self._lock:
-            if self._state == State.ERROR:
+            if self._state == _ERROR:
                 return
-            connected = self._state == State.RTS
-            self._state = int(State.ERROR)
+            connected = self._state == _RTS
+            self._state = _ERROR
             link, self._link = self._link, None
             if self._native is not None:
                 try:
@@ -582,7 +589,7 @@ class VerbsQueuePair(QueuePair):
     def _check_device_state(self) -> None:
         """After an asynchronous event: follow the device into its error state."""
         with self._lock:
-            failed = self._native is not None and self._state == State.RTS and self._context.in_error(self._native)
+            failed = self._native is not None and self._state == _RTS and self._context.in_error(self._native)
         if failed:
             log.warning("queue pair %d: the device moved it to its error state", self.qp_num)
             self._fail()
@@ -606,6 +613,7 @@ class VerbsQueuePair(QueuePair):
                 time.sleep(0.001)
         with self._lock:
             native, self._native = self._native, None
+            self._context.give_templates(self._templates)
             try:
                 self._context.destroy(native)
             except OSError as e:
@@ -614,7 +622,7 @@ class VerbsQueuePair(QueuePair):
             with cq._lock:
                 while entries:
                     entry = entries.popleft()
-                    opcode = int(Opcode.RECV) if is_receive else int(_OPCODES[entry.op])
+                    opcode = _RECV if is_receive else _OPCODES[entry.op]
                     status = entry.status or int(Status.WR_FLUSH_ERR)
                     cq._ready.append((WorkCompletion(entry.wr_id, status, opcode, 0, None, self.qp_num), self, is_receive))
             cq._release(self, shard, n)
