@@ -133,6 +133,20 @@ def test_callbacks_come_in_order_with_offsets_on_the_callers_thread(made, transp
         assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", p)] == [b"%d" % i for i in range(p, 2000, 2)]
 
 
+@pytest.mark.parametrize("window", [1, 4, 16])
+def test_every_offset_is_reported_through_a_small_window(made, window):
+    """The writer remembers the offsets of one window only; records with and without a report fill it."""
+    broker, make = made
+    create(broker)
+    producer = make(transport="shm", max_in_flight=window)
+    got = []
+    for i in range(3000):
+        producer.produce("t", b"%d" % i, on_delivery=(lambda e, m: got.append((e, m.offset(), m.value()))) if i % 7 else None)
+    assert producer.flush() == 0
+    assert got == [(None, i, b"%d" % i) for i in range(3000) if i % 7]
+    assert producer.statistics()["rdma_records"] == 3000
+
+
 @PATHS
 def test_callbacks_without_poll_and_from_callbacks(made, transport):
     """Reports do not pile up when nobody polls; a callback may produce, as retries do."""

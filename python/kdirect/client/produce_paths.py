@@ -98,8 +98,8 @@ class ProducePaths:
         if path.__class__ is not DirectPath:
             return False
         writer: FileWriter = path.writer  # type: ignore[union-attr]
-        if path.tags:  # type: ignore[union-attr]
-            path.collect(self)
+        if path.tags and not path.remember(self, room_ms):  # type: ignore[union-attr]
+            return False
         while (code := writer.try_record(value, key, timestamp_ms)) != SENT:
             # Wait for a quarter of the window, so that a full one costs one sleep and not one a record.
             if code != NO_ROOM_BUFFER or not writer.in_flight:
@@ -377,6 +377,7 @@ class DirectPath:
         self.writer = FileWriter(str(tp), router, self.channel.qp, self._ring, entries // 2)
         self.max_request_bytes = 0
         self.tags: deque[tuple[int, Any]] = deque()  # (sequence number, tag) of requests that want an outcome
+        self._window = entries // 2
         self._further = 0  # records sent beyond one a request
         self.grant(1)
 
@@ -407,8 +408,9 @@ class DirectPath:
                 f"a batch of {len(data)} bytes is too large for {tp} (max.message.bytes {self.max_request_bytes})",
                 hint="lower batch.bytes, or raise the topic's max.message.bytes",
             )
-        if self.tags:
-            self.collect(paths)
+        if self.tags and not self.remember(paths, max(0.0, (deadline - time.monotonic()) * 1000)):
+            paths.recover(self)
+            return False
         code = writer.try_batches(data, records)
         if code == SENT:
             self._further += records - 1
@@ -432,6 +434,21 @@ class DirectPath:
             paths.recover(self)
         return False
 
+    def remember(self, paths: ProducePaths, room_ms: float) -> bool:
+        """Make sure that another request does not make the writer forget the offset of one with a tag: it remembers one window.  False: the
+        writer can no longer be used."""
+        writer = self.writer
+        self.collect(paths)
+        while self.tags and writer.appended - self.tags[0][0] >= self._window:
+            try:
+                # A quarter of the window at once, so that a full one costs one sleep and not one a record.
+                if not writer.wait_acknowledged(writer.acknowledged + (writer.in_flight >> 2), int(room_ms)):
+                    return False
+            except TimedOutError:
+                raise _full(self.tp, room_ms) from None
+            self.collect(paths)
+        return True
+
     def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
         """(bytes, records, tag) of the requests not acknowledged, which are this path's no more."""
         writer = self.writer
@@ -453,7 +470,7 @@ class DirectPath:
         return False
 
     def collect(self, paths: ProducePaths) -> None:
-        """Outcomes of what is acknowledged.  The writer remembers the offsets of one window, so this comes before each `sent`."""
+        """Outcomes of what is acknowledged."""
         tags, writer = self.tags, self.writer
         while tags and tags[0][0] < writer.acknowledged:
             sequence, tag = tags.popleft()
