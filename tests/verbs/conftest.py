@@ -30,7 +30,7 @@ from tests.conftest import BrokerProcess
 collect_ignore_glob = [] if os.environ.get("KDIRECT_TEST_VERBS", "0") not in ("", "0") else ["test_*.py"]
 
 TRANSPORT = os.environ.get("KDIRECT_TEST_TRANSPORT", "verbs")
-WAIT_S = float(os.environ.get("KDIRECT_TEST_WAIT_S", "30"))  # a test that waits this long has failed; the guest is slow
+WAIT_S = float(os.environ.get("KDIRECT_TEST_WAIT_S", "60"))  # a test that waits this long has failed; the guest is slow
 SEGMENT_BYTES = 4 << 20  # registration costs milliseconds a MiB
 
 

@@ -36,7 +36,7 @@ def test_a_record_written_over_verbs_is_read_over_verbs_and_by_a_stock_client(se
     values = [b"value %d" % i for i in range(300)]
     with session.producer() as producer:
         for i, value in enumerate(values):
-            producer.produce(tp.topic, value, key=b"key %d" % i, partition=0, timestamp_ms=1000 + i)
+            producer.produce(tp.topic, value, key=b"key %d" % i, partition=0, timestamp=1000 + i)
         producer.flush()
         stats = producer.statistics()
     assert (stats["rdma_records"], stats["rdma_requests"]) == (300, 300)
