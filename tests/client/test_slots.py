@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import struct
 import threading
 import time
@@ -207,3 +208,30 @@ def test_a_revoked_key_is_an_error_that_names_the_reading(ends):
     ends.file_region.deregister()
     with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
         stream.fill()
+
+
+def test_a_lagging_stream_has_several_reads_on_their_way(ends):
+    file = memoryview(ends.file)
+    file[:] = random.Random(7).randbytes(len(file))
+    file[:12] = struct.pack(">qi", 0, 100)  # the first batch is small, so that READs are of their own size
+    stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=40000, max_batch_bytes=1 << 20)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 30001, True)
+    sizes = []
+    while stream.unread:
+        sizes.append(stream.fill())
+        if ends.in_place:
+            assert stream.buffer_bytes == 0
+    assert stream.bytes() == bytes(file[:30001])
+    if not ends.in_place:
+        assert sizes == [16384, 13617]
+        assert stream.reads == 8  # of 4096 bytes, the last of 1329
+    assert ends.cqs[2].poll() == []
+
+
+def test_a_key_revoked_among_several_reads_leaves_no_completion_behind(ends):
+    stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 1 << 20, False)
+    ends.file_region.deregister()
+    with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
+        stream.fill()
+    assert ends.cqs[2].poll() == [] and stream.buffered == 0

@@ -42,6 +42,7 @@ cdef enum:
     READ_TIMED_OUT = -2
     SLOT_TORN = -3
     FIRST_BUFFER_BYTES = 65536
+    READS_AHEAD = 4            # data READs outstanding together while a stream lags: the next one's way is paid during this one's
 
 cdef int64_t READ_TIMEOUT_NS = 30 * 1000000000
 
@@ -73,21 +74,47 @@ cdef inline int64_t _now_ns() noexcept nogil:
 cdef int c_read(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint32_t length,
                 uint64_t remote_address, uint32_t rkey, uint32_t* status) noexcept nogil:
     """READ and wait for the completion.  0, READ_FAILED (with `status`, or an errno + 1000) or READ_TIMED_OUT."""
-    cdef work_completion wc
-    cdef int rc, n, spins = 0
+    return c_read_pieces(qp, cq, local_address, lkey, length, length, remote_address, rkey, status)
+
+
+cdef int c_read_pieces(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint64_t total, uint32_t piece,
+                       uint64_t remote_address, uint32_t rkey, uint32_t* status) noexcept nogil:
+    """`total` bytes by READs of `piece` bytes (the last may be shorter) that are outstanding together, at most READS_AHEAD; returns when
+    all have completed, as `c_read` does.  The failure told is the first; the others are flushed behind it."""
+    cdef work_completion wc[READS_AHEAD]
+    cdef uint64_t posted = 0
+    cdef uint32_t length
+    cdef int rc, n, i, outstanding = 0, spins = 0, refused = 0
+    cdef bint failed = False
     cdef int64_t deadline = 0
-    rc = qp.c_post_read(0, local_address, lkey, length, remote_address, rkey)
-    if rc != 0:
-        status[0] = 1000 + rc
-        return READ_FAILED
     while True:
-        n = cq.c_poll(&wc, 1)
-        if n == 1:
-            status[0] = wc.status
-            return 0 if wc.status == WC_SUCCESS else READ_FAILED
+        while posted < total and not failed and not refused and outstanding < READS_AHEAD:
+            length = <uint32_t> (total - posted) if total - posted < piece else piece
+            rc = qp.c_post_read(0, local_address + posted, lkey, length, remote_address + posted, rkey)
+            if rc == ENOMEM and outstanding:
+                break
+            if rc != 0:
+                refused = rc            # told only if no READ before it says why
+                break
+            posted += length
+            outstanding += 1
+        if outstanding == 0:
+            if refused and not failed:
+                status[0] = 1000 + refused
+            return READ_FAILED if failed or refused else 0
+        n = cq.c_poll(wc, READS_AHEAD)
         if n < 0:
             status[0] = 1000 - n
             return READ_FAILED
+        for i in range(n):
+            outstanding -= 1
+            if wc[i].status != WC_SUCCESS and not failed:
+                status[0] = wc[i].status
+                failed = True
+        if n:
+            spins = 0
+            deadline = 0
+            continue
         spins += 1
         if spins & 1023 == 0:
             if deadline == 0:
@@ -421,7 +448,7 @@ cdef class FileStream:
 
     cdef int64_t _fill_once(self) except -1:
         cdef int64_t unread = self.limit - (self.position + <int64_t> (self._hi - self._lo))
-        cdef uint64_t want, room, kept, need = 0
+        cdef uint64_t want, room, kept, piece, need = 0
         cdef uint32_t status = 0
         cdef int rc
         cdef batch_info info
@@ -444,8 +471,11 @@ cdef class FileStream:
                 rc = self._qp.c_read_in_place(self._view, self._address + <uint64_t> self.position + kept, <uint32_t> want)
             if rc != <int> WC_SUCCESS:
                 _raise_read(READ_FAILED, <uint32_t> rc, f"READ of {self.name}")
-            self._came(want, unread)
+            self._came(want, 1, unread)
             return <int64_t> want
+        piece = want
+        if want == self._max_read:      # lagging: several READs on their way at once, as far as the buffer may grow
+            want = min(min(READS_AHEAD * piece, <uint64_t> unread), self._max_buffer - kept if self._max_buffer > kept + piece else piece)
         if self._capacity < kept + want:
             if self._capacity < self._max_buffer or need > self._capacity:
                 room = max(FIRST_BUFFER_BYTES, self._capacity)
@@ -464,15 +494,15 @@ cdef class FileStream:
         if want == 0:
             return 0
         with nogil:
-            rc = c_read(self._qp, self._cq, self._buffer.address + self._hi, self._buffer.lkey, <uint32_t> want,
-                        self._address + <uint64_t> self.position + kept, self._rkey, &status)
+            rc = c_read_pieces(self._qp, self._cq, self._buffer.address + self._hi, self._buffer.lkey, want, <uint32_t> piece,
+                               self._address + <uint64_t> self.position + kept, self._rkey, &status)
         if rc != 0:
             _raise_read(rc, status, f"READ of {self.name}")
-        self._came(want, unread)
+        self._came(want, (want + piece - 1) // piece, unread)
         return <int64_t> want
 
-    cdef void _came(self, uint64_t want, int64_t unread) noexcept nogil:
-        self.reads += 1
+    cdef void _came(self, uint64_t want, uint64_t reads, int64_t unread) noexcept nogil:
+        self.reads += reads
         self.read_bytes += want
         self._hi += want
         if <int64_t> want < unread:
