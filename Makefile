@@ -36,7 +36,7 @@ QUICK ?=
 
 .PHONY: help
 help: ## Name the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 	@echo "  Variables: PYTHON, VENV; ARGS for test and demo; ROWS, JSON, PIN, QUICK for bench."
 
 .PHONY: demo
@@ -73,9 +73,14 @@ docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md from 
 bench: install ## Measure: ROWS="codec-decode slot-poll" JSON=out.json (none: all rows); PIN=0 leaves the cores to the scheduler
 	$(BIN)/python bench/run.py --rows "$(ROWS)" --json "$(JSON)" $(if $(filter 0,$(PIN)),--no-pin) $(if $(QUICK),--quick)
 
+.PHONY: bench-vs-kafka
+bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connector (jars from Maven Central); ROWS, JSON, QUICK as bench; writes a report too
+	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick)
+
 .PHONY: bench-list
-bench-list: ## Name the rows of bench
+bench-list: ## Name the rows of bench and of bench-vs-kafka
 	@$(PYTHON) bench/run.py --list
+	@$(PYTHON) bench/vs_kafka.py --list
 
 .PHONY: build
 build: install ## Put a wheel and a source distribution into dist/
@@ -99,7 +104,7 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
 		$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --force-reinstall .; \
 	else \
 		echo "installing kdirect and what it is tested with into $(VENV) (the first time this fetches about 500 MB, mostly Spark)"; \
-		$(BIN)/python -m pip --disable-pip-version-check install '.[spark,delta,dev]'; \
+		$(BIN)/python -m pip --disable-pip-version-check install '.[spark,delta,dev,bench]'; \
 		touch $(VENV)/.dependencies; \
 	fi
 	@touch $@

@@ -7,6 +7,8 @@ Owns: the names of the rows, pinning, the form of the result, the table.  A row 
 ``fn(seconds: float, quick: bool) -> list[dict]``; each dict is a figure with the keys of `FIGURE`, measured in the same run as the limit
 that it is held against.  `seconds` is what the whole row may take, about; `quick` asks for one short round that shows only that it works.
 
+`main` takes other rows than its own: bench/vs_kafka.py holds kdirect against Kafka with the same harness.
+
 A row that dies, even of a signal, loses its own figures alone, and the run exits with 1; what it had written is kept.  Rows of one
 process are pinned to one core (the last one allowed) unless --no-pin is given; rows where two processes talk, and Spark's, are not.
 """
@@ -62,8 +64,9 @@ ROWS = (
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0, 1 when a row failed, 2 for a wrong call."""
+def main(arguments: list[str] | None = None, rows: tuple[Row, ...] = ROWS, script: Path = HERE / "run.py", together: bool = False) -> int:
+    """Exit status: 0, 1 when a row failed, 2 for a wrong call.  `script`: what a child is started with; `together`: a quick run takes one
+    child for all rows, because what they start costs more than they do."""
     parser = argparse.ArgumentParser(prog="bench/run.py", description="Run rows of the benchmark; see bench/run.py's own text.")
     parser.add_argument("--rows", default="", help="names, by spaces or commas (default: all)")
     parser.add_argument("--json", default="bench/out/bench.json", help="where the figures go (default: %(default)s)")
@@ -74,50 +77,53 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--child", metavar="ROW", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
     if options.list:
-        print("\n".join(f"{row.name:20} {row.help}" for row in ROWS))
+        print("\n".join(f"{row.name:20} {row.help}" for row in rows))
         return 0
     if options.child:
-        return measure(find(options.child), Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
+        own = [find(name, rows) for name in options.child.split(",")]
+        return measure(own, Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
     try:
-        rows = [find(name) for name in options.rows.replace(",", " ").split()] or list(ROWS)
+        wanted = [find(name, rows) for name in options.rows.replace(",", " ").split()] or list(rows)
     except LookupError as e:
         print(f"bench: {e.args[0]}", file=sys.stderr)
         return 2
-    return run(rows, Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
+    groups = [wanted] if together and options.quick else [[row] for row in wanted]
+    return run(groups, Path(options.json), options.seconds, options.quick, pin=not options.no_pin, script=script)
 
 
-def find(name: str) -> Row:
+def find(name: str, rows: tuple[Row, ...] = ROWS) -> Row:
     """The row of that name; LookupError names the nearest."""
-    by_name = {row.name: row for row in ROWS}
+    by_name = {row.name: row for row in rows}
     if name in by_name:
         return by_name[name]
     near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
     raise LookupError(f"no row {name!r}; " + (f"did you mean {near[0]}?" if near else "`make bench-list` names them all"))
 
 
-def run(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
-    """Run `rows` one after another, write `target` after each, print the table at the end."""
+def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, pin: bool, script: Path) -> int:
+    """Run the groups of rows one after another, each in a child, write `target` after each, print the table at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     figures: list[dict[str, Any]] = []
     failed = []
     environment = dict(os.environ)
     # Spark's workers and forked children find the rows' modules too.  The package comes from the environment, never from the root.
     environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [environment.get("PYTHONPATH")])])
-    for row in rows:
-        print(f"bench: {row.name} ...", file=sys.stderr, flush=True)
+    for rows in groups:
+        names = " ".join(row.name for row in rows)
+        print(f"bench: {names} ...", file=sys.stderr, flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="kdirect-bench-") as scratch:
             result = Path(scratch, "row.json")
-            command = [sys.executable, str(HERE / "run.py"), "--child", row.name, "--json", str(result), "--seconds", str(seconds)]
+            command = [sys.executable, str(script), "--child", names.replace(" ", ","), "--json", str(result), "--seconds", str(seconds)]
             command += ["--quick"] * quick + ["--no-pin"] * (not pin)
             # Spark's start and the making of data come on top of what the row measures.
             status = run_to_end(command, environment, timeout=3 * seconds + 180)
             if result.exists():
                 figures += json.loads(result.read_text())
             if status != 0:
-                failed.append(row.name)
-                print(f"bench: {row.name} failed ({status if isinstance(status, str) else f'exit status {status}'})", file=sys.stderr)
-        print(f"bench: {row.name} took {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
+                failed.append(names)
+                print(f"bench: {names} failed ({status if isinstance(status, str) else f'exit status {status}'})", file=sys.stderr)
+        print(f"bench: {names} took {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         write(target, figures)
     print(table(json.loads(target.read_text())))
     if failed:
@@ -138,26 +144,29 @@ def run_to_end(command: list[str], environment: dict[str, str], timeout: float) 
             child.wait()
 
 
-def measure(row: Row, target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
-    """In the child: call the row's function, complete and check its figures, write them to `target`."""
+def measure(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
+    """In the child: call the rows' functions, complete and check their figures, write them to `target` after each."""
     allowed = sorted(os.sched_getaffinity(0))
-    load = os.getloadavg()[0]
-    pinned = pin and row.processes == 1
+    pinned = pin and all(row.processes == 1 for row in rows)
     if pinned:
         os.sched_setaffinity(0, {allowed[-1]})
     sys.path.insert(0, str(HERE))
-    function = getattr(importlib.import_module(row.module), row.function)
-    figures = function(seconds=max(seconds - row.overhead_s, seconds / 4), quick=quick)
-    shared = {
-        **machine(),
-        "cores": len(allowed),
-        "pinned_to": allowed[-1] if pinned else None,
-        "load_average": round(load, 2),
-        "quick": quick,
-    }
-    if not figures:
-        raise ValueError(f"row {row.name} came back without figures")
-    write(target, [complete(row, figure, shared) for figure in figures])
+    figures: list[dict[str, Any]] = []
+    for row in rows:
+        load = os.getloadavg()[0]
+        function = getattr(importlib.import_module(row.module), row.function)
+        found = function(seconds=max(seconds - row.overhead_s, seconds / 4), quick=quick)
+        shared = {
+            **machine(),
+            "cores": len(allowed),
+            "pinned_to": allowed[-1] if pinned else None,
+            "load_average": round(load, 2),
+            "quick": quick,
+        }
+        if not found:
+            raise ValueError(f"row {row.name} came back without figures")
+        figures += [complete(row, figure, shared) for figure in found]
+        write(target, figures)
     return 0
 
 

@@ -1,0 +1,112 @@
+"""Kafka's broker and Spark's Kafka connector as jars: exact coordinates, checked sums, kept outside of the tree.
+
+Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the folder that the jars are kept in
+($KDIRECT_JARS, else kdirect/jars in the user's cache).  They are fetched by the Ivy that comes with Spark, one by one and without their
+dependencies, from Maven Central or from what the machine's Maven settings name in its place.  A jar whose sum differs is never used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import tempfile
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+LIST = Path(__file__).with_name("jars.txt")
+PATTERN = "[organisation]-[artifact]-[revision].[ext]"
+
+
+def jars(kind: str) -> list[Path]:
+    """The jars of a set, `broker` or `connector`; fetches what is missing.  RuntimeError when one cannot be had or has another sum."""
+    wanted = _listed(kind)
+    folder = home()
+    missing = [c for c in wanted if not _path(folder, c).exists()]
+    if missing:
+        folder.mkdir(parents=True, exist_ok=True)
+        _fetch(missing, folder)
+    for coordinates, expected in wanted.items():
+        path = _path(folder, coordinates)
+        if not path.exists():
+            raise RuntimeError(f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?")
+        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        if found != expected:
+            path.unlink()
+            raise RuntimeError(f"{path.name} has the SHA-256 {found}, not {expected}: removed; run again to fetch it anew")
+    return [_path(folder, c) for c in wanted]
+
+
+def home() -> Path:
+    named = os.environ.get("KDIRECT_JARS")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Path(named) if named else cache / "kdirect" / "jars"
+
+
+def version(artifact: str) -> str:
+    """The version of the artifact in the list."""
+    for line in LIST.read_text().splitlines():
+        _, coordinates, _ = line.split()
+        if coordinates.split(":")[1] == artifact:
+            return coordinates.split(":")[2]
+    raise LookupError(artifact)
+
+
+def pyspark_jar(name: str) -> Path:
+    """A jar that comes with pyspark, by the start of its name."""
+    import pyspark
+
+    return next(iter(sorted(Path(pyspark.__file__).parent.glob(f"jars/{name}-[0-9]*.jar"))))
+
+
+def _listed(kind: str) -> dict[str, str]:
+    lines = (line.split() for line in LIST.read_text().splitlines() if line)
+    return {coordinates: checksum for owner, coordinates, checksum in lines if owner == kind}
+
+
+def _path(folder: Path, coordinates: str) -> Path:
+    return folder / ("-".join(coordinates.split(":")) + ".jar")
+
+
+def _fetch(coordinates: list[str], folder: Path) -> None:
+    root = mirror()
+    resolver = ET.Element("ibiblio", {"name": "central", "m2compatible": "true", "usepoms": "false", **({"root": root} if root else {})})
+    with tempfile.TemporaryDirectory(prefix="kdirect-ivy-") as scratch:
+        settings = ET.Element("ivysettings")
+        ET.SubElement(settings, "settings", defaultResolver="central")
+        ET.SubElement(settings, "caches", defaultCacheDir=f"{scratch}/cache")
+        ET.SubElement(settings, "resolvers").append(resolver)
+        module = ET.Element("ivy-module", version="2.0")
+        ET.SubElement(module, "info", organisation="kdirect", module="bench")
+        ET.SubElement(ET.SubElement(module, "configurations"), "conf", name="default")
+        dependencies = ET.SubElement(module, "dependencies")
+        for line in coordinates:
+            group, artifact, revision = line.split(":")
+            ET.SubElement(dependencies, "dependency", org=group, name=artifact, rev=revision, transitive="false", conf="default->*")
+        ET.ElementTree(settings).write(f"{scratch}/settings.xml")
+        ET.ElementTree(module).write(f"{scratch}/ivy.xml")
+        command = ["java", "-cp", str(pyspark_jar("ivy")), "org.apache.ivy.Main", "-warn", "-types", "jar"]
+        command += ["-settings", f"{scratch}/settings.xml", "-ivy", f"{scratch}/ivy.xml", "-retrieve", f"{scratch}/jars/{PATTERN}"]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        fetched = list(Path(scratch, "jars").glob("*.jar"))
+        if not fetched:
+            raise RuntimeError(f"Ivy fetched nothing:\n{(run.stdout + run.stderr)[-2000:]}")
+        for path in fetched:
+            partial = folder / f"{path.name}.{os.getpid()}"
+            partial.write_bytes(path.read_bytes())
+            partial.replace(folder / path.name)
+
+
+def mirror() -> str | None:
+    """What the user's Maven settings name in place of Central, if they do."""
+    settings = Path.home() / ".m2" / "settings.xml"
+    try:
+        tree = ET.parse(settings)
+    except (OSError, ET.ParseError):
+        return None
+    for element in tree.iter():
+        if element.tag.rsplit("}", 1)[-1] == "mirror":
+            fields = {child.tag.rsplit("}", 1)[-1]: (child.text or "").strip() for child in element}
+            if {"*", "central", "external:*"} & set(fields.get("mirrorOf", "").split(",")):
+                return fields.get("url") or None
+    return None

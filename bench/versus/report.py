@@ -1,0 +1,258 @@
+"""The report of a comparison: Markdown with plots, made from the JSON of a run and from nothing else.
+
+Owns: what a reader sees first (bars and whether they were reached), the tables, the plots, and the plain words: how it was measured,
+what was not, and what bounds a figure whose bar was missed.  Running it again on the same JSON gives the same text.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+Figure = dict[str, Any]
+COMMAND = "make bench-vs-kafka"
+TITLES = {
+    "produce-latency": "Produce, one acknowledged record at a time (p50)",
+    "produce-latency.after-silence": "The same, the first after 10 ms of silence",
+    "produce-bandwidth": "Produce into one partition, unbatched and pipelined",
+    "produce-bandwidth.batched": "Produce into one partition, batched, one call a record",
+    "produce-bandwidth.columns": "Produce Arrow columns (`send_arrow`) beside Kafka batched",
+    "produce-scaling": "Unbatched 4 KiB records over partitions, a producer process for each",
+    "produce-scaling.one-core-of-broker": "What one core of the broker takes",
+    "consume-latency": "Consume, one committed record at a time (p50)",
+    "consume-latency.backlog": "One poll a record out of a backlog (p50)",
+    "consume-bandwidth": "Consume a topic from its start",
+    "empty-fetch": "Empty fetches of one consumer: a slot READ a call",
+    "empty-fetch.loop": "The same in a loop without returning to Python",
+    "empty-fetch.poll": "The same through Consumer.poll(0)",
+    "end-to-end": "From producer to consumer, a record every 2 ms (p50)",
+    "spark-read": "Spark batch read",
+    "spark-available-now": "Spark stream, AvailableNow",
+    "spark-sink": "Spark batch write (Kafka's sink tuned)",
+    "micro-batch": "Micro-batches of one row, Spark's defaults",
+    "micro-batch.async-progress": "Micro-batches of one row, asynchronous progress tracking",
+    "event-delay": "Delay of events, 400 a second (p50)",
+    "event-delay.bursts": "Delay of events, with 2000 more every ten seconds (p50)",
+    "consumer-scaling": "CPU of the broker for 1 to 64 consumers",
+    "backlog": "Seconds a GB while the backlog grows",
+    "backlog.partitions": "Seconds a GB over more partitions",
+}
+# The setting by which the figures of a row differ, and what to call it.
+AXES = {"record_bytes": "bytes a record", "value_bytes": "bytes a value", "partitions": "partitions", "consumers": "consumers",
+        "backlog_bytes": "bytes of backlog"}  # fmt: skip
+PANELS = {
+    "produce": ("produce-latency", "produce-latency.after-silence", "produce-bandwidth", "produce-bandwidth.batched",
+                "produce-bandwidth.columns", "produce-scaling"),
+    "consume": ("consume-latency", "consume-bandwidth", "end-to-end", "empty-fetch", "consumer-scaling", "backlog"),
+    "spark": ("spark-read", "spark-available-now", "spark-sink", "micro-batch", "event-delay", "event-delay.bursts"),
+}  # fmt: skip
+NOT_MEASURED = """\
+- **RDMA hardware.** No RNIC was there. kdirect ran over its `shm` transport, whose READs and WRITEs are copies that the initiator
+  makes in mapped memory; Kafka ran over loopback TCP. Neither crossed a network, so no figure here is one of InfiniBand or RoCE,
+  and `ib_read_bw` is no limit of it: it belongs beside a run over `verbs` in the guest (soft-RoCE) or on hardware.
+- **Replication.** One broker on both sides, so the paper's figures 14 to 17 have no counterpart here.
+- **OSU's RDMA-Kafka and the original KafkaDirect.** Both need an RNIC; the paper has their figures.
+- **Several machines and many cores.** Broker and clients share this machine's cores; with more than two the brokers get the upper
+  half.
+- **Security, compression, transactions.** Off on both sides.
+- **Spark in a cluster.** One JVM, one task slot (`local[1]`)."""
+METHOD = """Both brokers run at the same time, each in a process of its own, with their logs on tmpfs, and take turns (A B A B)
+within each figure; a figure is the median of its rounds, and the rounds are in the JSON. What is idle costs nothing
+(kdirect) or about a hundredth of a core (Kafka). Everything is warmed up first: connections, topics, the brokers' JVM,
+and the JVM of Kafka's own perf tools, which stays the same for a whole row. Latencies are in HDR histograms of three
+digits; those of paced work count from the moment a record was due (no coordinated omission), those of one-at-a-time
+work are the calls themselves. Fields of results have the names of OpenMessaging's benchmark, latencies in milliseconds.
+
+Kafka's side has the fastest client for each purpose: librdkafka one at a time and end to end, a bare socket for a
+single Fetch, Kafka's own ProducerPerformance and ConsumerPerformance for bandwidth, Spark's Kafka connector with a
+tuned sink. kdirect's side is its public Python API."""
+
+
+def write(target: Path) -> Path:
+    """Write the report of the run in `target` beside it, with its plots; its path."""
+    figures = json.loads(target.read_text())
+    out = target.with_suffix(".md")
+    plots = draw(figures, target)
+    out.write_text(text(figures, target.name, plots))
+    return out
+
+
+def text(figures: list[Figure], name: str, plots: list[str]) -> str:
+    first = figures[0]["settings"]
+    loads = [f["settings"]["load_average"] for f in figures]
+    commits = sorted({f["settings"]["commit"] for f in figures})
+    parts = ["# kdirect beside Apache Kafka", f"Made from [{name}]({name}) by `{COMMAND}`; do not edit."]
+    parts.append(
+        _table(
+            ("", ""),
+            [
+                ("processor", f"{first['cpu']}, {first['cores']} cores"),
+                ("kernel, Python", f"{first['kernel']}, {first['python']}"),
+                ("commit, time", f"{', '.join(commits)}, {figures[0]['settings']['time']}"),
+                ("against", figures[0]["against"]),
+                ("load average before each row", f"{min(loads)} to {max(loads)}"),
+            ],
+        )
+    )
+    if first.get("quick"):
+        parts.append("**A quick run: it shows that everything works, not how fast.**")
+    parts += ["## Bars", _bars(figures)]
+    bounds = _bounds(figures)
+    if bounds:
+        parts += ["### What bounds those that were missed", bounds]
+    parts += ["## Plots", *(f"![{plot}]({plot})" for plot in plots)] if plots else []
+    parts += ["## All figures", "`factor`: how many times better kdirect is. `spread`: lowest and highest round."]
+    for row in dict.fromkeys(f["row"] for f in figures):
+        parts += [f"### {TITLES.get(row, row)}", _rows([f for f in figures if f["row"] == row])]
+    parts += ["## How it was measured", METHOD, _set_up(figures), "## What was not measured, and why", NOT_MEASURED]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _bars(figures: list[Figure]) -> str:
+    lines = []
+    for f in figures:
+        s = f["settings"]
+        if "bar" in s:
+            lines.append((TITLES.get(f["row"], f["row"]), _at(s), quantity(f["value"], f["unit"]), quantity(f["against_value"], f["unit"]),
+                          _factor(s["factor"]), f"{s['bar']:g}x", _verdict(s["bar_met"])))  # fmt: skip
+        if "memcpy_bar" in s:
+            limit = s["limits"]["memcpy_bytes_per_s"]
+            lines.append((TITLES[f["row"]] + ", of memcpy", _at(s), quantity(f["value"], f["unit"]), quantity(limit, "B/s"),
+                          f"{100 * s['ratio_to_memcpy']:.0f} %", f"{100 * s['memcpy_bar']:.0f} %",
+                          _verdict(s["memcpy_bar_met"])))  # fmt: skip
+        if "ratio_to_ready" in s:
+            limit = s["limits"][next(iter(s["limits"]))]
+            lines.append((TITLES[f["row"]] + ", of ready batches", _at(s), quantity(f["value"], f["unit"]), quantity(limit, "rows/s"),
+                          f"{100 * s['ratio_to_ready']:.0f} %", "95 %", _verdict(s["ratio_to_ready"] >= 0.95)))  # fmt: skip
+        if "cpu_bar" in s:
+            lines.append((TITLES[f["row"]] + ", broker's CPU", "", f"{s['kdirect_broker_cpu_s']:g} s",
+                          f"{s['kafka_broker_cpu_us_per_fetch']:g} us a fetch", "", "0 s", _verdict(s["cpu_bar_met"])))  # fmt: skip
+    return _table(("what", "at", "kdirect", "Kafka (or the limit)", "factor", "bar", ""), lines)
+
+
+def _verdict(met: bool) -> str:
+    return "reached" if met else "**missed**"
+
+
+def _bounds(figures: list[Figure]) -> str:
+    """The words for rows that missed a bar; they were found with a profile and hold for the machine of the committed result."""
+    words = json.loads(Path(__file__).with_name("bounds.json").read_text())
+    missed = []
+    for f in figures:
+        s = f["settings"]
+        names = [f["row"]] if s.get("bar_met") is False else []
+        names += [f["row"] + ".memcpy"] if s.get("memcpy_bar_met") is False else []
+        names += [f["row"] + ".ready"] if s.get("ratio_to_ready", 1) < 0.95 else []
+        names += [f["row"] + ".cpu"] if s.get("cpu_bar_met") is False else []
+        missed += [name for name in names if name not in missed]
+    return "\n".join(f"- **{name}**: {words.get(name, 'not looked into yet.')}" for name in missed)
+
+
+def _rows(figures: list[Figure]) -> str:
+    lines = []
+    for f in figures:
+        s = f["settings"]
+        more = [f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us" for k, v in s.items() if k.endswith(("p99_us", "p50_us"))]
+        more += [
+            f"{k.replace('_', ' ')} {v:g}" for k, v in s.items() if "cpu" in k and isinstance(v, int | float) and not isinstance(v, bool)
+        ]
+        for name, limit in s.get("limits", {}).items():
+            unit = "B/s" if name.endswith("per_s") else "rows/s"
+            more.append(f"{name.split(',')[0].removesuffix('_bytes_per_s').replace('_', ' ')} {quantity(limit, unit)}")
+        if "mb_per_s" in s:
+            more.append(f"{s['mb_per_s']} and {s['kafka_mb_per_s']} MB/s")
+        durations = {key: r["durations_ms"] for key, r in s["results"].items() if "durations_ms" in r}
+        more += [f"{key}: " + ", ".join(f"{k} {v:g}" for k, v in d.items()) + " ms" for key, d in durations.items()]
+        lines.append((_at(s), quantity(f["value"], f["unit"]), _spread(f, "kdirect"), quantity(f["against_value"], f["unit"]),
+                      _spread(f, "kafka"), _factor(s["factor"]), "; ".join(more)))  # fmt: skip
+    how = figures[0]["settings"].get("how")
+    return (f"{how[0].upper()}{how[1:]}.\n\n" if how else "") + _table(
+        ("at", "kdirect", "spread", "Kafka", "spread", "factor", "beside"), lines
+    )
+
+
+def _at(settings: dict[str, Any]) -> str:
+    return ", ".join(f"{settings[key]:,} {label}" for key, label in AXES.items() if key in settings and not
+                     (key == "partitions" and settings[key] == 1))  # fmt: skip
+
+
+def _spread(figure: Figure, key: str) -> str:
+    result = figure["settings"]["results"].get(key, {})
+    runs = result.get("runs") or result.get("medians_us") or result.get("broker_cpu_cores") or []
+    return f"{quantity(min(runs), '')}-{quantity(max(runs), '')}" if len(runs) > 1 else ""
+
+
+def _factor(value: float | None) -> str:
+    return "" if value is None else f"{value:,.0f}x" if value >= 20 else f"{value:.1f}x"
+
+
+def quantity(value: float | None, unit: str) -> str:
+    if value is None:
+        return ""
+    scaled, unit = (value / 1e6, "MB/s") if unit == "B/s" else (value, unit)
+    for limit, divisor, prefix in ((1e9, 1e9, " G"), (1e6, 1e6, " M"), (1e4, 1e3, " k")):
+        if abs(scaled) >= limit and unit != "us":
+            return f"{scaled / divisor:.3g}{prefix} {unit}".strip()
+    return f"{scaled:.3g} {unit}".strip() if abs(scaled) < 1000 else f"{scaled:,.0f} {unit}".strip()
+
+
+def _set_up(figures: list[Figure]) -> str:
+    found = next((f["settings"]["set_up"] for f in figures if "set_up" in f["settings"]), None)
+    if found is None:
+        return ""
+    lines = [(f"{system}: `{key}`", f"`{value}`") for system, settings in found.items() for key, value in settings.items()]
+    return "Settings of the brokers, where they are not the defaults:\n\n" + _table(("setting", "value"), lines)
+
+
+def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
+    rows = [head, tuple("---" for _ in head), *lines]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+
+
+def draw(figures: list[Figure], target: Path) -> list[str]:
+    """The plots of the rows that are there, as PNG files beside the JSON; their names."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    names = []
+    for theme, rows in PANELS.items():
+        present = [row for row in rows if any(f["row"] == row for f in figures)]
+        if not present:
+            continue
+        across = min(3, len(present))
+        down = -(-len(present) // across)
+        canvas, axes = pyplot.subplots(down, across, figsize=(4.6 * across, 3.3 * down), squeeze=False)
+        for panel, row in zip(axes.flat, present, strict=False):
+            _panel(panel, [f for f in figures if f["row"] == row], row)
+        for panel in list(axes.flat)[len(present) :]:
+            panel.set_visible(False)
+        canvas.tight_layout()
+        name = f"{target.stem}-{theme}.png"
+        canvas.savefig(target.with_name(name), dpi=80, metadata={"Software": None})
+        pyplot.close(canvas)
+        names.append(name)
+    return names
+
+
+def _panel(panel: Any, figures: list[Figure], row: str) -> None:
+    axis = next((a for a in AXES if len({f["settings"].get(a) for f in figures}) == len(figures) > 1), None)
+    unit = figures[0]["unit"]
+    scale: Callable[[float], float] = (lambda v: v / 1e6) if unit == "B/s" else (lambda v: v)
+    labels = [f"{f['settings'][axis]:,}" if axis else "" for f in figures]
+    for shift, (key, name, colour) in enumerate((("value", "kdirect", "#0b6e99"), ("against_value", "Kafka", "#c9752d"))):
+        heights = [scale(f[key] or 0) for f in figures]
+        panel.bar([i + 0.4 * shift for i in range(len(figures))], heights, 0.38, label=name, color=colour)
+    panel.set_xticks([i + 0.2 for i in range(len(figures))], labels, fontsize=7)
+    panel.set_yscale("log")
+    panel.set_ylabel(
+        {"B/s": "MB/s"}.get(unit, unit) + (", less is better" if figures[0]["settings"]["lower_is_better"] else ""), fontsize=8
+    )
+    panel.set_title(TITLES.get(row, row), fontsize=8)
+    if axis:
+        panel.set_xlabel(AXES[axis], fontsize=8)
+    panel.tick_params(axis="y", labelsize=7)
+    panel.legend(fontsize=7)

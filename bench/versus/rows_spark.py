@@ -1,0 +1,219 @@
+"""Spark in bulk: batch read, AvailableNow stream and sink by value size, kdirect's connector beside Spark's Kafka connector.
+
+Owns: the session that has both connectors (the settings of `kdirect_spark.session_builder`, one task slot), and the limits beside them:
+a Python source that yields ready batches, a Python sink that counts.  All in one session, in turns.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
+from rows_spark import ReadySource, to_noop
+from versus import jars, systems
+from versus.measure import rate_figure, turns
+from versus.rows_consume import fill_in_bulk
+from versus.systems import Pair, System, pair
+
+Figures = list[dict[str, Any]]
+# Bytes of a value, bytes of all of them, and the bars of reading, streaming and writing.
+READ_SIZES = ((100, 160 << 20, 3.5, 3.0), (1024, 512 << 20, 3.0, 2.7), (10240, 512 << 20, 2.0, 1.8))
+SINK_SIZES = ((100, 128 << 20, 1.5), (1024, 192 << 20, 3.0), (10240, 192 << 20, 3.0))
+TUNED_SINK = {"kafka.linger.ms": "20", "kafka.batch.size": str(1 << 20), "kafka.buffer.memory": str(128 << 20),
+              "kafka.max.request.size": str(4 << 20)}  # fmt: skip
+READY = "a Python source that yields the same batches ready"
+_session: Any = None
+
+
+def session() -> Any:
+    """The session of this process; it ends with the brokers."""
+    global _session
+    if _session is None:
+        from kdirect_spark import session_builder
+
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        builder = session_builder("bench", "local[1]")
+        for name, value in {
+            "spark.ui.enabled": "false",
+            "spark.ui.showConsoleProgress": "false",
+            "spark.driver.memory": "2g",
+            "spark.log.level": "ERROR",
+            "spark.jars": ",".join(str(jar) for jar in jars.jars("connector")),
+            "spark.sql.warehouse.dir": scratch(),
+        }.items():
+            builder = builder.config(name, value)
+        _session = builder.getOrCreate()
+        systems.at_end(_stop)
+        _session.dataSource.register(ReadySource)
+        _session.dataSource.register(CountingSink)
+    return _session
+
+
+def _stop() -> None:
+    global _session
+    if _session is not None:
+        _session.stop()
+        _session = None
+
+
+def scratch() -> str:
+    """A new directory on tmpfs, for a checkpoint, inside the brokers' own, which goes in the end."""
+    return tempfile.mkdtemp(prefix="spark-", dir=systems.directory())
+
+
+def source(reader: Any, system: System, topic: str) -> Any:
+    name = "kdirect" if system.key == "kdirect" else "kafka"
+    return reader.format(name).option("kafka.bootstrap.servers", system.address).option("subscribe", topic)
+
+
+def spark_read(seconds: float, quick: bool) -> Figures:
+    """`spark.read.format(...)` of a topic to Spark's noop sink."""
+
+    def frames(both: Pair, topic: str, records: int) -> dict[str, Callable[[], float]]:
+        read = {s.key: source(session().read, s, topic).load() for s in both.both}
+        ready = session().read.format("ready-batches").option("address", both.kdirect.address).option("topic", topic)
+        read["ready"] = ready.option("rows", records).load()
+        return {key: lambda frame=frame: records / to_noop(frame) for key, frame in read.items()}
+
+    return _reads("spark-read", frames, 2, quick)
+
+
+def spark_available_now(seconds: float, quick: bool) -> Figures:
+    """A streaming query over all that waits, its checkpoint on tmpfs, from start() to its end."""
+
+    def streams(both: Pair, topic: str, records: int) -> dict[str, Callable[[], float]]:
+        def run(system: System) -> float:
+            frame = source(session().readStream, system, topic).option("startingOffsets", "earliest").load()
+            writer = frame.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", scratch())
+            begin = time.perf_counter()
+            query = writer.start()
+            query.awaitTermination()
+            spent = time.perf_counter() - begin
+            done = sum(p["numInputRows"] for p in query.recentProgress)
+            if done != records:
+                raise RuntimeError(f"the query over {system.label} read {done} of {records} records")
+            return records / spent
+
+        return {s.key: lambda s=s: run(s) for s in both.both}
+
+    return _reads("spark-available-now", streams, 3, quick)
+
+
+def _reads(row: str, make: Callable[[Pair, str, int], dict[str, Callable[[], float]]], bar: int, quick: bool) -> Figures:
+    out = []
+    rounds = 1 if quick else 3
+    with pair() as both:
+        session()
+        for sizes in READ_SIZES[1:2] if quick else READ_SIZES:
+            size, total = sizes[:2]
+            records = ((4 << 20) if quick else total) // size
+            with both.topic("spark") as topic:
+                fill_in_bulk(both, topic, size, records)
+                runs = make(both, topic, records)
+                for run in runs.values():
+                    run()
+                rates = turns(rounds, runs)
+            extra: dict[str, Any] = {}
+            if "ready" in rates:
+                ready = statistics.median(rates["ready"])
+                extra = {"limits": {f"{READY}, rows/s": ready}, "ratio_to_ready": statistics.median(rates["kdirect"]) / ready}
+            out.append(
+                rate_figure(
+                    row,
+                    "rows/s",
+                    "consumeRate",
+                    rates,
+                    both,
+                    bar=sizes[bar],
+                    value_bytes=size,
+                    rows=records,
+                    master="local[1]",
+                    mb_per_s=round(statistics.median(rates["kdirect"]) * size / 1e6),
+                    kafka_mb_per_s=round(statistics.median(rates["kafka"]) * size / 1e6),
+                    **extra,
+                )
+            )
+    return out
+
+
+def spark_sink(seconds: float, quick: bool) -> Figures:
+    """`df.write.format(...)` of rows that cost nothing to make: kdirect as it is, Kafka's sink tuned (linger 20 ms, batches of 1 MB)."""
+    out = []
+    rounds = 1 if quick else 3
+    with pair() as both:
+        spark = session()
+        for size, total, bar in SINK_SIZES[1:2] if quick else SINK_SIZES:
+            rows = ((2 << 20) if quick else total) // size
+            frame = spark.range(0, rows, 1, 1).selectExpr(f"CAST(repeat('v', {size}) AS BINARY) AS value")
+            with both.topic("sink") as topic:
+                writers = {
+                    "kdirect": frame.write.format("kdirect").option("kafka.bootstrap.servers", both.kdirect.address).option("topic", topic),
+                    "kafka": frame.write.format("kafka").option("kafka.bootstrap.servers", both.kafka.address).option("topic", topic),
+                    "counting": frame.write.format("counting-sink"),
+                }
+                for name, value in TUNED_SINK.items():
+                    writers["kafka"] = writers["kafka"].option(name, value)
+
+                def run(key: str, writers: dict[str, Any] = writers, rows: int = rows, topic: str = topic) -> float:
+                    begin = time.perf_counter()
+                    writers[key].mode("append").save()
+                    spent = time.perf_counter() - begin
+                    if key == "kdirect":
+                        both.kdirect.truncate(topic)
+                    return rows / spent
+
+                for key in writers:
+                    run(key)
+                rates = turns(rounds, {key: lambda key=key: run(key) for key in writers})
+            counting = statistics.median(rates["counting"])
+            ours = statistics.median(rates["kdirect"])
+            out.append(
+                rate_figure(
+                    "spark-sink",
+                    "rows/s",
+                    "publishRate",
+                    rates,
+                    both,
+                    bar=bar,
+                    value_bytes=size,
+                    rows=rows,
+                    master="local[1]",
+                    mb_per_s=round(ours * size / 1e6),
+                    kafka_mb_per_s=round(statistics.median(rates["kafka"]) * size / 1e6),
+                    limits={"a Python sink that counts, rows/s": counting},
+                    ratio_to_counting=ours / counting,
+                    kafka_options=", ".join(f"{k}={v}" for k, v in TUNED_SINK.items()),
+                )
+            )
+    return out
+
+
+@dataclass(frozen=True)
+class Counted(WriterCommitMessage):
+    rows: int
+
+
+class CountingSink(DataSource):
+    """Takes Arrow batches and counts their rows: what Spark hands to any Python sink."""
+
+    @classmethod
+    def name(cls) -> str:
+        return "counting-sink"
+
+    def schema(self) -> str:
+        return "value binary"
+
+    def writer(self, schema: Any, overwrite: bool) -> DataSourceArrowWriter:
+        return _CountingWriter()
+
+
+class _CountingWriter(DataSourceArrowWriter):
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
+        return Counted(sum(batch.num_rows for batch in iterator))
