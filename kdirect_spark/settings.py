@@ -62,7 +62,7 @@ _RENAMED = {
 
 # They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with them; the log says so.
 _TUNING = """
-    allow.auto.create.topics check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
+    check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
     exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms linger.ms max.block.ms
     max.poll.interval.ms max.poll.records max.request.size partition.assignment.strategy receive.buffer.bytes retries
     retry.backoff.ms send.buffer.bytes session.timeout.ms socket.connection.setup.timeout.ms

@@ -277,6 +277,7 @@ CLIENT = Options("Client settings", (
     Option("enable.auto.commit", "bool", True, "Commit the positions of a consumer with group.id by itself: what was handed out before the poll in hand."),
     Option("auto.commit.interval.ms", "ms", 5000, "How often.", low=1),
     Option("enable.auto.offset.store", "bool", True, "Commit positions; `false`: only what store_offsets has named."),
+    Option("allow.auto.create.topics", "bool", True, "A producer makes a topic that is missing, where the broker lets it (auto.create.topics.enable)."),
     Option("acks", "enum", "all", "What a produce waits for.", choices=("0", "1", "all", "-1")),
     Option("compression.type", "enum", "none", "Codec of produced batches.", choices=("none", "gzip", "snappy", "lz4", "zstd"),
            aliases=("compression.codec",)),

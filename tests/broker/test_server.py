@@ -7,6 +7,8 @@ import os
 import random
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 
@@ -465,3 +467,17 @@ def test_statistics_are_named_in_the_table_of_metrics(broker, raw):
     assert (seen["broker_appends"], seen["broker_append_errors"], seen["log_partitions"]) == (1, 1, 1)
     assert seen["broker_requests"] == sum(seen["broker_requests_by_api"].values()) == 3
     assert seen["broker_bytes_in"] > 100 and seen["broker_bytes_out"] > 100
+
+
+def test_a_broker_that_nobody_stopped_is_stopped_when_python_exits(tmp_path):
+    """As in a notebook whose kernel ends: the log is clean, and nothing is complained of."""
+    script = f"""
+import kdirect
+broker = kdirect.Broker(log_dirs={str(tmp_path / "log")!r}, listeners="127.0.0.1:0").start()
+producer = kdirect.Producer(broker.bootstrap_servers)
+producer.produce("t", b"v")
+assert producer.flush(20) == 0
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
+    assert (tmp_path / "log" / ".kafka_cleanshutdown").exists()

@@ -475,7 +475,7 @@ def test_wrong_transport_and_wrong_places_are_told(served):
     with pytest.raises(OffsetOutOfRangeError, match=r"t-0"):
         values_of(session, TP, 5, 10)
     with pytest.raises(UnknownTopicError, match="nowhere"):
-        session.producer().produce("nowhere", b"x")
+        session.producer(allow_auto_create_topics=False).produce("nowhere", b"x")
     with pytest.raises(UnknownTopicError, match="partition 3"):
         session.producer().produce("t", b"x", partition=3)
     with pytest.raises(TransportError, match="verbs"):

@@ -82,7 +82,9 @@ def test_errors_at_run_time(spark, write, refused, topics):
     with refused("ConfigError", "have no topic", "option topic"):
         write(spark.sql("SELECT 'v' AS value, CAST(NULL AS STRING) AS topic"))
     with refused("UnknownTopicError", "no-such-sink-topic"):
-        write(spark.sql("SELECT 'v' AS value"), topic="no-such-sink-topic", request__timeout__ms="3000")
+        write(spark.sql("SELECT 'v' AS value"), topic="no-such-sink-topic", kafka__allow__auto__create__topics="false")
+    write(spark.sql("SELECT 'v' AS value"), topic="made-by-the-sink")
+    assert len(topics.consume("made-by-the-sink", 1)) == 1, "as Spark's Kafka sink does, where the broker lets it"
     with refused("UnknownTopicError", "partition 7 of topic"):
         write(spark.sql("SELECT 'v' AS value, 7 AS partition"), topic=name)
     write(spark.sql("SELECT 'v' AS value"), topic=name)

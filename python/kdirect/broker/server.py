@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
@@ -181,12 +182,11 @@ class BrokerServer:
                 log.warning("%d clients did not take their answers in time", len(self._connections))
                 for connection in list(self._connections):
                     connection.abort()
-        loop = asyncio.get_running_loop()
         if self.access is not None:
-            await loop.run_in_executor(None, self.access.stop)
-        await loop.run_in_executor(None, self._maintenance.shutdown)
-        await loop.run_in_executor(None, self.flusher.close)
-        await loop.run_in_executor(None, self.logs.close)
+            await _on_a_thread(self.access.stop)
+        await _on_a_thread(self._maintenance.shutdown)
+        await _on_a_thread(self.flusher.close)
+        await _on_a_thread(self.logs.close)
 
     # -- connections -------------------------------------------------------------------------------------
 
@@ -370,3 +370,20 @@ class BrokerServer:
         if self.access is not None:
             out.update(self.access.statistics())
         return out
+
+
+async def _on_a_thread(work: Callable[[], object]) -> None:
+    """Wait for `work` on a thread of its own: executors take nothing any more when a broker is stopped while the interpreter exits."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as e:
+            loop.call_soon_threadsafe(done.set_exception, e)
+        else:
+            loop.call_soon_threadsafe(done.set_result, None)
+
+    threading.Thread(target=run, name="kdirect-stop", daemon=True).start()
+    await done

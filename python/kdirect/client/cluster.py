@@ -259,20 +259,24 @@ class Cluster:
         """Partition counts of all topics, asked from the broker now; the brokers' own topics only with `internal`."""
         return {t.name: len(t.partitions) for t in self.refresh(None).values() if internal or not t.internal}
 
-    def topic(self, name: str, *, refresh: bool = False) -> TopicMetadata:
-        """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it."""
+    def topic(self, name: str, *, refresh: bool = False, create: bool = False) -> TopicMetadata:
+        """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it.  With `create` the broker is asked to
+        make a topic that is missing, if it does so on demand, and its partitions are waited for."""
         state = self._state()
         held = state.topics.get(name)
         if held is not None and not refresh and time.monotonic() - held[0] < self.settings["metadata.max.age.ms"] / 1000:
             return held[1]
-        found = self.refresh([name]).get(name)
+        backoff = self.backoff(self.timeout_ms)
+        found = self.refresh([name], create=create).get(name)
+        while create and found is not None and not found.partitions and backoff.wait():
+            found = self.refresh([name]).get(name)
         if found is None:
             raise self._unknown(name)
         return found
 
-    def partitions(self, topic: str, *, refresh: bool = False) -> list[int]:
-        """Partition numbers of `topic`, ascending."""
-        return [p.partition for p in self.topic(topic, refresh=refresh).partitions]
+    def partitions(self, topic: str, *, refresh: bool = False, create: bool = False) -> list[int]:
+        """Partition numbers of `topic`, ascending; `create` as for `topic`."""
+        return [p.partition for p in self.topic(topic, refresh=refresh, create=create).partitions]
 
     def leader(self, tp: TopicPartition) -> Node:
         """UnknownTopicError, or BrokerError LEADER_NOT_AVAILABLE (retriable)."""
@@ -304,8 +308,9 @@ class Cluster:
         """Ask for the leaders of `topic` before they are used again."""
         self._state().topics.pop(topic, None)
 
-    def refresh(self, topics: list[str] | None) -> dict[str, TopicMetadata]:
-        """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).  Returns the topics that exist."""
+    def refresh(self, topics: list[str] | None, *, create: bool = False) -> dict[str, TopicMetadata]:
+        """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).  Returns the topics that exist; with
+        `create` a broker that creates topics on demand makes those that do not."""
         state = self._state()
         request = protocol.MetadataRequest
         for name in topics or ():
@@ -313,7 +318,7 @@ class Cluster:
         names = None if topics is None else [request.MetadataRequestTopic(name=n) for n in topics]
 
         def ask(connection: Connection) -> Any:
-            response = connection.request(request(topics=names, allow_auto_topic_creation=False))
+            response = connection.request(request(topics=names, allow_auto_topic_creation=create))
             if response.error_code:
                 raise broker_error(response.error_code, f"metadata from {connection.peer}")
             return response

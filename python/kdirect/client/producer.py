@@ -446,7 +446,9 @@ class Producer:
         count = self._partitions.get(topic)
         if count is None:
             self._check()
-            count = self._partitions[check_topic_name(topic)] = len(self._session.cluster.partitions(topic))
+            count = self._partitions[check_topic_name(topic)] = len(
+                self._session.cluster.partitions(topic, create=self.settings["allow.auto.create.topics"])
+            )
         return count
 
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
