@@ -145,3 +145,16 @@ def test_a_peer_that_left_holds_nothing_up(shm_rig: Rig) -> None:
     forger.word(BUSY, 7)
     forger.a.qp.close()
     assert forger.b.region.deregister(WAIT_MS) is True
+
+
+def test_flushed_receives_are_not_taken_for_rubbish(shm_rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    """A peer that left in good order is not accused, however many receives were posted and however often is looked."""
+    a, b = shm_rig.pair(max_recv_wr=64)
+    for i in range(64):
+        b.qp.post_recv(i)
+    a.qp.close()
+    assert {completion(b.recv_cq).status for _ in range(64)} == {Status.WR_FLUSH_ERR}
+    for _ in range(3):
+        assert b.recv_cq.poll() == []
+        b.recv_cq.wait(timeout_ms=1)
+    assert "was cut" not in caplog.text

@@ -493,6 +493,8 @@ cdef int recv_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
                 break
     if k < n and kd_load32(&qp.state) == QPS_ERROR and not deliverable(qp):
         posted = kd_load64(&qp.recv_posted)
+        if qp.received < posted:
+            qp.recv_failed = 1      # from here on `received` counts flushed receives, and says nothing of entries any more
         while k < n and qp.received < posted:
             r = &qp.recv_ring[qp.received & qp.recv_mask]
             wc = &out[k]
