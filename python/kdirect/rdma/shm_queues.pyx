@@ -466,12 +466,17 @@ cdef class ShmQueuePair(QueuePair):
             qp_set_error(self.core)
         return False
 
+    @property
+    def cut_reason(self):
+        """What rule the peer broke, as the log tells it; None: none."""
+        return CUT_REASONS.get(self.core.cut, str(self.core.cut)) if self.core.cut else None
+
     def _link_error(self):
         if self.core.state != QPS_ERROR or self.told or self.sock is None:
             return
         self.told = True
         if self.core.cut:
-            log.error("queue pair %d was cut: its peer %s", self.qp_num, CUT_REASONS.get(self.core.cut, self.core.cut))
+            log.error("queue pair %d was cut: its peer %s", self.qp_num, self.cut_reason)
         with nogil:
             qp_quiesce(self.core)
         with contextlib.suppress(OSError):
