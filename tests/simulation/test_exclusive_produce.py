@@ -87,7 +87,7 @@ class SimSession:
         self._access = access
         self.cluster = self
 
-    def partitions(self, topic):
+    def partitions(self, topic, *, create=False):
         return [0]
 
     def channel(self, tp, **sizes):
