@@ -48,6 +48,18 @@ demo: install ## Start a broker, stream real flights through Spark, write the re
 test: install ## Run all tests against the installed package; ARGS="-m 'not spark' tests/log" narrows it down
 	$(BIN)/pytest $(ARGS)
 
+GUEST := $(BIN)/python tests/guest/run.py
+
+.PHONY: test-rdma
+test-rdma: install ## Run the tests over real verbs in soft-RoCE guests (Debian packages: docs/rdma.md); ARGS goes to the pytest in the guest
+	@$(GUEST) --check
+	@status=0; \
+	echo "test-rdma: the contract over verbs, then broker and clients, in a guest with soft-RoCE"; \
+	KDIRECT_TEST_VERBS=1 $(GUEST) --limit 900 -- $(BIN)/pytest -p no:cacheprovider -k verbs tests/rdma tests/verbs $(ARGS) || status=1; \
+	echo "test-rdma: two guests on one network"; \
+	KDIRECT_TEST_GUESTS=1 $(BIN)/pytest tests/guest || status=1; \
+	exit $$status
+
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
 	$(BIN)/ruff check .
@@ -78,9 +90,16 @@ bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connect
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick)
 
 .PHONY: bench-list
-bench-list: ## Name the rows of bench and of bench-vs-kafka
+bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma
 	@$(PYTHON) bench/run.py --list
 	@$(PYTHON) bench/vs_kafka.py --list
+	@$(PYTHON) bench/verbs.py --list
+
+.PHONY: bench-rdma
+bench-rdma: JSON := bench/out/rdma.json
+bench-rdma: install ## Measure READs over real verbs beside perftest's, in a soft-RoCE guest; JSON, QUICK as bench
+	@$(GUEST) --check
+	$(GUEST) --limit 400 --share "$(dir $(JSON))" -- $(BIN)/python bench/verbs.py --json "$(JSON)" --no-pin $(if $(QUICK),--quick)
 
 .PHONY: build
 build: install ## Put a wheel and a source distribution into dist/

@@ -37,6 +37,11 @@ def pytest_report_header() -> list[str]:
     return [f"kdirect: {os.path.dirname(kdirect.__file__)}; KDIRECT_SEED={SEED}; {strict}"]
 
 
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    if not any(os.environ.get(name, "0") not in ("", "0") for name in ("KDIRECT_TEST_VERBS", "KDIRECT_TEST_GUESTS")):
+        terminalreporter.write_line("not run here: tests over real verbs (make test-rdma)")
+
+
 def no_skips() -> bool:
     return os.environ.get("KDIRECT_NO_SKIPS", "0") not in ("", "0")
 

@@ -38,6 +38,7 @@ PACKAGES = {
     "kmod": "modprobe",
     "python3-pyverbs": str(DIST_PACKAGES / "pyverbs"),
 }
+KERNEL_PACKAGE = "linux-image-amd64"
 BZIMAGE_SETUP_SECTORS, BZIMAGE_PAYLOAD = 0x1F1, 0x248
 
 
@@ -87,11 +88,16 @@ def kernel_release() -> str | None:
     return next((r for r in reversed(installed) if "rdma_rxe" in _module_files(r)), None)
 
 
+def packages() -> list[str]:
+    """Every Debian package that a guest needs, in alphabetical order."""
+    return sorted([*PACKAGES, KERNEL_PACKAGE])
+
+
 def missing_packages() -> list[str]:
     """Debian packages that have to be installed before a guest can boot, in alphabetical order."""
     missing = [package for package, evidence in PACKAGES.items() if not _found(evidence)]
     if kernel_release() is None:
-        missing.append("linux-image-amd64")
+        missing.append(KERNEL_PACKAGE)
     return sorted(missing)
 
 

@@ -139,8 +139,10 @@ def test_asyncio_waits_on_the_descriptor(verbs: Rig) -> None:
     assert asyncio.run(receive()) == 42
 
 
+ROOT = str(Path(__file__).parent.parent.parent)
 PEER = """
 import sys
+sys.path.append(sys.argv[1])
 from kdirect.rdma.verbs_device import VerbsDevice
 from kdirect.rdma.verbs_link import Address
 from tests.rdma.conftest import End
@@ -155,7 +157,7 @@ sys.stdin.read()
 def test_a_peer_that_dies_or_stops(verbs: Rig, number: int) -> None:
     """Killed: an idle queue pair hears of it by its link.  Stopped: its RNIC goes on serving READs."""
     a = verbs.end()
-    peer = subprocess.Popen([sys.executable, "-c", PEER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    peer = subprocess.Popen([sys.executable, "-c", PEER, ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert peer.stdin is not None and peer.stdout is not None
     peer.stdin.write(a.qp.address.hex() + "\n")
     peer.stdin.flush()

@@ -1,0 +1,146 @@
+"""Two hosts on one network: the broker in one guest, a producer and a consumer over verbs in the other, and a cable that is pulled.
+
+Both guests run for all tests of this file; each test has a topic of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.guest.machine import Machine, Network, cable
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+BROKER, CLIENT = "192.168.78.1", "192.168.78.2"
+SERVERS = f"{BROKER}:9092"
+LIMIT_S = 420
+MEMORY_MIB = 1536
+LONGER_THAN_RETRIES_S = 3.0  # an RNIC gives up after half a second
+SHORTER_THAN_RETRIES_S = 0.15
+SOME = 100  # records
+
+pytestmark = pytest.mark.timeout(LIMIT_S)
+
+
+@dataclass
+class Hosts:
+    """The two guests; `ask` says a line to the client and waits for its answer."""
+
+    broker: Machine
+    client: Machine
+
+    def ask(self, line: str, answer: str, timeout_s: float = 120) -> re.Match[str]:
+        seen = len(self.client.lines)
+        self.client.send(line)
+        return self.client.wait_for(rf"^(?:{answer}|failed .*)$", timeout_s, after=seen)
+
+    def status(self) -> tuple[int, int, int]:
+        """(records acknowledged, records read, of those acknowledged over RDMA)."""
+        found = self.ask("status", r"status (\d+) (\d+) (\d+)")
+        assert found[1] is not None, found[0]
+        return int(found[1]), int(found[2]), int(found[3])
+
+    def wait_until(self, what: Callable[[tuple[int, int, int]], bool], timeout_s: float = 120) -> tuple[int, int, int]:
+        deadline = time.monotonic() + timeout_s
+        while not what(now := self.status()):
+            assert time.monotonic() < deadline, f"stuck at {now}; the client says:\n" + "\n".join(self.client.lines[-30:])
+            time.sleep(0.3)
+        return now
+
+    def start(self, topic: str) -> None:
+        found = self.ask(f"start {topic}", r"started (\w+) (.*)")
+        assert found[1] == "verbs", found[0]
+        self.wait_until(lambda now: now[1] >= SOME)
+
+    def stop(self) -> dict[str, Any]:
+        found = self.ask("stop", r"stopped (\{.*\})", 240)
+        assert found[1] is not None, found[0]
+        return json.loads(found[1])
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Hosts]:
+    ends = cable()
+    command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", SERVERS, "--log-dirs", "/run/guest/tmp/log"]
+    command += ["--set", "rdma.transports=verbs", "--set", "log.segment.bytes=1m"]
+    networks = (
+        Network(BROKER, "broker", ends[0], "02:00:00:78:00:01", {"client": CLIENT}),
+        Network(CLIENT, "client", ends[1], "02:00:00:78:00:02", {"broker": BROKER}),
+    )
+    shared: dict[str, Any] = {"limit_s": LIMIT_S, "cwd": ROOT, "memory_mib": MEMORY_MIB, "cpus": 1}
+    with Machine(command, network=networks[0], **shared) as broker:
+        far = [sys.executable, str(Path(__file__).with_name("far.py")), SERVERS]
+        with Machine(far, network=networks[1], takes_input=True, **shared) as client:
+            broker.wait_for("kdirect broker ready on ")
+            client.wait_for("^ready$")
+            yield Hosts(broker, client)
+
+
+# What a client is told while its broker cannot be reached: whom it waits for, for how long, and what to do.
+UNREACHABLE = re.compile(r"(BrokerUnavailable|TimedOut)Error: .*" + re.escape(BROKER) + ".*; .*")
+
+
+def check(found: dict[str, Any], cut: bool = False) -> None:
+    """Everything acknowledged is there, once, in order, and was consumed so; polls failed only in a `cut`, and with clear words."""
+    assert found["failures"] == [] and found["unflushed"] in (0, None)
+    assert found["acknowledged"] == found["sent"]
+    assert found["lost"] == []
+    assert found["in_order"] and found["consumer_ended"] and found["consumed_as_stored"]
+    if found["idempotent"]:
+        assert found["twice"] == [] and found["stored"] == found["sent"]
+    assert cut or found["consumer_errors"] == []
+    assert all(UNREACHABLE.match(error) for error in found["consumer_errors"]), found["consumer_errors"]
+    assert found["reader"] == "verbs"
+
+
+def test_produce_and_consume_between_hosts(hosts: Hosts) -> None:
+    hosts.start("quiet")
+    before = hosts.wait_until(lambda now: now[0] >= 3 * SOME)
+    found = hosts.stop()
+    check(found)
+    assert before[2] > 0 and found["statistics"].get("tcp_records", 0) == 0
+    assert found["twice"] == []
+
+
+def test_a_cut_shorter_than_the_retries_is_not_noticed(hosts: Hosts) -> None:
+    hosts.start("short-cut")
+    seen = len(hosts.client.lines)
+    hosts.client.set_link(False)
+    time.sleep(SHORTER_THAN_RETRIES_S)
+    hosts.client.set_link(True)
+    acknowledged, read, _ = hosts.status()
+    hosts.wait_until(lambda now: now[0] >= acknowledged + SOME and now[1] >= read + SOME)
+    check(hosts.stop())
+    assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and "lost" in line]
+
+
+@pytest.mark.parametrize("plug", ["client", "broker"])
+def test_a_cut_in_the_middle(hosts: Hosts, plug: str) -> None:
+    """The plug of one side is out for seconds: queue pairs break on both, and everything goes on by itself afterwards."""
+    hosts.start(f"cut-at-{plug}")
+    side: Machine = getattr(hosts, plug)
+    seen = len(hosts.client.lines)
+    side.set_link(False)
+    try:
+        time.sleep(LONGER_THAN_RETRIES_S)
+        held = hosts.status()
+        found = hosts.ask("probe", r"probe (.*)", 60)
+        assert hosts.status()[0] == held[0], "records were acknowledged through a cable that is pulled"
+    finally:
+        side.set_link(True)
+    assert UNREACHABLE.match(found[1] or ""), found[0]
+    now = hosts.wait_until(lambda now: now[0] >= held[0] + SOME and now[1] >= held[1] + SOME)
+    hosts.wait_until(lambda later: later[2] >= now[2] + SOME)  # over RDMA again
+    assert hosts.ask("probe", r"probe (.*)", 60)[1] == "ok"
+    check(hosts.stop(), cut=True)
+    told = [line for line in hosts.client.lines[seen:] if line.startswith("log ")]
+    assert any("t" in line and f"cut-at-{plug}-0" in line for line in told), f"nobody said what happened: {told}"
+    assert not [line for line in hosts.client.lines[seen:] if "Traceback" in line]
