@@ -42,7 +42,7 @@ cdef enum:
     READ_TIMED_OUT = -2
     SLOT_TORN = -3
     FIRST_BUFFER_BYTES = 65536
-    READS_AHEAD = 4            # data READs outstanding together while a stream lags: the next one's way is paid during this one's
+    READS_AHEAD = 16           # data READs outstanding together while a stream lags: the next one's way is paid during this one's
 
 cdef int64_t READ_TIMEOUT_NS = 30 * 1000000000
 
