@@ -72,3 +72,11 @@ def test_no_device_files() -> None:
     """As in a container that was not given any."""
     status, last, steps = run_doctor(before="mount -t tmpfs none /dev/infiniband")
     assert status == 1 and steps["device files"] == "NO" and "/dev/infiniband has no uverbs device" in last
+
+
+def test_a_low_limit_of_locked_memory() -> None:
+    """As of a user whose `ulimit -l` nobody has raised; root has the capability that makes it moot, so it goes too."""
+    before = 'ulimit -l 256; set -- setpriv --bounding-set=-ipc_lock "$@"'
+    status, last, steps = run_doctor(before=before)
+    assert status == 1 and steps["memlock"] == "NO"
+    assert ": memlock: locked memory is limited to 256 KiB (ulimit -l); 65536 KiB are needed" in last
