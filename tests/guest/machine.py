@@ -38,7 +38,9 @@ KERNEL_ARGUMENTS = (
     " nowatchdog rcupdate.rcu_expedited=1 random.trust_cpu=on cgroup_disable=memory"
 )
 # Not PYTHONDONTWRITEBYTECODE: what is compiled once inside serves every process there.
-PASSED_ON = re.compile(r"PATH|HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*")
+PASSED_ON = re.compile(
+    r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
+)
 BOOT_LIMIT_S = 120
 PR_SET_PDEATHSIG = 1
 
