@@ -73,6 +73,7 @@ def main(arguments: list[str] | None = None, rows: tuple[Row, ...] = ROWS, scrip
     parser.add_argument("--seconds", type=float, default=40.0, help="about how long a row may measure (default: %(default)s)")
     parser.add_argument("--quick", action="store_true", help="one short round a row: shows that it works, not how fast")
     parser.add_argument("--no-pin", action="store_true", help="leave single-process rows to the scheduler")
+    parser.add_argument("--add", action="store_true", help="keep the figures of other rows that the JSON has already")
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     parser.add_argument("--child", metavar="ROW", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -88,7 +89,7 @@ def main(arguments: list[str] | None = None, rows: tuple[Row, ...] = ROWS, scrip
         print(f"bench: {e.args[0]}", file=sys.stderr)
         return 2
     groups = [wanted] if together and options.quick else [[row] for row in wanted]
-    return run(groups, Path(options.json), options.seconds, options.quick, pin=not options.no_pin, script=script)
+    return run(groups, Path(options.json), options.seconds, options.quick, pin=not options.no_pin, script=script, add=options.add)
 
 
 def find(name: str, rows: tuple[Row, ...] = ROWS) -> Row:
@@ -100,10 +101,13 @@ def find(name: str, rows: tuple[Row, ...] = ROWS) -> Row:
     raise LookupError(f"no row {name!r}; " + (f"did you mean {near[0]}?" if near else "`make bench-list` names them all"))
 
 
-def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, pin: bool, script: Path) -> int:
+def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, pin: bool, script: Path, add: bool) -> int:
     """Run the groups of rows one after another, each in a child, write `target` after each, print the table at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     figures: list[dict[str, Any]] = []
+    if add and target.exists():
+        again = {row.name for rows in groups for row in rows}
+        figures = [f for f in json.loads(target.read_text()) if f["row"].split(".")[0] not in again]
     failed = []
     environment = dict(os.environ)
     # Spark's workers and forked children find the rows' modules too.  The package comes from the environment, never from the root.

@@ -28,7 +28,7 @@ def micro_batch(seconds: float, quick: bool) -> Figures:
     """Micro-batches of one row a second, with Spark's defaults, and with its asynchronous progress tracking on both sides."""
     out = []
     rounds = 1 if quick else 3
-    turn_s = 1.0 if quick else max(2.0, seconds / (rounds * 4) - 1)
+    turn_s = 0.5 if quick else max(2.0, seconds / (rounds * 4) - 1)
     with pair() as both:
         session()
         with both.topic("micro") as topic:
@@ -41,7 +41,8 @@ def micro_batch(seconds: float, quick: bool) -> Figures:
                 def run(system: System, options: dict[str, str] = options, stages: Any = stages) -> float:
                     return _one_row_batches(system, topic, options, stages[system.key], turn_s)
 
-                run(both.kdirect), run(both.kafka)
+                if not quick:
+                    run(both.kdirect), run(both.kafka)
                 rates = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
                 found = rate_figure(
                     "micro-batch" if not options else "micro-batch.async-progress",
@@ -68,7 +69,7 @@ def _one_row_batches(system: System, topic: str, options: dict[str, str], stages
         writer = writer.option(name, value)
     query = writer.start()
     try:
-        _until(query, lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= 3)
+        _until(query, lambda: (query.lastProgress or {"batchId": -1})["batchId"] >= 2)
         first, began = query.lastProgress["batchId"], time.perf_counter()
         time.sleep(seconds)
         last = query.lastProgress
@@ -100,9 +101,9 @@ def event_delay(seconds: float, quick: bool) -> Figures:
                 latest[system.key].append(round(late))
                 return samples
 
-            if not burst:
+            if not burst and not quick:
                 for s in both.both:
-                    _delays(both, s, 0.5 if quick else 3.0, 0)
+                    _delays(both, s, 3.0, 0)
             samples = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
             found = latency_figure(
                 row,

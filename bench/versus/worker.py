@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 STAMP = struct.Struct("<q")
-UNBATCHED = {"batch.num.messages": 1, "linger.ms": 0, "acks": 1, "max.in.flight": 5, "queue.buffering.max.messages": 100_000}
+UNBATCHED = {"batch.num.messages": 1, "linger.ms": 0, "acks": 1, "max.in.flight": 5, "queue.buffering.max.messages": 1000}
 LOW_LATENCY = {"linger.ms": 0, "acks": 1, "socket.nagle.disable": True}
 
 
