@@ -99,7 +99,8 @@ bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma
 bench-rdma: JSON := bench/out/rdma.json
 bench-rdma: install ## Measure READs over real verbs beside perftest's, in a soft-RoCE guest; JSON, QUICK as bench
 	@$(GUEST) --check
-	$(GUEST) --limit 400 --share "$(dir $(JSON))" -- $(BIN)/python bench/verbs.py --json "$(JSON)" --no-pin $(if $(QUICK),--quick)
+	$(GUEST) --limit 400 --share bench/out -- $(BIN)/python bench/verbs.py --json bench/out/rdma.json --no-pin $(if $(QUICK),--quick)
+	@test "$(JSON)" -ef bench/out/rdma.json || cp bench/out/rdma.json "$(JSON)"
 
 .PHONY: build
 build: install ## Put a wheel and a source distribution into dist/

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import kdirect
 from kdirect.errors import TransportError
+from kdirect.model import TopicPartition
+from tests.conftest import BrokerProcess
+from tests.verbs.conftest import WAIT_S, values_of
 
 
 def test_auto_takes_verbs_when_its_read_passes(own_broker, connect, caplog) -> None:
@@ -55,3 +62,45 @@ def test_auto_takes_shm_where_no_data_flows(own_broker, connect) -> None:
     assert session.transport == "shm"
     assert "not verbs: " in session.transport_reason
     print(session.transport_reason)
+
+
+@pytest.fixture
+def low_limit(own_broker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[int], BrokerProcess]:
+    """``low_limit(kib)``: a broker of a user whose `ulimit -l` nobody has raised; root's capability that makes it moot is taken away."""
+
+    def start(kib: int) -> BrokerProcess:
+        unprivileged = tmp_path / "python"
+        unprivileged.write_text(f'#!/bin/sh\nulimit -l {kib}\nexec setpriv --bounding-set=-ipc_lock {sys.executable} "$@"\n')
+        unprivileged.chmod(0o755)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(unprivileged))
+            return own_broker(rdma_transports="verbs")
+
+    return start
+
+
+def test_auto_takes_tcp_where_the_broker_may_not_lock_memory(low_limit, connect) -> None:
+    session = connect(low_limit(16), transport="auto")
+    assert session.transport == "tcp"
+    print(session.transport_reason)
+    assert "locked memory is limited to 16 KiB" in session.transport_reason
+
+
+@pytest.mark.parametrize(("limit_kib", "refused_kib"), [(128, 64), (1024, 4096)], ids=["no second queue pair", "no segment"])
+def test_what_the_broker_cannot_register_is_served_over_tcp_and_the_limit_is_told(
+    limit_kib: int, refused_kib: int, low_limit, connect, caplog
+) -> None:
+    broker = low_limit(limit_kib)  # enough for the ping and its slots
+    session = connect(broker, transport="auto")
+    assert session.transport == "verbs"
+    session.admin.create_topic("t", 1)
+    with caplog.at_level(logging.INFO, "kdirect"), session.producer() as producer:
+        assert producer.produce_sync("t", b"over TCP", partition=0) == 0
+        assert producer.statistics()["tcp_records"] == 1
+        assert values_of(session, TopicPartition("t", 0)) == [b"over TCP"]
+        with kdirect.Consumer(dict(session.settings), session=session) as consumer:
+            consumer.assign({TopicPartition("t", 0): 0})
+            assert consumer.poll(WAIT_S).value() == b"over TCP"
+    reason = f"locked memory is limited to {limit_kib} KiB, {refused_kib} KiB more are needed"
+    assert reason in broker.errors.read_text() and reason in caplog.text
+    assert "t-0 is written over TCP" in caplog.text and caplog.text.count("t-0 is read over TCP") == 2

@@ -202,7 +202,12 @@ class Reading:
                 if self.fetcher is not None:
                     self.lost()
                     continue
-                self.fetcher = DirectFetcher(self._session.channel(next(iter(stale))), self._settings)
+                try:
+                    self.fetcher = DirectFetcher(self._session.channel(next(iter(stale))), self._settings)
+                except AccessDeniedError as e:  # no queue pair is to be had, by the broker's limits
+                    log.warning("%s is read over TCP: %s", ", ".join(map(str, stale)), e)
+                    self._enter_tcp(stale)
+                    continue
             try:
                 self.fetcher.assign(stale)
                 self._stale.difference_update(stale)

@@ -292,16 +292,17 @@ class Session:
                 return spare
             except (QueuePairError, BrokerUnavailableError, ClosedError):
                 spare.fetcher.close()
-        fetcher = DirectFetcher(self.channel(tp), self.settings)
+        fetcher: DirectFetcher | None = None
         try:
+            fetcher = DirectFetcher(self.channel(tp), self.settings)
             fetcher.assign({tp: offset})
-        except AccessDeniedError as e:
-            fetcher.close()
+        except BaseException as e:
+            if fetcher is not None:
+                fetcher.close()
+            if not isinstance(e, AccessDeniedError):
+                raise
             log.warning("%s is read over TCP: %s", tp, e)
             return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
-        except BaseException:
-            fetcher.close()
-            raise
         return _DirectSource(fetcher, tp, offset)
 
     def _park(self, source: _DirectSource | _TcpSource) -> None:
