@@ -204,7 +204,7 @@ def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, str
     if best is None:
         raise TransportError(
             f"no RDMA port has a GID that can be used (RoCE v2 or InfiniBand); present: {_table(ports)}",
-            hint="give the device's network interface an IP address, and choose RoCE v2 mode (cma_roce_mode)",
+            hint="give the device's network interface an IP address, and see that the driver makes RoCE v2 entries (ibv_devinfo -v)",
         )
     why = "the first active port" if not bind_address else f"no GID is {bind_address}; the first active port"
     return Choice(_active(best[1]), best[2], why)
