@@ -125,6 +125,18 @@ class AccessDeniedError(KdirectError):
     """The broker refuses the access asked for (an exclusive holder exists, or it is switched off)."""
 
     retriable = True
+    held = False  # another RDMA producer has it
+
+
+class RefusedError(KdirectError):
+    """Within the broker: a request for access is answered with the protocol's error `code`; clients raise what they make of it."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.code, self.message)
 
 
 class RevokedError(KdirectError):

@@ -139,7 +139,8 @@ class Options:
         out = {row.name: row.default for row in self.rows}
         for name, value in given.items():
             row = self.find(name)
-            out[row.name] = row.parse(value)
+            # None where that is the default: as if it were not given (settings that were resolved before).
+            out[row.name] = None if value is None and row.default is None else row.parse(value)
         for row in self.rows:
             if row.required and out[row.name] is None:
                 raise ConfigError(f"option {row.name} is missing", hint=f"{row.help}")
@@ -157,6 +158,8 @@ def _must_preallocate(value: bool) -> bool:
 BROKER = Options("Broker properties", (
     Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
     Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
+    Option("rdma.produce.hole.timeout.ms", "ms", 500, "How long requests to a shared head wait for one before them whose room was reserved and that has not been written, "
+           "until access to the head is revoked and the log is cut before it.", low=1, high=600_000),
     Option("rdma.transports", "list", ["verbs", "shm"], "Transports offered for RDMA: `verbs` (an RNIC or soft-RoCE, opened when the first client asks for it), "
            "`shm` (this host's memory). An empty list switches RDMA off."),
     Option("rdma.bind.address", "str", None, "IP address whose RDMA device and GID to use, and at which clients reach the links of their queue pairs. "
@@ -278,7 +281,14 @@ CLIENT = Options("Client settings", (
     Option("auto.commit.interval.ms", "ms", 5000, "How often.", low=1),
     Option("enable.auto.offset.store", "bool", True, "Commit positions; `false`: only what store_offsets has named."),
     Option("allow.auto.create.topics", "bool", True, "A producer makes a topic that is missing, where the broker lets it (auto.create.topics.enable)."),
-    Option("acks", "enum", "all", "What a produce waits for.", choices=("0", "1", "all", "-1")),
+    Option("acks", "enum", "all", "What a produce waits for over TCP; over RDMA always the commit.", choices=("0", "1", "all", "-1")),
+    Option("enable.idempotence", "bool", None, "Producer: batches carry a producer id and sequence numbers, so that none is appended twice or out of order, whatever is repeated over "
+           "whichever path. Default: on, unless acks is 0 or 1."),
+    Option("rdma.produce", "enum", "auto", "How a producer writes over RDMA: `exclusive` (an error while another RDMA producer has the partition), `shared` (with others, each request "
+           "reserved by an atomic), `auto` (exclusively while alone, shared with others) or `off` (over TCP).", choices=("auto", "exclusive", "shared", "off")),
+    Option("rdma.produce.atomic", "enum", "faa", "How shared writes are reserved: `faa` (FETCH_AND_ADD) or `cas` (COMPARE_AND_SWAP, which repeats when another was faster).",
+           choices=("faa", "cas")),
+    Option("rdma.consume", "bool", True, "Read over RDMA; `off` reads over TCP though the transport is there."),
     Option("compression.type", "enum", "none", "Codec of produced batches.", choices=("none", "gzip", "snappy", "lz4", "zstd"),
            aliases=("compression.codec",)),
     Option("batch.bytes", "bytes", 1 << 20, "Target size of a produced batch.", low=1, high=64 << 20, aliases=("batch.size",)),

@@ -482,6 +482,7 @@ def test_a_broker_killed_in_mid_request(broker_process):
     with Connection(*host_port(b.bootstrap_servers), "test", 10000) as c:
         c.request(metadata())
         os.kill(b.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
         pending = c.submit(metadata())
         assert not pending.wait(50)
         os.kill(b.pid, signal.SIGKILL)
@@ -494,6 +495,7 @@ def test_a_stopped_broker_times_out_and_goes_on(broker_process):
     b = broker_process()
     with Connection(*host_port(b.bootstrap_servers), "test", 10000) as c:
         os.kill(b.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
         try:
             with pytest.raises(TimedOutError, match="MetadataRequest within 100 ms"):
                 c.request(metadata(), timeout_ms=100)

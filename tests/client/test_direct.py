@@ -112,6 +112,7 @@ def test_reading_a_backlog_takes_no_cpu_of_the_broker(served):
     consumer = kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     consumer.assign({TP: 0})
     os.kill(broker.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
     try:
         got = [consumer.poll(10).offset() for _ in range(5000)]
         assert consumer.poll(0.02) is None  # caught up: only slots are read

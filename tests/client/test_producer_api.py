@@ -325,6 +325,7 @@ def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(broker_proces
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         os.kill(broker.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
         try:
             accepted = 0
             began = time.monotonic()
@@ -354,6 +355,7 @@ def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_
         producer.produce_sync("t", b"first")
         told = []
         os.kill(broker.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
         try:
             began = time.monotonic()
             producer.produce("t", b"lost", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed, m.value())))

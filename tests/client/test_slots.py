@@ -214,17 +214,17 @@ def test_a_lagging_stream_has_several_reads_on_their_way(ends):
     file = memoryview(ends.file)
     file[:] = random.Random(7).randbytes(len(file))
     file[:12] = struct.pack(">qi", 0, 100)  # the first batch is small, so that READs are of their own size
-    stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=40000, max_batch_bytes=1 << 20)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 30001, True)
+    stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=160000, max_batch_bytes=1 << 20)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 100001, True)
     sizes = []
     while stream.unread:
         sizes.append(stream.fill())
         if ends.in_place:
             assert stream.buffer_bytes == 0
-    assert stream.bytes() == bytes(file[:30001])
+    assert stream.bytes() == bytes(file[:100001])
     if not ends.in_place:
-        assert sizes == [16384, 13617]
-        assert stream.reads == 8  # of 4096 bytes, the last of 1329
+        assert sizes == [65536, 34465]  # sixteen at once, then the rest
+        assert stream.reads == 25  # of 4096 bytes, the last of 1697
     assert ends.cqs[2].poll() == []
 
 

@@ -622,6 +622,7 @@ def test_a_stopped_broker_times_a_fetch_out(broker_process):
         with TcpFetcher(c, tp, 0) as fetcher:
             fetcher.fetch(max_wait_ms=0)
             os.kill(b.pid, signal.SIGSTOP)
+            os.waitid(os.P_PID, b.pid, os.WSTOPPED)
             try:
                 with pytest.raises(TimedOutError, match="did not answer FetchRequest"):
                     fetcher.fetch(max_wait_ms=50)

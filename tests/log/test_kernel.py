@@ -245,6 +245,15 @@ def test_a_request_of_old_batches_is_a_repetition_whole_or_not_at_all(batch, hea
     assert h.kernel.append(sequence_batch(batch, 9), NOW).base_offset == 9
 
 
+def test_what_lies_before_the_first_batch_of_a_stranger_was_not_appended(batch, head) -> None:
+    h = head()
+    for i in range(3, 12):  # the first three were refused for a passing reason, or are on their way
+        assert h.kernel.append(sequence_batch(batch, i), NOW).error == 0
+    assert h.kernel.append(sequence_batch(batch, 3), NOW).error == DUPLICATE
+    assert h.kernel.append(sequence_batch(batch, 2), NOW).error == OUT_OF_ORDER
+    assert h.kernel.append(sequence_batch(batch, 0), NOW).error == OUT_OF_ORDER
+
+
 def test_gaps_epochs_and_strangers(batch, head) -> None:
     h = head()
     assert h.kernel.append(sequence_batch(batch, 40, producer=1), NOW).error == 0, "a producer not known may start anywhere"

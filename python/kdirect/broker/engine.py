@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kdirect.broker.config import parse_listeners
+from kdirect.broker.shared_word import Loopback
 from kdirect.broker.worker import ProduceWorker
 from kdirect.rdma import open_device
 
@@ -26,8 +27,8 @@ class Engine:
     """See the module.  `worker` is stepped by a thread of its own."""
 
     def __init__(
-        self, transport: str, device: Any, *, spin_us: int, on_retired: Callable[[int], None], on_cut: Callable[[str, int, str], None],
-        on_append: Callable[[int], None], sync: Callable[[int], None],
+        self, transport: str, device: Any, *, spin_us: int, on_cut: Callable[[str, int, str], None], on_append: Callable[[int], None],
+        on_head: Callable[[Any], None], on_own: Callable[[Any, list[Any]], None], sync: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.transport = transport
         self.device = device
@@ -37,12 +38,24 @@ class Engine:
             self.recv_cq,
             self.send_cq,
             spin_us=spin_us,
-            on_retired=on_retired,
             on_cut=lambda qp_num, reason: on_cut(transport, qp_num, reason),
             on_append=on_append,
+            on_head=on_head,
+            on_own=on_own,
             sync=sync,
         )
         self._thread: threading.Thread | None = None
+        self._loopback: Loopback | None = None
+
+    @property
+    def loopback(self) -> Loopback:
+        """The broker's queue pair with itself, opened with the first shared head."""
+        if self._loopback is not None and self._loopback.broken:
+            self._loopback.close()
+            self._loopback = None
+        if self._loopback is None:
+            self._loopback = Loopback(self.device)
+        return self._loopback
 
     def start(self) -> None:
         """Begin to take completions."""
@@ -54,6 +67,8 @@ class Engine:
         if self._thread is not None:
             self.worker.stop()
             self._thread.join(timeout=10)
+        if self._loopback is not None:
+            self._loopback.close()
         self.recv_cq.close()
         self.send_cq.close()
         self.device.close()

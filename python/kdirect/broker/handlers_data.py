@@ -36,6 +36,8 @@ _KERNEL_MESSAGES = {
     ErrorCode.MESSAGE_TOO_LARGE: "a record batch is larger than max.message.bytes of the topic",
     ErrorCode.INVALID_RECORD: "the records are not whole record batches (v2) that this topic takes",
     ErrorCode.INVALID_TIMESTAMP: "a timestamp is further from the broker's clock than the topic allows",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "a batch of an idempotent producer does not follow the last one",
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to know its offset",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
 
@@ -64,6 +66,7 @@ class DataHandlers:
             refusal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _TRANSACTIONS
         topics: list[tuple[str, list[Produced]]] = []
         to_flush: list[Partition] = []
+        waiting: list[asyncio.Future[Any]] = []
         now_ms = _wall_ms()
         for topic in request.topic_data:
             done = []
@@ -71,9 +74,16 @@ class DataHandlers:
                 if refusal is not None:
                     done.append(Produced(data.index, refusal[0], -1, -1, -1, refusal[1]))
                 else:
-                    done.append(self._append(topic.name, data.index, data.records, now_ms, to_flush))
+                    done.append(self._append(topic.name, data.index, data.records, now_ms, to_flush, waiting))
             topics.append((topic.name, done))
-        if request.acks == 0:
+        if waiting:
+            return self._acknowledge_in_turn(connection, version, request.acks, topics, to_flush)
+        return self._acknowledge(connection, version, request.acks, topics, to_flush)
+
+    def _acknowledge(
+        self, connection: Connection, version: int, acks: int, topics: list[tuple[str, list[Produced]]], to_flush: list[Partition]
+    ) -> list[Any] | Awaitable[list[Any] | None] | None:
+        if acks == 0:
             failed = [f"{name}-{d.partition}: {p.error_kind(d.error).name}" for name, done in topics for d in done if d.error]
             if failed:  # the only way to tell a producer that asked for no answer
                 connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
@@ -82,7 +92,18 @@ class DataHandlers:
             return self._acknowledge_flushed(version, topics, to_flush)
         return [produce_response(version, topics)]
 
-    def _append(self, name: str, index: int, records: Any, now_ms: int, to_flush: list[Partition]) -> Produced:
+    async def _acknowledge_in_turn(
+        self, connection: Connection, version: int, acks: int, topics: list[tuple[str, list[Any]]], to_flush: list[Partition]
+    ) -> list[Any] | None:
+        """Answer once the appends that wait for RDMA producers before them have had their turn."""
+        settled = [(name, [await x if isinstance(x, asyncio.Future) else x for x in done]) for name, done in topics]
+        answer = self._acknowledge(connection, version, acks, settled, to_flush)
+        return await answer if isinstance(answer, Awaitable) else answer
+
+    def _append(
+        self, name: str, index: int, records: Any, now_ms: int, to_flush: list[Partition], waiting: list[asyncio.Future[Any]]
+    ) -> Any:
+        """What to answer for one partition: Produced, or a future of it."""
         server = self._server
         try:
             if name in INTERNAL_TOPICS:
@@ -90,24 +111,41 @@ class DataHandlers:
             partition = server.topics.partition(name, index)
             if not records:
                 return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
-            if server.access is not None:
-                server.access.before_append(partition)
-            result = partition.append(records, now_ms)
+            result = partition.append(records, now_ms) if server.access is None else server.access.append(partition, records, now_ms)
+            if isinstance(result, asyncio.Future):
+                waiting.append(result)
+                return asyncio.ensure_future(self._appended_later(partition, index, len(records), result, to_flush))
         except UnknownTopicError as e:
             return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
         except Exception as e:
             server.counters.append_errors += 1
             code, message = explain(e, f"append to {name}-{index}")
             return Produced(index, code, -1, -1, -1, message)
+        return self._appended(partition, index, len(records), result, to_flush)
+
+    async def _appended_later(
+        self, partition: Partition, index: int, size: int, future: asyncio.Future[Any], to_flush: list[Partition]
+    ) -> Produced:
+        try:
+            return self._appended(partition, index, size, await future, to_flush)
+        except UnknownTopicError as e:
+            return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
+        except Exception as e:
+            self._server.counters.append_errors += 1
+            code, message = explain(e, f"append to {partition.topic_partition}")
+            return Produced(index, code, -1, -1, -1, message)
+
+    def _appended(self, partition: Partition, index: int, size: int, result: Any, to_flush: list[Partition]) -> Produced:
+        server = self._server
         if result.error:
             server.counters.append_errors += 1
             return Produced(index, result.error, -1, -1, partition.log_start_offset, _KERNEL_MESSAGES.get(result.error))
         server.counters.appends += 1
-        server.counters.append_bytes += len(records)
+        server.counters.append_bytes += size
         if partition.config.flush_before_ack:
             to_flush.append(partition)
         else:
-            server.waiters.notify(partition.topic_partition, len(records))
+            server.waiters.notify(partition.topic_partition, size)
         return Produced(index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None)
 
     async def _acknowledge_flushed(self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]) -> list[Any]:

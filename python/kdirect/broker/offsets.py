@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,10 +51,9 @@ class LoadedGroup:
 class OffsetStore:
     """All committed offsets.  `config` maps broker properties to values."""
 
-    def __init__(self, topics: Registry, config: Mapping[str, int], before_append: Callable[[Partition], None]) -> None:
+    def __init__(self, topics: Registry, config: Mapping[str, int]) -> None:
         self._topics = topics
         self._config = config
-        self._before_append = before_append
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._groups: dict[str, GroupRecord] = {}
 
@@ -207,7 +206,6 @@ class OffsetStore:
             self._append_batches(partition, batches, now_ms)
 
     def _append_batches(self, partition: Partition, batches: list[bytes], now_ms: int) -> None:
-        self._before_append(partition)
         result = partition.append(b"".join(batches), now_ms)
         if result.error:
             raise LogError(

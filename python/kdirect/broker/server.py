@@ -39,7 +39,6 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
-from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker")
@@ -72,7 +71,7 @@ class BrokerServer:
         self.topics = Registry(self.logs)
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
-        self.offsets = OffsetStore(self.topics, config, self._before_append)
+        self.offsets = OffsetStore(self.topics, config)
         self.configs = ConfigHandlers(self)
         self.groups = GroupHandlers(self)
         self.data = DataHandlers(self)
@@ -140,7 +139,8 @@ class BrokerServer:
         self.access.on_append = self.waiters.notify_from_thread
         self.access.start(loop)
         for key in p.ACCESS_API_KEYS:
-            self._handlers[key] = (self._handle_access, True)
+            # Not one by one: a producer that waits for access may wait for another's answer on the same connection.
+            self._handlers[key] = (self._handle_access, False)
 
     async def _listen(self, index: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
@@ -280,11 +280,8 @@ class BrokerServer:
                 p.GetProduceAccessResponse, error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, error_message="the topic is the broker's own"
             )  # fmt: skip
         connection.used_access = True
-        return self.access.handle(connection, request)
-
-    def _before_append(self, partition: Partition) -> None:
-        if self.access is not None:
-            self.access.before_append(partition)
+        answer = self.access.handle(connection, request)
+        return _result_of(answer) if isinstance(answer, asyncio.Future) else answer
 
     def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake who waits for it, forget what groups committed in it."""
@@ -370,6 +367,10 @@ class BrokerServer:
         if self.access is not None:
             out.update(self.access.statistics())
         return out
+
+
+async def _result_of(future: asyncio.Future[Any]) -> Any:
+    return await future
 
 
 async def _on_a_thread(work: Callable[[], object]) -> None:

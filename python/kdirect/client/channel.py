@@ -41,8 +41,10 @@ PING_BYTES = 64
 def access_error(code: int, message: str | None, what: str) -> KdirectError:
     """The exception for an answer to an access request."""
     text = f"{what}: {message}" if message else what
-    if code in (layout.ERROR_ACCESS_HELD, layout.ERROR_ACCESS_DISABLED, layout.ERROR_NO_FREE_SLOT):
-        return AccessDeniedError(text)
+    if code in (layout.ERROR_ACCESS_HELD, layout.ERROR_ACCESS_CONTENDED, layout.ERROR_ACCESS_DISABLED, layout.ERROR_NO_FREE_SLOT):
+        error = AccessDeniedError(text)
+        error.held = code == layout.ERROR_ACCESS_HELD
+        return error
     if code == layout.ERROR_UNKNOWN_CONNECTION:
         return QueuePairError(text)
     if code == layout.ERROR_TRANSPORT_UNAVAILABLE:
@@ -140,18 +142,26 @@ class Channel:
             raise ProtocolError(f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for")
         return answer
 
-    def produce_access(self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int) -> Any:
-        """Ask for exclusive write access to the head file of `tp`."""
+    def produce_access(
+        self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
+        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1),
+    ) -> Any:  # fmt: skip
+        """Ask for write access to the head file of `tp`, for at most `max_in_flight` requests at a time.  `finished`: a file granted before
+        that this producer is done with; `end`: (order, position) of its first reservation beyond it."""
         answer = self.request(
             p.GetProduceAccessRequest(
                 connection_id=self.connection_id,
                 topic=tp.topic,
                 partition=tp.partition,
-                mode=0,
+                mode=mode,
                 min_bytes=min_bytes,
                 ack_address=ring.address,
                 ack_rkey=ring.rkey,
                 ack_entries=entries,
+                max_in_flight=max_in_flight,
+                finished_file_id=finished,
+                end_order=end[0],
+                end_position=end[1],
             )
         )
         if answer.error_code:

@@ -1,19 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""One-sided producing, exclusive mode (KafkaDirect §4.2.2).
+"""One-sided producing, exclusive and shared (KafkaDirect §4.2.2).
 
-Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grant
-(`FileWriter`), and the shared receive queue that tells which ring has news (`AckRouter`).  What may not
-enter: requests to the broker, choice of partitions, retries.
+Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grant (`FileWriter`), and the shared
+receive queue that tells which ring has news (`AckRouter`).  What may not enter: requests to the broker, choice of partitions, retries.
 
-A request is one WRITE_WITH_IMM of one or more record batches at the tail; its immediate data is
-``file id << 16 | order``.  Its acknowledgement is an entry that the broker WRITEs into this grant's ring; the WRITE's
-immediate data ``file id << 16 | entries`` says whose ring has how many new ones.
+A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16 | order``.  An exclusive writer counts
+position and order itself.  A shared one reserves both on the head's word, by FETCH_AND_ADD or COMPARE_AND_SWAP, when the bytes are
+encoded and room for the WRITE is sure, so that a reservation is followed by its WRITE at once; one covers a whole request, however many
+batches it has.  A reservation beyond the file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
+into this grant's ring; the immediate data ``file id << 16 | entries`` of that WRITE says whose ring has how many new ones.
 
-Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport
-owns them: an acknowledgement may overtake the completion, and the RNIC may still send them again) and its
-acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere).  The acknowledgement ring is registered for remote writes; entry i is valid from the
-completion that announces it until `drain` has read it, and cannot be overwritten before: the broker has at most as many
-entries under way as requests, and requests are bounded by the ring.
+Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport owns them: an
+acknowledgement may overtake the completion, and the RNIC may still send them again) and its acknowledgement has come (until then they are
+kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
+is registered for remote writes; entry i is valid from the completion that announces it until `drain` has read it, and cannot be
+overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
+reservation lands belong to the transport from its post to its completion.
 
 One thread at a time: callers hold their channel's lock.
 """
@@ -25,10 +27,11 @@ from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
+from kdirect.client.idempotence cimport ProducerIdentity, add_one
 from kdirect.format.batch cimport encode_single
 from kdirect.format.layout cimport (
-    ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
-    IMM_FILE_ID_SHIFT,
+    ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
+    IMM_FILE_ID_SHIFT, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
 )
 from kdirect.rdma.contract cimport (
     WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion,
@@ -53,16 +56,24 @@ cdef enum:
     POLL = 64
 
     OK = 0
-    NO_ROOM_FILE = 1           # the head file has no room: flush, then ask for a new one
+    NO_ROOM_FILE = 1           # the head file has no room, or access is recalled: flush, then ask for a new one
     NO_ROOM_BUFFER = 2         # the send buffer or the window is full: wait for acknowledgements
-    NOT_GRANTED = 3
+    NOT_GRANTED = 3            # access has ended, or a request was refused
     BROKEN = 4
+
+    DUPLICATE_SEQUENCE_NUMBER = 46   # committed before
+    CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation
+
+cdef uint64_t ONE_ORDER = <uint64_t> 1 << SHARED_ORDER_SHIFT
+cdef uint64_t POSITION_MASK = ONE_ORDER - 1
 
 
 cdef struct request_t:
     uint64_t start             # of its bytes in the send buffer
     uint32_t length
     uint32_t records
+    uint16_t order
+    int16_t error
 
 
 cdef inline int64_t _now_ns(int clock) noexcept nogil:
@@ -125,7 +136,10 @@ cdef class AckRouter:
                     self._status = wcs[i].status
                 w = self._by_file[<uint16_t> wcs[i].wr_id]
                 if w != NULL:
-                    (<FileWriter> w).c_send_done()
+                    if wcs[i].wr_id >> 32 == CLAIM:
+                        (<FileWriter> w)._claimed = True
+                    else:
+                        (<FileWriter> w).c_send_done()
             self.sends_under_way -= <uint64_t> n
         while True:
             n = self._recv_cq.c_poll(wcs, POLL)
@@ -162,8 +176,9 @@ cdef class AckRouter:
 cdef class FileWriter:
     """Writes to one granted head file.  Life: construct per partition, `open` for each grant, `close`.
 
-    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the number of requests answered with
-    success.  After a failure (`error_code` != 0) or a revocation no more is sent; `unacknowledged()` returns the requests to repeat.
+    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the number of requests answered, with success
+    or a refusal.  After a refusal no more is sent until `take_failures()`; after a revocation none at all: `unacknowledged()` returns the
+    requests to repeat.
     """
 
     cdef AckRouter _router
@@ -180,15 +195,31 @@ cdef class FileWriter:
     cdef uint64_t _grant_first                         # sequence number of this grant's order 0
     cdef uint64_t _ring_entries, _ring_read
     cdef readonly int file_id
-    cdef uint64_t _address
-    cdef uint32_t _rkey
+    cdef readonly uint64_t address
+    cdef readonly uint32_t rkey
     cdef readonly int64_t length, position
     cdef readonly bint granted
     cdef readonly bint revoked
-    cdef readonly int error_code                       # Kafka's, of the request `acknowledged`
+    cdef readonly bint shared
+    cdef readonly bint full                            # shared: a reservation has passed the file's end
+    cdef readonly bint recalled                        # the broker wants the grant back
+    cdef readonly int end_order                        # of the first reservation that passed the end, and its position; -1: not ours
+    cdef readonly int64_t end_position
+    cdef public bint compare_and_swap                  # reserve by COMPARE_AND_SWAP
+    cdef public ProducerIdentity identity              # stamps what is sent; None: no idempotence
+    cdef MemoryRegion _landing                         # where a reservation lands
+    cdef readonly uint64_t word_address
+    cdef readonly uint32_t word_rkey
+    cdef uint64_t _word                                # its last value seen
+    cdef volatile bint _claimed
+    cdef uint64_t _limit                               # requests under way that the grant allows
+    cdef readonly uint64_t failures                    # refused requests not taken yet
+    cdef uint64_t _first_failure
+    cdef readonly uint64_t reservations
     cdef bint _desynchronised
     cdef readonly int64_t last_offset_base             # base offset of the last acknowledged request
-    cdef readonly uint64_t records_acknowledged, bytes_acknowledged
+    cdef readonly uint64_t records_acknowledged, bytes_acknowledged   # with success
+    cdef readonly uint64_t requests_acknowledged, records_answered
     cdef readonly str name
 
     def __cinit__(self):
@@ -206,6 +237,7 @@ cdef class FileWriter:
         self._qp = qp
         self._ring = ring
         self._window = n
+        self._limit = n
         self._ring_entries = 2 * n
         self._requests = <request_t*> calloc(n, sizeof(request_t))
         self._offsets = <int64_t*> calloc(n, sizeof(int64_t))
@@ -228,8 +260,12 @@ cdef class FileWriter:
         return self.appended - self.acknowledged
 
     @property
-    def usable(self):
-        return self.granted and not self.revoked and self.error_code == 0 and not self._desynchronised and self._router._status == 0
+    def has_landing(self):
+        return self._landing is not None
+
+    def set_landing(self, MemoryRegion landing):
+        """8 bytes where reservations land, which a shared grant needs."""
+        self._landing = landing
 
     def set_buffer(self, MemoryRegion buffer):
         """Give the writer its send buffer; no request may be under way."""
@@ -247,8 +283,10 @@ cdef class FileWriter:
         """Size of the send buffer: no request may be larger."""
         return self._capacity
 
-    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position):
-        """Start on a new grant; there must be no unacknowledged request."""
+    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position, uint64_t word_address=0, uint32_t word_rkey=0,
+             int window=0):
+        """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it is shared.  `window`: requests that may be
+        under way (0: as many as the writer was made for)."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
         if not 0 <= position <= length:
@@ -257,14 +295,23 @@ cdef class FileWriter:
         self.settle()  # completions are told apart by file id
         self._router.detach(self)
         self.file_id = file_id
-        self._address = address
-        self._rkey = rkey
+        self.address = address
+        self.rkey = rkey
         self.length = length
         self.position = position
         self._ring_read = 0
         self._grant_first = self.appended
-        self.error_code = 0
-        self.revoked = False
+        self.revoked = self.recalled = self.full = False
+        self.shared = word_address != 0
+        self.word_address = word_address
+        self.word_rkey = word_rkey
+        self._word = <uint64_t> position
+        self._limit = min(self._window, <uint64_t> window) if window > 0 else self._window
+        self.end_order = -1
+        self.end_position = -1
+        if self.shared and (self._landing is None or word_address & 7):
+            raise ProtocolError(f"{self.name}: the broker granted a shared word at address {word_address:#x}",
+                                hint="broker and client are of different versions")
         self._desynchronised = False
         self.granted = True
         self._router.attach(self)
@@ -295,19 +342,26 @@ cdef class FileWriter:
             self._ring_read += 1
             if flags & ACK_FLAG_REVOKED:
                 self.revoked = True
+            if flags & ACK_FLAG_RECALLED:
+                self.recalled = True
             if batches == 0 and error == 0:
                 continue                      # a notice, not an answer
-            if self.acknowledged >= self.appended or order != <uint16_t> (self.acknowledged - self._grant_first):
+            r = &self._requests[self.acknowledged & (self._window - 1)]
+            if self.acknowledged >= self.appended or order != r.order:
                 self._desynchronised = True
                 return n
-            if error != 0:
-                self.error_code = <int16_t> error
-                continue
-            r = &self._requests[self.acknowledged & (self._window - 1)]
             self._offsets[self.acknowledged & (self._window - 1)] = base
-            self.last_offset_base = base
-            self.records_acknowledged += r.records
-            self.bytes_acknowledged += r.length
+            self.records_answered += r.records
+            if error != 0 and error != DUPLICATE_SEQUENCE_NUMBER:
+                r.error = <int16_t> error
+                if self.failures == 0:
+                    self._first_failure = self.acknowledged
+                self.failures += 1
+            else:
+                self.last_offset_base = base
+                self.records_acknowledged += r.records
+                self.bytes_acknowledged += r.length
+                self.requests_acknowledged += 1
             self.acknowledged += 1
             self._router.requests_under_way -= 1
             n += 1
@@ -319,9 +373,11 @@ cdef class FileWriter:
         self.c_release()
 
     cdef void c_release(self) noexcept nogil:
-        """Free the bytes of requests that are both completed and acknowledged."""
+        """Free the bytes of requests that are both completed and acknowledged, up to the first that was refused."""
         cdef uint64_t upto = self.acknowledged if self.acknowledged < self._sends_done else self._sends_done
         cdef request_t* r
+        if self.failures and self._first_failure < upto:
+            upto = self._first_failure
         if upto <= self._freed:
             return
         self._freed = upto
@@ -339,13 +395,13 @@ cdef class FileWriter:
         """Room for `n` contiguous bytes of the send buffer and one request; OK or why not."""
         cdef uint64_t at = self._write_at
         cdef uint64_t skip = 0
-        if not self.granted or self.revoked or self.error_code != 0 or self._desynchronised:
+        if not self.granted or self.revoked or self.failures != 0 or self._desynchronised:
             return NOT_GRANTED
         if self._router._status != 0:
             return BROKEN
-        if self.position + <int64_t> n > self.length:
+        if self.full or self.recalled or (not self.shared and self.position + <int64_t> n > self.length):
             return NO_ROOM_FILE
-        if self.appended - self._freed >= self._window or self._router.requests_under_way >= self._router.limit:
+        if self.appended - self._freed >= self._window or self.appended - self.acknowledged >= self._limit or self._router.requests_under_way >= self._router.limit:
             return NO_ROOM_BUFFER
         if at + n > self._capacity:
             skip = self._capacity - at
@@ -356,18 +412,96 @@ cdef class FileWriter:
         start[0] = at
         return OK
 
-    cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records) noexcept nogil:
-        """Post the request whose bytes are at `start`.  OK, NO_ROOM_BUFFER (the send queue is full) or BROKEN."""
-        cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | <uint16_t> (self.appended - self._grant_first)
-        cdef int rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
-                                                self._address + <uint64_t> self.position, self._rkey, imm)
-        cdef request_t* r
-        if rc == ENOMEM:
+    cdef int c_claim_post(self, uint32_t length) noexcept nogil:
+        """Post the atomic that reserves `length` bytes and an order."""
+        cdef uint64_t id = (<uint64_t> CLAIM << 32) | <uint64_t> self.file_id
+        cdef uint64_t add = ONE_ORDER + length
+        cdef int rc
+        self._claimed = False
+        while True:
+            if self.compare_and_swap:
+                rc = self._qp.c_post_compare_swap(id, self._landing.address, self._landing.lkey, self.word_address, self.word_rkey,
+                                                  self._word, self._word + add)
+            else:
+                rc = self._qp.c_post_fetch_add(id, self._landing.address, self._landing.lkey, self.word_address, self.word_rkey, add)
+            if rc != ENOMEM:
+                break
             self._router.c_drain()
+            if self._router._status != 0:
+                return BROKEN
+            kd_pause()
+        if rc != 0:
+            if self._router._status == 0:
+                self._router._status = <uint32_t> (1000 + rc)
+            return BROKEN
+        self._router.sends_under_way += 1
+        return OK
+
+    cdef int c_claim_taken(self, uint32_t length, uint64_t* position, uint16_t* order) noexcept nogil:
+        """The atomic has completed: OK and what was reserved, NO_ROOM_FILE, NOT_GRANTED (access ended meanwhile) or NO_ROOM_BUFFER (another
+        was faster to swap: once more)."""
+        cdef uint64_t old
+        memcpy(&old, self._landing.data, SHARED_WORD_BYTES)
+        position[0] = old & POSITION_MASK
+        order[0] = <uint16_t> (old >> SHARED_ORDER_SHIFT)
+        if position[0] + length > <uint64_t> self.length:
+            self.full = True
+            if position[0] <= <uint64_t> self.length and not self.compare_and_swap:
+                self.end_order = order[0]
+                self.end_position = <int64_t> position[0]
+            return NO_ROOM_FILE
+        if self.compare_and_swap and old != self._word:
+            self._word = old
+            return NO_ROOM_BUFFER
+        self._word = old + ONE_ORDER + length
+        self.reservations += 1
+        return NOT_GRANTED if self.revoked else OK
+
+    cdef int _claim(self, uint32_t length, uint64_t* position, uint16_t* order) except -1:
+        """Reserve; returns as `c_claim_taken`.  Waits for the atomic however long it takes: once posted it may have happened."""
+        cdef int rc
+        cdef int64_t spin_until
+        while True:
+            if self.compare_and_swap and (self._word & POSITION_MASK) + length > <uint64_t> self.length:
+                self.full = True
+                return NO_ROOM_FILE
+            with nogil:
+                rc = self.c_claim_post(length)
+            while rc == OK and not self._claimed and self._router._status == 0:
+                with nogil:
+                    spin_until = _now_ns(CLOCK_MONOTONIC) + self._router._spin_ns
+                    while True:
+                        self._router.c_drain()
+                        if self._claimed or self._router._status != 0 or _now_ns(CLOCK_MONOTONIC) >= spin_until:
+                            break
+                        kd_pause()
+                if not self._claimed and self._router._status == 0:
+                    self._router._send_cq.wait(100, 0)
+            if rc != OK or self._router._status != 0:
+                return BROKEN
+            rc = self.c_claim_taken(length, position, order)
+            if rc != NO_ROOM_BUFFER:
+                return rc
+
+    cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position, uint16_t order) noexcept nogil:
+        """Post the request whose bytes are at `start` of the send buffer.  OK, NO_ROOM_BUFFER (the send queue is full; not after a reservation,
+        which must be followed by its WRITE) or BROKEN."""
+        cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | order
+        cdef bint full = False
+        cdef int rc
+        cdef request_t* r
+        while True:
             rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
-                                           self._address + <uint64_t> self.position, self._rkey, imm)
-            if rc == ENOMEM:
+                                           self.address + position, self.rkey, imm)
+            if rc != ENOMEM:
+                break
+            if full and not self.shared:
                 return NO_ROOM_BUFFER
+            full = True
+            self._router.c_drain()
+            if self._router._status != 0:
+                return BROKEN
+            kd_pause()
         if rc != 0:
             if self._router._status == 0:
                 self._router._status = <uint32_t> (1000 + rc)
@@ -378,8 +512,10 @@ cdef class FileWriter:
         r.start = start
         r.length = length
         r.records = records
+        r.order = order
+        r.error = 0
         self.appended += 1
-        self.position += length
+        self.position = <int64_t> position + length
         self._write_at = start + length
         self._taken += length
         return OK
@@ -389,9 +525,15 @@ cdef class FileWriter:
         took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
         cdef const uint8_t* v = NULL
         cdef const uint8_t* k = NULL
-        cdef int64_t vn = -1, kn = -1, size
-        cdef uint64_t start = 0
+        cdef int64_t vn = -1, kn = -1, size, producer_id = -1
+        cdef int16_t epoch = -1
+        cdef int32_t sequence = -1
+        cdef uint64_t start = 0, position = 0
+        cdef uint16_t order = 0
+        cdef ProducerIdentity identity = self.identity
         cdef int rc
+        if identity is not None:
+            producer_id, epoch, sequence = identity.producer_id, identity.epoch, identity.next_sequence
         if value is not None:
             if not PyBytes_CheckExact(value):
                 value = bytes(value)
@@ -406,22 +548,36 @@ cdef class FileWriter:
         with nogil:
             if timestamp_ms < 0:
                 timestamp_ms = _now_ns(CLOCK_REALTIME) // 1000000
+            # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a stream they come with the acknowledgements.
+            if self.shared or self.appended == self.acknowledged:
+                self._router.c_drain()
             rc = self.c_reserve(<uint64_t> size, &start)
             if rc == NO_ROOM_BUFFER:
                 self._router.c_drain()
                 rc = self.c_reserve(<uint64_t> size, &start)
             if rc == OK:
-                size = encode_single(self._buffer.data + start, <size_t> size, k, kn, v, vn, timestamp_ms)
-                rc = self.c_send(start, <uint32_t> size, 1)
-                if (self.appended & 15) == 0:
-                    self._router.c_drain()
+                size = encode_single(self._buffer.data + start, <size_t> size, k, kn, v, vn, timestamp_ms, producer_id, epoch, sequence)
+                if not self.shared:
+                    rc = self.c_send(start, <uint32_t> size, 1, <uint64_t> self.position, <uint16_t> (self.appended - self._grant_first))
+                    if (self.appended & 15) == 0:
+                        self._router.c_drain()
+        if rc == OK and self.shared:
+            rc = self._claim(<uint32_t> size, &position, &order)
+            if rc == OK:
+                rc = self.c_send(start, <uint32_t> size, 1, position, order)
+        if rc == OK and identity is not None:
+            identity.c_sent(add_one(sequence))
         return rc
 
     cpdef int try_batches(self, data, uint32_t records) except -1:
         """Send encoded record batches (a contiguous buffer of whole batches) as one request.  Returns as `try_record`."""
         cdef const uint8_t[::1] view = data
         cdef uint64_t n = <uint64_t> view.shape[0]
-        cdef uint64_t start = 0
+        cdef uint64_t start = 0, position = 0
+        cdef uint16_t order = 0
+        cdef int32_t sequence = 0
+        cdef ProducerIdentity identity = self.identity
+        cdef bint stamped = identity is not None
         cdef int rc
         if n == 0:
             return OK
@@ -432,15 +588,41 @@ cdef class FileWriter:
             rc = self.c_reserve(n, &start)
             if rc == OK:
                 memcpy(self._buffer.data + start, &view[0], n)
-                rc = self.c_send(start, <uint32_t> n, records)
+                if stamped:
+                    sequence = identity.c_stamp(self._buffer.data + start, n)
+                if not self.shared:
+                    rc = self.c_send(start, <uint32_t> n, records, <uint64_t> self.position, <uint16_t> (self.appended - self._grant_first))
+        if rc == OK and self.shared:
+            rc = self._claim(<uint32_t> n, &position, &order)
+            if rc == OK:
+                with nogil:
+                    rc = self.c_send(start, <uint32_t> n, records, position, order)
+        if rc == OK and stamped:
+            identity.c_sent(sequence)
         return rc
 
+    cdef bint c_stuck(self) noexcept nogil:
+        return self.revoked or self.failures != 0 or self._desynchronised or self._router._status != 0
+
+    def wait_answers(self, int64_t timeout_ms):
+        """Wait, for a while, until every request is answered, whether with success or not; True when they are.  False when some will not be:
+        access was revoked, or the queue pair broke."""
+        cdef int64_t deadline = _now_ns(CLOCK_MONOTONIC) + timeout_ms * 1000000
+        while self.acknowledged < self.appended and not (self.revoked or self._desynchronised or self._router._status != 0):
+            with nogil:
+                self._router.c_drain()
+            if self.acknowledged < self.appended and _now_ns(CLOCK_MONOTONIC) >= deadline:
+                return False
+            if self.acknowledged < self.appended:
+                self._router._recv_cq.wait(10, 0)
+        return self.acknowledged == self.appended
+
     def wait_acknowledged(self, uint64_t sequence, int64_t timeout_ms):
-        """Wait until `acknowledged` > `sequence`.  True; False when the writer can no longer be used (revoked, failed, broken).
+        """Wait until `acknowledged` > `sequence`.  True; False when the writer cannot go on (revoked, a request refused, broken).
         TimedOutError after `timeout_ms`.  Spins for the router's spin time, then sleeps."""
         cdef int64_t now, deadline, spin_until
         cdef int n
-        if self.acknowledged > sequence:
+        if self.acknowledged > sequence and not self.failures:
             return True
         now = _now_ns(CLOCK_MONOTONIC)
         deadline = now + timeout_ms * 1000000
@@ -449,7 +631,7 @@ cdef class FileWriter:
             with nogil:
                 while True:
                     n = self._router.c_drain()
-                    if self.acknowledged > sequence or self.revoked or self.error_code != 0 or self._desynchronised or self._router._status != 0:
+                    if self.acknowledged > sequence or self.c_stuck():
                         break
                     now = _now_ns(CLOCK_MONOTONIC)
                     if n > 0:
@@ -457,9 +639,9 @@ cdef class FileWriter:
                     if now >= spin_until:
                         break
                     kd_pause()
-            if self.acknowledged > sequence:
+            if self.acknowledged > sequence and not self.failures:
                 return True
-            if self.revoked or self.error_code != 0 or self._desynchronised or self._router._status != 0:
+            if self.c_stuck():
                 return False
             if now >= deadline:
                 raise TimedOutError(f"{self.name}: no acknowledgement within {timeout_ms} ms", hint="the broker may be stopped or overloaded; the records may still be committed")
@@ -473,7 +655,7 @@ cdef class FileWriter:
         return self._offsets[sequence & (self._window - 1)]
 
     def unacknowledged(self):
-        """[(bytes, records)] of the requests not acknowledged, in order; the failed one first if there is an `error_code`."""
+        """[(bytes, records)] of the requests not answered, in order."""
         cdef uint64_t s
         cdef request_t* r
         out = []
@@ -482,10 +664,30 @@ cdef class FileWriter:
             out.append(((<const char*> (self._buffer.data + r.start))[:r.length], r.records))
         return out
 
+    def refused(self, uint64_t sequence):
+        """Was this request, which is answered and not taken yet, refused?"""
+        return self._requests[sequence & (self._window - 1)].error != 0
+
+    def take_failures(self):
+        """[(sequence number, bytes, records, error code)] of the refused requests, in order; the writer may go on then."""
+        cdef uint64_t s
+        cdef request_t* r
+        out = []
+        if self.failures:
+            for s in range(self._first_failure, self.acknowledged):
+                r = &self._requests[s & (self._window - 1)]
+                if r.error:
+                    out.append((s, (<const char*> (self._buffer.data + r.start))[:r.length], r.records, r.error))
+                    r.error = 0
+        self.failures = 0
+        self.c_release()
+        return out
+
     def forget(self):
         """Give up the unacknowledged requests (the caller took them by `unacknowledged`); the writer can only be closed then."""
         self.settle()
         self._router.requests_under_way -= self.appended - self.acknowledged
+        self.failures = 0
         self.appended = self._sends_done = self._freed = self.acknowledged
         self._taken = self._write_at = self._free_from = 0
 
@@ -506,3 +708,5 @@ cdef class FileWriter:
         if self._buffer is not None:
             self._buffer.deregister()
         self._ring.deregister()
+        if self._landing is not None:
+            self._landing.deregister()

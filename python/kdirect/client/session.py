@@ -22,7 +22,7 @@ import pyarrow as pa
 from kdirect.client.admin import Admin
 from kdirect.client.channel import Channel
 from kdirect.client.cluster import Cluster
-from kdirect.client.connection import Connection
+from kdirect.client.connection import Connection, broker_error
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.tcp import TcpFetcher
 from kdirect.errors import (
@@ -35,7 +35,7 @@ from kdirect.errors import (
     TimedOutError,
     TransportError,
 )
-from kdirect.format import layout
+from kdirect.format import layout, protocol
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("kdirect.client")
 
 IDLE_READERS = 256
+INIT_PRODUCER_ID = 22
 PARKED_BUFFER_BYTES = 256 << 10
 FIRST_WAIT_S = 50e-6
 LONGEST_WAIT_S = 5e-3
@@ -192,6 +193,21 @@ class Session:
                     if not channel.closed:
                         return channel
         return self._open_channel(self.cluster.connection_for(tp), self.transport, **sizes)
+
+    def new_producer_id(self) -> tuple[int, int] | None:
+        """(producer id, epoch) for an idempotent producer; None when the broker has none to give."""
+
+        def ask(connection: Connection) -> tuple[int, int] | None:
+            if not connection.supports(INIT_PRODUCER_ID):
+                return None
+            answer = connection.request(
+                protocol.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+            )
+            if answer.error_code:
+                raise broker_error(answer.error_code, "a new producer id")
+            return answer.producer_id, answer.producer_epoch
+
+        return self.cluster.call(self.cluster.control_connection, ask)
 
     # -- topics and offsets ----------------------------------------------------------------------------
 

@@ -8,13 +8,16 @@ Invariants:
 - `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts behind the last one.
 - `TcpAppender` keeps several requests under way.  Batches are committed in the order they were given, but for one case:
   a batch that the broker refuses for a passing reason while it takes the next one is sent again behind it.
-- A batch whose connection broke before the answer is sent again, and may then be there twice (at-least-once), unless
-  its header carries a producer id and a sequence: then the broker drops the second.
+- A batch whose connection broke before the answer is sent again, and may then be there twice (at-least-once), unless the appender has
+  an identity: then its batches carry a producer id and a sequence, the broker drops the second, and what it refuses because one before it
+  is missing is sent again behind that one.  A batch that was given up may have left a gap: when the broker says so, by refusing the
+  next, that one and those behind it, which cannot be in the log, go on under the next epoch.
 - An error says whether the batch may have been committed nevertheless.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -23,6 +26,7 @@ from typing import Any, NamedTuple
 
 from kdirect.client.cluster import Backoff, Cluster
 from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerUnavailableError,
@@ -40,11 +44,16 @@ from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 
+log = logging.getLogger("kdirect.client")
+
 DEFAULT_FETCH_BYTES = 1 << 20
 DEFAULT_MAX_WAIT_MS = 500
 MAX_WINDOW = 128
 
 ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
+
+RENUMBERED_AT_MOST = 2
+_OUT_OF_SEQUENCE = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH))
 
 # The broker may have written the batch although it answers with an error.
 _MAYBE_COMMITTED = frozenset((ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.UNKNOWN_SERVER_ERROR))
@@ -250,6 +259,7 @@ class Append:
         "_deadline",
         "_maybe_committed",
         "_pending",
+        "_renumbered",
         "base_offset",
         "data",
         "done",
@@ -262,6 +272,7 @@ class Append:
         self._appender = appender
         self._deadline = deadline
         self._attempts = 0
+        self._renumbered = 0
         self._maybe_committed = False
         self._pending: Pending | None = None
         self.data = data
@@ -291,6 +302,7 @@ class TcpAppender:
         timeout_ms: int | None = None,
         *,
         window: int | None = None,
+        identity: ProducerIdentity | None = None,
     ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
@@ -298,6 +310,7 @@ class TcpAppender:
         self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
         self._cluster = cluster
+        self._identity = identity
         self._max_bytes: int = settings["send.buffer.bytes"]
         self._lock = threading.RLock()
         self._queue: deque[Append] = deque()  # in order; requests under way first
@@ -328,6 +341,8 @@ class TcpAppender:
                         f"{self.topic_partition}: {len(self._queue)} requests are not answered after {room_ms:.0f} ms",
                         hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms to wait longer",
                     )
+            if self._identity is not None:
+                append.data = memoryview(self._identity.stamp(data))
             self._queue.append(append)
             self._queued_bytes += size
             try:
@@ -476,6 +491,12 @@ class TcpAppender:
             self._done(append)
             return None
         append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED
+        if self._identity is not None and answer.error_code in _OUT_OF_SEQUENCE:
+            if self._queue[0] is append and append._renumbered < RENUMBERED_AT_MOST:
+                self._renumber()
+                return broker_error(answer.error_code, f"append to {self.topic_partition}")
+            if self._queue[0] is not append:
+                return broker_error(answer.error_code, f"append to {self.topic_partition}")  # again, behind the one that it waits for
         error = broker_error(answer.error_code, f"append to {self.topic_partition}", answer.error_message)
         if protocol.error_kind(answer.error_code).retriable:
             error.retriable = True  # UNKNOWN_TOPIC_OR_PARTITION too: it passes when only the leader has moved
@@ -533,6 +554,17 @@ class TcpAppender:
         self._failed = [a for a in self._failed if not a.seen]
         self._failed.append(append)
         self._done(append)
+
+    def _renumber(self) -> None:
+        """The oldest batch does not follow what the broker has: it and those behind it go on under a new sequence."""
+        assert self._identity is not None
+        self._drain()
+        log.info("%s: %d batches go on under a new sequence", self.topic_partition, len(self._queue))
+        self._identity.renew()
+        for append in self._queue:
+            append._pending = None
+            append._renumbered += 1
+            append.data = memoryview(self._identity.stamp(ProducerIdentity.unstamped(append.data)))
 
     def _check(self) -> None:
         if self._closed:

@@ -33,6 +33,9 @@ cdef void stamp_batch(uint8_t* p, int64_t base_offset, int32_t leader_epoch) noe
 # Base offset and leader epoch in place; the CRC does not cover them.
 cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) noexcept nogil
 # Sets the timestamp type bit and max timestamp and recomputes the CRC.
-cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value, int64_t value_length, int64_t timestamp) noexcept nogil
-# One uncompressed batch of one record without headers, base offset 0, no producer id.  Length -1 = null.
+cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil
+# Producer id, epoch and sequence in place.  The CRC is changed by their difference, not computed anew: a batch that was damaged before stays so.
+cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value, int64_t value_length, int64_t timestamp,
+                           int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil
+# One uncompressed batch of one record without headers, base offset 0; producer id, epoch and sequence -1: none.  Length -1 = null.
 # Returns the bytes written, or -1 when capacity is too small.

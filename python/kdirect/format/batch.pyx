@@ -120,8 +120,59 @@ cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) no
     kd_put32(p + BATCH_CRC, kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
 
 
+cdef uint32_t[32][32] zeros_behind       # [k]: what the CRC register becomes over 2**k bytes of zeros, by each of its bits
+
+
+cdef inline uint32_t _apply_zeros(const uint32_t* operator, uint32_t register) noexcept nogil:
+    cdef uint32_t out = 0
+    cdef int i = 0
+    while register:
+        if register & 1:
+            out ^= operator[i]
+        register >>= 1
+        i += 1
+    return out
+
+
+cdef void _fill_zeros() noexcept nogil:
+    cdef uint8_t zero = 0
+    cdef int i, k
+    for i in range(32):
+        zeros_behind[0][i] = ~kd_crc32c(~(<uint32_t> 1 << i), &zero, 1)
+    for k in range(1, 32):
+        for i in range(32):
+            zeros_behind[k][i] = _apply_zeros(zeros_behind[k - 1], zeros_behind[k - 1][i])
+
+
+_fill_zeros()
+
+
+cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil:
+    cdef uint8_t changed[BATCH_RECORDS_COUNT - BATCH_PRODUCER_ID]
+    cdef uint32_t behind, register
+    cdef int i, k = 0
+    if size < BATCH_HEADER_BYTES:
+        return
+    memcpy(changed, p + BATCH_PRODUCER_ID, sizeof(changed))
+    kd_put64(p + BATCH_PRODUCER_ID, <uint64_t> producer_id)
+    kd_put16(p + BATCH_PRODUCER_EPOCH, <uint16_t> producer_epoch)
+    kd_put32(p + BATCH_BASE_SEQUENCE, <uint32_t> base_sequence)
+    for i in range(<int> sizeof(changed)):
+        changed[i] ^= p[BATCH_PRODUCER_ID + i]
+    # The CRC is linear: that of the difference, from an empty register, is the difference of the CRCs.
+    register = ~kd_crc32c(0xFFFFFFFF, changed, sizeof(changed))
+    behind = size - BATCH_RECORDS_COUNT
+    while behind:
+        if behind & 1:
+            register = _apply_zeros(zeros_behind[k], register)
+        behind >>= 1
+        k += 1
+    kd_put32(p + BATCH_CRC, kd_get32(p + BATCH_CRC) ^ register)
+
+
 cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
-                           int64_t value_length, int64_t timestamp) noexcept nogil:
+                           int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+                           int32_t base_sequence) noexcept nogil:
     cdef int64_t key_bytes = key_length if key_length > 0 else 0
     cdef int64_t value_bytes = value_length if value_length > 0 else 0
     cdef int64_t body, size
@@ -141,9 +192,9 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
     kd_put32(out + BATCH_LAST_OFFSET_DELTA, 0)
     kd_put64(out + BATCH_BASE_TIMESTAMP, <uint64_t>timestamp)
     kd_put64(out + BATCH_MAX_TIMESTAMP, <uint64_t>timestamp)
-    kd_put64(out + BATCH_PRODUCER_ID, <uint64_t>-1)
-    kd_put16(out + BATCH_PRODUCER_EPOCH, 0xFFFF)
-    kd_put32(out + BATCH_BASE_SEQUENCE, 0xFFFFFFFF)
+    kd_put64(out + BATCH_PRODUCER_ID, <uint64_t> producer_id)
+    kd_put16(out + BATCH_PRODUCER_EPOCH, <uint16_t> producer_epoch)
+    kd_put32(out + BATCH_BASE_SEQUENCE, <uint32_t> base_sequence)
     kd_put32(out + BATCH_RECORDS_COUNT, 1)
     p = kd_put_varint(out + BATCH_RECORDS, body)
     p[0] = 0
@@ -351,7 +402,7 @@ def encode_single_bytes(value, key=None, int64_t timestamp_ms=0):
     cdef Py_ssize_t capacity = BATCH_HEADER_BYTES + 32 + max(value_length, 0) + max(key_length, 0)
     cdef bytearray out = bytearray(capacity)
     cdef uint8_t* target = <uint8_t*><char*>out
-    cdef int64_t size = encode_single(target, capacity, key_data, key_length, value_data, value_length, timestamp_ms)
+    cdef int64_t size = encode_single(target, capacity, key_data, key_length, value_data, value_length, timestamp_ms, -1, -1, -1)
     if size < 0:
         raise UnsupportedFormatError(f"a record of {capacity} bytes does not fit a batch", hint="a batch holds less than 2 GiB")
     return bytes(out[:size])

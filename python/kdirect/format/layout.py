@@ -54,6 +54,18 @@ answer.
 
 Immediate data of a produce WRITE_WITH_IMM (figure 4): ``file id << 16 | order``.
 Immediate data of an acknowledgement WRITE_WITH_IMM: ``file id << 16 | number of entries written``.
+
+Shared word (figure 5; 8 bytes in the processor's order, reserved by FETCH_AND_ADD or COMPARE_AND_SWAP)::
+
+     63     48 47                                          0
+    +---------+---------------------------------------------+
+    | order   | position                                    |
+    +---------+---------------------------------------------+
+
+A reservation of n bytes adds ``1 << 48 | n``: what was there before is its order and its position.  The order wraps out of the top.
+A position beyond the file says that the file is full: the first reservation that passes its end makes all later ones do so, so the
+orders below it are the valid ones.  The broker closes a word by adding ``1 << 46``; reservations that fail after that, each below 2**31
+bytes, would have to be 2**15 and more before they reached the order.
 """
 
 from __future__ import annotations
@@ -127,11 +139,21 @@ ACK_LOG_APPEND_TIME = 24
 ACK_BYTES = 32
 
 ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
-ACK_FLAG_DUPLICATE = 0x2  # an idempotent producer's repetition: base offset is that of the original
+ACK_FLAG_DUPLICATE = 0x2  # an idempotent producer's repetition: base offset is that of the original, -1 if it is not known any more
+ACK_FLAG_RECALLED = 0x4  # send no more under this grant; once everything is answered, ask for access again
 
 # -- immediate data --------------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
 IMM_ORDER_MASK = 0xFFFF
+
+# -- shared word and produce modes -----------------------------------------------------------------------
+SHARED_WORD_BYTES = 8
+SHARED_ORDER_SHIFT = 48
+SHARED_CLOSE_SHIFT = 46
+
+PRODUCE_EXCLUSIVE = 0
+PRODUCE_SHARED = 1
+PRODUCE_AUTO = 2  # exclusive while alone, shared with others
 
 # -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------------
 API_OPEN_QUEUE_PAIR = 32001
@@ -140,11 +162,12 @@ API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
 
 # -- error codes of the access protocol, beside Kafka's ---------------------------------------------------
-ERROR_ACCESS_HELD = 32001  # an exclusive holder exists, or plain Kafka producers contend: retry, or use TCP
+ERROR_ACCESS_HELD = 32001  # another RDMA producer holds the partition, and one of the two wants it for itself
 ERROR_UNKNOWN_CONNECTION = 32002  # the queue pair named is not of this TCP connection, or has ended
 ERROR_TRANSPORT_UNAVAILABLE = 32003  # the broker cannot serve that transport
 ERROR_ACCESS_DISABLED = 32004  # this datapath is switched off on the broker
 ERROR_NO_FREE_SLOT = 32005  # the consumer's slot region, or the file id space, is used up
+ERROR_ACCESS_CONTENDED = 32006  # not now: Kafka clients write what was asked for alone, or shared writes failed again and again; use TCP
 
 if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT_BYTES:
     raise AssertionError("layout: fields do not add up")

@@ -231,6 +231,27 @@ class Partition:
                 return self._open_head(self.config.segment_bytes if self._segments[-1].size else 0, now_ms())
             return self._roll(now_ms())
 
+    def fence_head(self) -> Segment:
+        """Move the head to a fresh file, although it may be empty: somebody may still write into the old file.  That one keeps its length
+        for as long as it is mapped anywhere, and its pages must not be used again."""
+        with self._roll_lock:
+            self._check_open()
+            old = self._segments[-1]
+            if not old.is_head:
+                return old
+            old.keep_length = True
+            if old.size:
+                return self._roll(now_ms())
+            prepared = self._prepare()
+            with self._lock:
+                old.seal()
+                old.supersede()
+                self._segments = self._segments[:-1]
+                new = self._publish(prepared, now_ms())
+            self._rolls += 1
+            self._tell(old, new)
+            return new
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")

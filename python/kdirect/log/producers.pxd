@@ -17,6 +17,7 @@ cdef struct producer_state:
     int64_t last_time_ms      # when it last appended
     int64_t transaction_start # first offset of the open transaction, -1: none (the place for transactions)
     int32_t coordinator_epoch
+    int32_t start_sequence    # of the first batch of this epoch that was taken; -1: not known, all before the remembered ones were
     int16_t epoch             # -1: nothing known of it
     uint16_t count
     batch_seen seen[REMEMBERED]   # oldest first

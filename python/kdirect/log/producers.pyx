@@ -5,7 +5,7 @@ Law of the room: a table and pure rules; no lock (the kernel's mutex guards the 
 
 The rules are Kafka's.  Sequence numbers of a producer id and epoch follow each other without gaps, from 0
 (after INT32_MAX comes 0).  The last five batches are remembered: a request that repeats remembered
-batches is a repetition, and answers with the original offsets; one of older batches is told from a gap, too.  A request that mixes repeated and new batches
+batches is a repetition, and answers with the original offsets; one of older batches, back to the first, is told from a gap, too.  A request that mixes repeated and new batches
 is refused as out of order; so is a gap.  A smaller epoch than the last is fenced off; a larger one starts at
 sequence 0.  A producer that is not known (its batches were deleted, or it expired) may start anywhere.
 """
@@ -109,6 +109,7 @@ cdef void start_producer(producer_state* p, int64_t id) noexcept nogil:
     memset(p, 0, sizeof(producer_state))
     p.id = id
     p.epoch = -1
+    p.start_sequence = -1
     p.coordinator_epoch = -1
     p.transaction_start = -1
 
@@ -161,10 +162,12 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
                     return COMMIT_OUT_OF_ORDER_SEQUENCE
                 continue
             if repeated.batches or b.base_sequence != (add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0):
-                # Sequences have no gaps, so what lies before the remembered batches was appended; but all of the request, or none.
+                # Sequences have no gaps, so what lies between the first that was taken and the remembered ones was appended; but all of
+                # the request, or none.
                 if i == 0 and known != NULL and known.epoch == b.producer_epoch and known.count:
                     b = &batches[n - 1]
                     if (last != known.seen[0].first_sequence and appended_before(last, known.seen[0].first_sequence)
+                            and (known.start_sequence == -1 or appended_before(known.start_sequence, batches[0].base_sequence))
                             and appended_before(add_sequence(b.base_sequence, b.last_offset_delta), known.seen[known.count - 1].last_sequence)):
                         return COMMIT_DUPLICATE_SEQUENCE
                 return COMMIT_OUT_OF_ORDER_SEQUENCE
@@ -173,6 +176,7 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
                 return COMMIT_OUT_OF_ORDER_SEQUENCE
             p.epoch = b.producer_epoch
             p.count = 0
+            p.start_sequence = b.base_sequence
         remember_batch(p, b.base_sequence, last, offset, offset + b.last_offset_delta)
         offset += <int64_t> b.last_offset_delta + 1
     if repeated.batches == 0 and known == NULL and reserve_producer(t) != 0:
@@ -200,6 +204,7 @@ cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_m
         return 0
     if batch.producer_epoch != entry.epoch:
         entry.count = 0
+        entry.start_sequence = batch.base_sequence
     entry.epoch = batch.producer_epoch
     entry.last_time_ms = now_ms
     remember_batch(&entry, batch.base_sequence, add_sequence(batch.base_sequence, batch.last_offset_delta), batch.base_offset,

@@ -197,7 +197,7 @@ class SimQueuePair(QueuePair):
         assert peer is not None
         self._unchanged(request.op, request)
         needs_receive = request.op in ("send", "write_imm")
-        if network._chance(network.faults.disconnect):
+        if peer._device is not self._device and network._chance(network.faults.disconnect):  # a loopback has no wire to lose
             if network.random.random() < 0.5 and (peer._receives or not needs_receive):
                 self._perform(request, peer)  # it happened, but nobody is told
             self._complete_head(request, Status.RETRY_EXC_ERR)

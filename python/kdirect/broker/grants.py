@@ -1,0 +1,125 @@
+"""Clients and what they were granted: the words that the rooms of access share.
+
+Owns: `Peer` (one queue pair of one client), `Grant` (one file granted to one client) and the table of file ids.  What may not enter:
+policy.  Who gets what is decided in `kdirect.broker.access` (reading) and `kdirect.broker.produce_access` (writing).
+
+A file id is 16 bits and names one grant: a file together with a client.  Ids are given out in turn, so that one that has ended
+is not used again before 65534 others were; what arrives under an id that is not granted is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from kdirect.errors import RefusedError
+from kdirect.format import layout
+from kdirect.log.partition import Partition
+from kdirect.log.segment import Segment
+from kdirect.model import TopicPartition
+from kdirect.rdma.contract import Memory
+
+if TYPE_CHECKING:
+    from kdirect.broker.engine import Engine
+    from kdirect.broker.head_access import HeadAccess
+
+MAX_FILE_ID = 0xFFFF
+
+OFFSET_OUT_OF_RANGE = 1
+UNKNOWN_TOPIC_OR_PARTITION = 3
+MESSAGE_TOO_LARGE = 10
+INVALID_REQUEST = 42
+STORAGE_ERROR = 56
+UNKNOWN_SERVER_ERROR = -1
+
+
+@dataclass(eq=False, slots=True)
+class Grant:
+    """One file granted to one client.  A produce grant whose head has ended keeps only the key of its closed word, so that a producer
+    that has not noticed yet learns of it by a reservation that fails, until it comes back or leaves."""
+
+    file_id: int
+    peer: Peer
+    partition: Partition
+    segment: Segment | None  # None: the partition has no head file yet, or the grant has ended
+    region: Any = None
+    slot_index: int = -1
+    staging: Any = None  # produce: region of the acknowledgements being sent
+    word: Any = None  # produce, shared: region of the word
+    head: HeadAccess | None = None  # produce
+    max_in_flight: int = 0  # produce
+    released: bool = False
+
+    @property
+    def is_produce(self) -> bool:
+        return self.head is not None
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """One queue pair of one client, with its protection domain, slot region and grants."""
+
+    connection_id: int
+    connection: Hashable
+    client: str
+    engine: Engine
+    domain: Any
+    qp: Any
+    max_in_flight: int
+    ping: Any
+    slot_memory: Memory
+    slot_region: Any
+    grants: dict[int, Grant] = field(default_factory=dict)
+    slots: dict[int, TopicPartition] = field(default_factory=dict)
+    closed: bool = False
+
+    def slot_address(self, index: int) -> int:
+        return self.slot_memory.address + index * layout.SLOT_BYTES
+
+    def free_slot(self, count: int) -> int:
+        """The lowest free slot, so that the region a client READs stays short; -1 when there is none."""
+        return next((i for i in range(count) if i not in self.slots), -1)
+
+
+class GrantTable:
+    """All grants by file id."""
+
+    def __init__(self) -> None:
+        self._grants: dict[int, Grant] = {}
+        self._next = 1
+
+    def __len__(self) -> int:
+        return len(self._grants)
+
+    def get(self, file_id: int) -> Grant | None:
+        return self._grants.get(file_id)
+
+    def of(self, tp: TopicPartition) -> list[Grant]:
+        """The grants of a partition."""
+        return [g for g in self._grants.values() if g.partition.topic_partition == tp]
+
+    def new(self, peer: Peer, partition: Partition, segment: Segment | None, head: HeadAccess | None = None) -> Grant:
+        """A grant under the next free id; it holds its segment until `drop`."""
+        if len(self._grants) >= MAX_FILE_ID:
+            raise RefusedError(layout.ERROR_NO_FREE_SLOT, "all 65535 file ids of this broker are granted; close idle clients")
+        while self._next in self._grants:
+            self._next = self._next % MAX_FILE_ID + 1
+        grant = Grant(file_id=self._next, peer=peer, partition=partition, segment=segment, head=head)
+        self._next = self._next % MAX_FILE_ID + 1
+        self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
+        if segment is not None:
+            segment.acquire()
+        return grant
+
+    def let_go(self, grant: Grant) -> None:
+        """Give back the grant's segment."""
+        segment, grant.segment = grant.segment, None
+        if segment is not None:
+            segment.release()
+
+    def drop(self, grant: Grant) -> None:
+        """Forget a grant."""
+        self._grants.pop(grant.file_id, None)
+        grant.peer.grants.pop(grant.file_id, None)
+        self.let_go(grant)

@@ -1,0 +1,217 @@
+"""One head file and those who write it (KafkaDirect §4.2.2).
+
+Owns: the grants of one head, its shared word, the broker's own requests on it.  Decides nothing: when a head is opened, drained,
+recalled or ended is `kdirect.broker.produce_access`'s business; in which order requests are committed, the produce worker's.
+
+Life: made with a head file that nobody writes by RDMA, `join` and `leave` as producers come and go, `end` once and for good.  The event
+loop's, but for `fence`.
+
+Memory: each member has a key to the file from its tail on, and to the word, in its own protection domain.  The keys to the file end with
+the head; the keys to the word live until the member comes back or leaves, and the word is closed then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kdirect.broker.engine import Engine
+from kdirect.broker.grants import Grant, GrantTable, Peer
+from kdirect.broker.shared_word import SharedWord
+from kdirect.errors import AccessDeniedError, RefusedError, RevokedError
+from kdirect.format import layout
+from kdirect.log.partition import Partition
+from kdirect.log.segment import Segment
+from kdirect.rdma.contract import Access, Memory
+
+SHARED_WINDOW = 256  # requests under way of one producer of a shared head: orders of all together stay below 2**15
+OWN_WINDOW = 256  # the broker's own
+DEREGISTER_MS = 20  # a producer that is inside a copy for longer is stopped or hangs; then the head moves to a fresh file
+ZERO_CHUNK = 64 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """Outcome of an append through a shared head; fields as of CommitResult."""
+
+    error: int
+    base_offset: int
+    log_append_time: int
+
+
+class PendingAppend:
+    """Batches of a plain Kafka producer that wait for their turn.  `result` or, once asked for, `future`."""
+
+    __slots__ = ("data", "future", "now_ms", "partition", "result")
+
+    def __init__(self, partition: Partition, data: bytes, now_ms: int) -> None:
+        self.partition = partition
+        self.data = data
+        self.now_ms = now_ms
+        self.result: Any = None
+        self.future: asyncio.Future[Any] | None = None
+
+    def settle(self, result: Any) -> None:
+        self.result = result
+        if self.future is not None and not self.future.done():
+            self.future.set_result(result)
+
+    def fail(self, error: BaseException) -> None:
+        if self.future is not None and not self.future.done():
+            self.future.set_exception(error)
+
+
+class HeadAccess:
+    """See the module.  `explicit`: its one holder wants it for itself."""
+
+    def __init__(
+        self, partition: Partition, segment: Segment, engine: Engine, *, shared: bool, explicit: bool, entries: int, hole_timeout_ms: int
+    ) -> None:
+        kernel = partition.kernel
+        self.partition = partition
+        self.segment = segment
+        self.engine = engine
+        self.explicit = explicit
+        self.capacity = int(kernel.capacity)
+        position = int(kernel.end_position)
+        self.word = SharedWord(engine.loopback, position) if shared else None
+        self.head = engine.worker.open_head(
+            kernel, segment.base_offset, position, partition.leader_epoch, shared=shared, entries=entries, hole_timeout_ms=hole_timeout_ms
+        )
+        self.head.owner = self
+        self.members: dict[int, Grant] = {}
+        self.own: dict[int, PendingAppend] = {}  # by order
+        self.draining = False  # nobody reserves any more; it ends when everything reserved is committed
+        self.recalled = False  # the holder was asked to come back
+        self.ending = False  # it ends in a moment
+        self.ended = False
+        self.pumping = False  # the broker's own requests that waited are being brought on their way
+        self._left = True  # False: somebody is still inside a copy into the file
+        self._window = OWN_WINDOW
+
+    @property
+    def shared(self) -> bool:
+        return self.word is not None
+
+    @property
+    def tail(self) -> int:
+        return int(self.partition.kernel.end_position)
+
+    def join(self, grants: GrantTable, peer: Peer, request: Any, *, sync_first: bool, watched: bool) -> dict[str, Any]:
+        """Grant the head to one more producer; the answer's fields.  RevokedError: the
+        worker has ended the head, and word of it is on its way."""
+        position = self.tail
+        window = min(request.max_in_flight, peer.max_in_flight) if request.max_in_flight > 0 else peer.max_in_flight
+        if self.word is not None:
+            window = min(window, SHARED_WINDOW)
+            try:
+                self.engine.worker.widen(self.head, self._window + window)
+            except AccessDeniedError as e:
+                raise RefusedError(
+                    layout.ERROR_ACCESS_CONTENDED, f"{self.partition.topic_partition} has too many RDMA producers: {e}"
+                ) from e
+        grant = grants.new(peer, self.partition, self.segment, self)
+        try:
+            memory = Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
+            grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, self.capacity - position)
+            grant.staging = peer.domain.register(
+                Memory.anonymous(request.ack_entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE
+            )
+            if self.word is not None:
+                grant.word = self.word.register(peer.domain)
+            if not self.engine.worker.install(
+                grant.file_id, self.head, peer.qp, request.ack_address, request.ack_rkey, request.ack_entries, grant.staging, sync_first,
+                watched,
+            ):  # fmt: skip
+                raise RevokedError(f"the head of {self.partition.topic_partition} has ended", hint="ask again")
+        except BaseException:
+            for region in (grant.region, grant.staging, grant.word):
+                if region is not None:
+                    region.deregister()
+            grants.drop(grant)
+            raise
+        grant.max_in_flight = window
+        self._window += window
+        self.members[grant.file_id] = grant
+        return {
+            "file_id": grant.file_id,
+            "rkey": grant.region.rkey,
+            "address": grant.region.address - position,
+            "length": self.capacity,
+            "position": position,
+            "next_offset": self.partition.log_end_offset,
+            "leader_epoch": self.partition.leader_epoch,
+            "max_message_bytes": self.partition.config.max_message_bytes,
+            "mode": layout.PRODUCE_SHARED if self.word is not None else layout.PRODUCE_EXCLUSIVE,
+            "word_address": grant.word.address if grant.word is not None else 0,
+            "word_rkey": grant.word.rkey if grant.word is not None else 0,
+            "max_in_flight": window,
+        }
+
+    def leave(self, grants: GrantTable, grant: Grant, *, clean: bool) -> None:
+        """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""
+        worker = self.engine.worker
+        worker.retire(grant.file_id, False)
+        self._left &= grant.region.deregister(DEREGISTER_MS)
+        worker.remove(grant.file_id)
+        grant.staging.deregister()
+        if grant.word is not None:
+            grant.word.deregister()
+        self.members.pop(grant.file_id, None)
+        grants.drop(grant)
+        if clean:  # else its reservations may still be outstanding
+            self._window -= grant.max_in_flight
+
+    def fence(self) -> None:
+        """Nothing more is committed or written from here on; what producers have under way fails.  Any thread; takes a moment while they
+        are inside a copy."""
+        self.ending = True
+        if self.word is not None:
+            self.word.close()
+        self.engine.worker.close_head(self.head, True)
+        for grant in list(self.members.values()):
+            self._left &= grant.region.deregister(DEREGISTER_MS)
+
+    def end(self, grants: GrantTable, answered: Callable[[Any, list[Any]], None]) -> tuple[bool, int, list[PendingAppend]]:
+        """End it for good: keys, grants, the worker's part.  (has everybody left the file?, where the bytes end that may have been written,
+        the broker's own requests that were not committed, in order)."""
+        worker = self.engine.worker
+        tail = self.tail
+        self.ending = self.ended = True
+        worker.close_head(self.head, False)
+        end = tail
+        if self.word is not None:
+            end = min(self.word.close().position, self.capacity)
+        for grant in list(self.members.values()):
+            self._left &= grant.region.deregister(DEREGISTER_MS)
+            worker.remove(grant.file_id)
+            grant.staging.deregister()
+            if self.word is None:
+                end = _written_end(grant, tail)
+            grant.region = grant.staging = None
+            if grant.word is None:
+                grants.drop(grant)
+            else:
+                grants.let_go(grant)
+        self.members.clear()
+        orders = [order for order, _ in worker.unanswered(self.head)]
+        answered(self.head, worker.forget_head(self.head))
+        if self.word is not None:
+            self.word.end()
+        return self._left, max(end, tail), [self.own.pop(order) for order in orders if order in self.own]
+
+
+def _written_end(grant: Grant, tail: int) -> int:
+    """Where the bytes end that an exclusive producer wrote behind the tail.  Requests are contiguous and none is longer than
+    max.message.bytes, so a longer stretch of zeros is the end; a 64 MiB file need not be touched to its last page."""
+    view = memoryview(grant.region.memory)
+    limit = grant.partition.config.max_message_bytes
+    end = at = tail
+    while at < len(view) and at - end <= limit:
+        chunk = bytes(view[at : at + ZERO_CHUNK])
+        if chunk.count(0) != len(chunk):
+            end = at + len(chunk)
+        at += len(chunk)
+    return end

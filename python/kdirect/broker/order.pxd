@@ -1,0 +1,66 @@
+"""The order of produce requests of one head file: see order.pyx."""
+from cpython.ref cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.rdma.contract cimport work_completion
+
+cdef enum:
+    # life of a head
+    HEAD_OPEN = 0
+    HEAD_DRAINED = 1          # everything below its end is committed, and nothing more will be
+    HEAD_ABORTED = 2          # what has not been committed will not be
+    HEAD_CLOSED = 3           # ended by its owner
+
+    NO_NEWS = 0
+    NEWS = 1                  # of a state that the worker has not noticed yet
+    NEWS_TO_TELL = 2          # that its owner has not been told of yet
+
+    # results of order_arrived
+    ARRIVED = 0
+    ARRIVED_TWICE = 1         # a request of that order is there already, or is committed
+    ARRIVED_FAR = 2           # further ahead than all producers together may be
+
+    # why a head was aborted
+    WHY_HOLE = 1
+    WHY_DAMAGED = 2
+    WHY_NO_ROOM = 3
+    WHY_FENCED = 4
+
+cdef struct arrived_t:
+    const uint8_t* data       # the broker's own request: its bytes, copied into the head at its turn; NULL: they lie there already
+    uint32_t length           # 0: not arrived
+    uint16_t file_id          # whose acknowledgement; 0: nobody's
+
+cdef struct head_t:
+    uint8_t state
+    uint8_t why
+    uint8_t shared
+    uint8_t draining          # somebody waits until everything reserved is committed
+    uint8_t has_end           # end_order is known
+    uint8_t news
+    uint8_t touched
+    uint16_t next_order       # of the request to commit next
+    uint16_t end_order        # of the first reservation that is not valid any more
+    uint16_t blocked_order
+    int32_t leader_epoch
+    uint32_t waiting          # arrived and not committed
+    uint32_t mask
+    uint64_t position         # where the bytes of next_order lie
+    int64_t segment_base_offset
+    int64_t deadline_ns       # when the hole at next_order is given up; 0: there is none
+    int64_t hole_timeout_ns
+    arrived_t* ring           # by order & mask
+    PyObject* kernel          # borrowed; the ProduceHead keeps it alive
+    PyObject* self            # the ProduceHead that this is a part of
+
+cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil
+# Room for so many requests between the next one and the furthest; a power of two.  0 or ENOMEM.
+cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length, uint16_t file_id) noexcept nogil
+cdef arrived_t* order_next(head_t* h) noexcept nogil
+# The request whose turn it is, or NULL: it has not arrived, or the head takes no more.
+cdef void order_done(head_t* h, arrived_t* request) noexcept nogil
+cdef void order_forget(head_t* h, uint16_t file_id) noexcept nogil
+# Nobody waits for these acknowledgements any more.
+cdef void order_look(head_t* h, int64_t now_ns) noexcept nogil
+# After every event: is the head drained, is there a hole, since when, and has it been there for too long?
+cdef void order_abort(head_t* h, uint8_t why) noexcept nogil

@@ -1,0 +1,473 @@
+"""Who writes a partition: exclusively, shared, or over Kafka's protocol (KafkaDirect §4.2.2).
+
+Owns: the decision in which way producers write the head of each partition, and what follows when a head is full, when a producer is
+gone, stops in the middle or writes rubbish.  The head itself is `kdirect.broker.head_access`, the order of its requests
+`kdirect.broker.order`; records are touched by neither.
+
+    nobody ---- auto, alone -----> exclusive ---- a second producer, or a Kafka client ----> shared
+       |                                                                                       |
+       `------- not alone lately, or asked for -----------------------------------------------'
+    shared ---- full ------------> drained: everything reserved is committed ----> the head is rolled
+    shared ---- hole, damage ----> aborted: cut at the last commit; the rest fails, to be repeated by its producers
+
+Invariants:
+
+- A head has one exclusive holder, or any number of shared ones, all over one transport (atomics of different devices are not atomic
+  together).  A Kafka client always gets its turn: on a shared head it reserves on the same word, an exclusive one is recalled.
+- The next head is granted only when the last one has ended: its keys are out of reach and the bytes behind its tail are zeros, or it
+  is sealed and the head is a fresh file.  Who asks meanwhile waits for the answer.
+- Requests of one Kafka connection to one partition keep their order, whatever becomes of the head.
+- A partition whose shared heads are aborted again and again is served over TCP for a while, and so is one that a producer wants for itself
+  while Kafka clients write it.
+
+All methods run on the broker's event loop, except where said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from kdirect.broker.grants import (
+    INVALID_REQUEST,
+    MESSAGE_TOO_LARGE,
+    STORAGE_ERROR,
+    UNKNOWN_SERVER_ERROR,
+    UNKNOWN_TOPIC_OR_PARTITION,
+    Grant,
+    GrantTable,
+    Peer,
+)
+from kdirect.broker.head_access import OWN_WINDOW, Appended, HeadAccess, PendingAppend
+from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, RevokedError, StorageFullError, UnknownTopicError
+from kdirect.format import layout
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition, now_ms
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.broker.rdma")
+
+SHARED_S = 10.0  # after a partition had several producers, the next head is shared at once
+CONTENTION_S = 1.0
+CONTENTION_MAX_S = 30.0
+ABORTS_WITHIN_S = 10.0
+ABORTS = 5
+# A producer that is told of a recall stops by itself; if its next WRITE met a dead key instead, its queue pair would break with
+# everything on it.
+GRACE_S = 0.002
+RECALL_CHECK_S = 0.005  # a holder that commits nothing for so long is idle or stopped, and is not waited for
+RECALL_CHECKS = 100
+HURRY_MS = 50  # a hole that a producer may have left which is gone
+WAIT_S = 30.0
+MAX_ACK_ENTRIES = 1 << 16
+
+
+class _NotYet(Exception):
+    """The head is about to end: the request is looked at again then."""
+
+
+class Waiting:
+    """A request for access that is answered later: `answer(fields)` or `answer(RefusedError)` is called once."""
+
+    __slots__ = ("answer", "partition", "peer", "request")
+
+    def __init__(self, peer: Peer, partition: Partition, request: Any) -> None:
+        self.peer = peer
+        self.partition = partition
+        self.request = request
+        self.answer: Callable[[Any], None] | None = None
+
+    def settle(self, outcome: Any) -> None:
+        answer, self.answer = self.answer, None
+        if answer is not None:
+            answer(outcome)
+
+
+class ProduceAccess:
+    """See the module.  `later(callback, *args)` calls back on the event loop, from any thread; `call_later(seconds, callback, *args)`
+    after a while."""
+
+    def __init__(
+        self, logs: LogManager, grants: GrantTable, config: Mapping[str, Any], *,
+        later: Callable[..., None], call_later: Callable[..., None],
+        new_future: Callable[[], asyncio.Future[Any]], appended: Callable[[TopicPartition], None], watched: set[TopicPartition],
+    ) -> None:  # fmt: skip
+        self._logs = logs
+        self._grants = grants
+        self._enabled = bool(config["rdma.produce"])
+        self._sync_first = bool(config["log.flush.before.ack"])
+        self._hole_timeout_ms = int(config["rdma.produce.hole.timeout.ms"])
+        self._later = later
+        self._call_later = call_later
+        self._new_future = new_future
+        self._appended = appended
+        self._watched = watched
+        self._heads: dict[TopicPartition, HeadAccess] = {}
+        self._waiting: dict[TopicPartition, deque[Waiting]] = {}
+        self._queues: dict[TopicPartition, deque[PendingAppend]] = {}
+        self._shared_until: dict[TopicPartition, float] = {}
+        # Until when, and for how long that was: partitions not given out alone, and not given out at all.
+        self._contended: dict[TopicPartition, tuple[float, float]] = {}
+        self._banned: dict[TopicPartition, tuple[float, float]] = {}
+        self._aborts: dict[TopicPartition, deque[float]] = {}
+        self._counters = dict.fromkeys(
+            ("rdma_recalls", "rdma_exclusive_heads", "rdma_shared_heads", "rdma_heads_cut", "rdma_heads_fenced"), 0
+        )
+
+    # -- requests for access -----------------------------------------------------------------------------
+
+    def request(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any] | Waiting:
+        """Fields of the answer, or who waits for them.  Raises RefusedError."""
+        tp = partition.topic_partition
+        if not self._enabled:
+            raise RefusedError(layout.ERROR_ACCESS_DISABLED, "RDMA produce is switched off on this broker (rdma.produce=false); use TCP")
+        if request.mode not in (layout.PRODUCE_EXCLUSIVE, layout.PRODUCE_SHARED, layout.PRODUCE_AUTO):
+            raise RefusedError(INVALID_REQUEST, f"produce mode {request.mode} is not offered; use 0 (exclusive), 1 (shared) or 2 (either)")
+        entries = request.ack_entries
+        if not 2 <= entries <= MAX_ACK_ENTRIES or entries & (entries - 1):
+            raise RefusedError(INVALID_REQUEST, f"AckEntries {entries} is not a power of two from 2 to {MAX_ACK_ENTRIES}")
+        if not 0 < request.min_bytes <= partition.config.max_message_bytes:
+            raise RefusedError(
+                MESSAGE_TOO_LARGE,
+                f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})",
+            )
+        if self.before_roll not in partition.before_roll:
+            partition.before_roll.append(self.before_roll)
+        try:
+            return self._grant(peer, partition, request)
+        except _NotYet:
+            waiting = Waiting(peer, partition, request)
+            self._waiting.setdefault(tp, deque()).append(waiting)
+            self._call_later(WAIT_S, self._give_up, waiting)
+            return waiting
+
+    def _give_up(self, waiting: Waiting) -> None:
+        tp = waiting.partition.topic_partition
+        if waiting.answer is not None:
+            self._waiting.get(tp, deque()).remove(waiting)
+            waiting.settle(RefusedError(layout.ERROR_ACCESS_CONTENDED, f"{tp} has no head to grant; retry later or use TCP"))
+
+    def _grant(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
+        tp = partition.topic_partition
+        access = self._heads.get(tp)
+        finished = peer.grants.get(request.finished_file_id)
+        if finished is not None and finished.is_produce and finished.partition is partition:
+            if access is None or finished.head is not access:
+                self.release(finished)
+            elif access.shared:
+                self._drain(access, request.end_order if 0 <= request.end_position <= access.capacity else None)
+                raise _NotYet
+            else:
+                self.release(finished)
+                access = self._heads.get(tp)
+        elif access is not None:
+            for mine in [g for g in access.members.values() if g.peer is peer]:  # it has forgotten its grant, and what was under way
+                self.release(mine, clean=False)
+            access = self._heads.get(tp)
+        if access is not None and (access.ending or access.draining):
+            raise _NotYet
+        if access is None:
+            return self._open(peer, partition, request)
+        alone = request.mode == layout.PRODUCE_EXCLUSIVE
+        if alone or access.explicit:
+            who = next((g.peer.client for g in access.members.values()), "?")
+            raise RefusedError(
+                layout.ERROR_ACCESS_HELD,
+                f"{tp} is written by another RDMA producer ({who}), and one of the two wants it alone; retry later or use TCP",
+            )
+        if access.engine is not peer.engine:
+            raise RefusedError(
+                layout.ERROR_ACCESS_CONTENDED, f"{tp} is written over {access.engine.transport}, not {peer.engine.transport}; use TCP"
+            )
+        if not access.shared:
+            self._recall(access, f"{peer.client} asks for it, too")
+            raise _NotYet
+        try:
+            return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
+        except RevokedError:
+            raise _NotYet from None
+
+    def _open(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
+        """The first producer of a head."""
+        tp = partition.topic_partition
+        alone = request.mode == layout.PRODUCE_EXCLUSIVE
+        for table, why in ((self._banned, "shared writes to it failed again and again"), (self._contended, "Kafka clients write it")):
+            left = table.get(tp, (0.0, 0.0))[0] - time.monotonic()
+            if left > 0 and (alone or table is self._banned):
+                raise RefusedError(layout.ERROR_ACCESS_CONTENDED, f"{tp} is not granted now: {why}; retry in {left:.1f} s or use TCP")
+        shared = request.mode == layout.PRODUCE_SHARED or (
+            request.mode == layout.PRODUCE_AUTO and time.monotonic() < self._shared_until.get(tp, 0.0)
+        )
+        segment = partition.ensure_head(request.min_bytes)
+        access = HeadAccess(
+            partition, segment, peer.engine, shared=shared, explicit=alone,
+            entries=OWN_WINDOW if shared else peer.max_in_flight, hole_timeout_ms=self._hole_timeout_ms,
+        )  # fmt: skip
+        self._heads[tp] = access
+        self._counters["rdma_shared_heads" if shared else "rdma_exclusive_heads"] += 1
+        try:
+            return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
+        except BaseException:
+            self._finish(access)
+            raise
+
+    # -- the end of a head -------------------------------------------------------------------------------
+
+    def _drain(self, access: HeadAccess, end_order: int | None) -> None:
+        """The head is full: it ends when everything reserved is committed.  `end_order`: of the reservation that was the first to fail; if
+        nobody knows it, the word does, unless a reservation has failed already."""
+        if access.ending or access.word is None:
+            return
+        access.draining = True
+        closed = access.word.close()
+        if end_order is None and closed.position <= access.capacity:
+            end_order = closed.order
+        access.engine.worker.drain(access.head, end_order)
+
+    def _recall(self, access: HeadAccess, why: str) -> None:
+        """Ask the exclusive holder to finish and to come back; it will then share."""
+        if access.recalled:
+            return
+        access.recalled = True
+        tp = access.partition.topic_partition
+        self._shared_until[tp] = time.monotonic() + SHARED_S
+        self._counters["rdma_recalls"] += 1
+        (grant,) = access.members.values()
+        log.info("RDMA access to %s recalled from %s: %s", tp, grant.peer.client, why)
+        access.engine.worker.recall(grant.file_id)
+        self._call_later(RECALL_CHECK_S, self._look_after_recall, access, access.head.position, RECALL_CHECKS)
+
+    def _look_after_recall(self, access: HeadAccess, position: int, checks: int) -> None:
+        if access.ending:
+            return
+        if access.head.position != position and checks > 0:
+            self._call_later(RECALL_CHECK_S, self._look_after_recall, access, access.head.position, checks - 1)
+            return
+        access.ending = True
+        access.engine.worker.close_head(access.head, True)
+        self._call_later(GRACE_S, self._finish, access)
+
+    def on_head(self, head: Any) -> None:
+        """The worker says that a head was drained or aborted."""
+        access: HeadAccess = head.owner
+        if access.ending:
+            return
+        access.ending = True
+        if not head.why:
+            self._finish(access, roll=True)
+            return
+        tp = access.partition.topic_partition
+        now = time.monotonic()
+        aborts = self._aborts.setdefault(tp, deque(maxlen=ABORTS))
+        aborts.append(now)
+        if len(aborts) == ABORTS and now - aborts[0] < ABORTS_WITHIN_S:
+            _hold_off(self._banned, tp)
+            aborts.clear()
+        self._counters["rdma_heads_cut"] += 1
+        log.warning(
+            "%s: %s; the head is cut at position %d, and its %d RDMA producers repeat what was not acknowledged",
+            tp, head.why, access.tail, len(access.members),
+        )  # fmt: skip
+        if access.word is not None:
+            access.word.close()
+        self._call_later(GRACE_S, self._finish, access, access.draining or "no more" in head.why)
+
+    def _finish(self, access: HeadAccess, roll: bool = False) -> None:
+        """End a head, repair its file or leave it, and serve who has waited."""
+        if access.ended:
+            return
+        partition = access.partition
+        tp = partition.topic_partition
+        left, end, unanswered = access.end(self._grants, self.on_own)
+        if self._heads.get(tp) is access:
+            del self._heads[tp]
+        if unanswered:
+            self._queues.setdefault(tp, deque()).extendleft(reversed(unanswered))
+        if self._logs.partitions.get(tp) is partition and partition.head is access.segment and not access.segment.sealed:
+            try:
+                if not left:
+                    self._counters["rdma_heads_fenced"] += 1
+                    log.warning("%s: a producer did not leave its head in time: the log goes on in a fresh file", tp)
+                    partition.fence_head()
+                else:
+                    partition.kernel.clear_tail(access.segment.base_offset, end)
+                    if roll:
+                        partition.roll()
+            except KdirectError as e:  # who asks for access is told again
+                log.error("%s cannot be rolled: %s", tp, e)
+        elif not left:
+            access.segment.keep_length = True
+        self._resume(tp)
+
+    def _resume(self, tp: TopicPartition) -> None:
+        queue = self._queues.pop(tp, None)
+        while queue:
+            item = queue.popleft()
+            try:
+                item.settle(item.partition.append(item.data, item.now_ms))
+                self._appended(tp)
+            except Exception as e:
+                item.fail(e)
+        waiting = self._waiting.pop(tp, None)
+        while waiting:
+            one = waiting.popleft()
+            if one.answer is None:
+                continue
+            if one.peer.closed:  # its queue pair was cut; its connection may still be there
+                one.settle(RefusedError(layout.ERROR_UNKNOWN_CONNECTION, "the queue pair that asked for access is closed; connect again"))
+                continue
+            try:
+                one.settle(self._grant(one.peer, one.partition, one.request))
+            except _NotYet:
+                waiting.appendleft(one)
+                waiting.extend(self._waiting.pop(tp, ()))
+                self._waiting[tp] = waiting
+                return
+            except RefusedError as e:
+                one.settle(e)
+            except StorageFullError as e:
+                one.settle(RefusedError(STORAGE_ERROR, str(e)))
+            except RdmaError as e:
+                one.settle(RefusedError(layout.ERROR_ACCESS_DISABLED, str(e)))
+            except KdirectError as e:
+                one.settle(RefusedError(UNKNOWN_SERVER_ERROR, str(e)))
+
+    def release(self, grant: Grant, *, clean: bool = True) -> None:
+        """A producer gives access back, or (not `clean`) is gone.  The second call does nothing."""
+        if grant.released:
+            return
+        access = grant.head
+        assert access is not None
+        grant.released = True
+        if grant.file_id not in access.members:  # its head has ended
+            if grant.word is not None:
+                grant.word.deregister()
+            self._grants.drop(grant)
+            return
+        if not access.shared:
+            self._finish(access)
+            return
+        access.leave(self._grants, grant, clean=clean)
+        if not access.members:
+            self._finish(access)
+        elif not clean:
+            access.engine.worker.hurry(access.head, HURRY_MS)
+
+    def before_roll(self, partition: Partition) -> None:
+        """The head is about to be sealed for another reason than its producers' wish (retention, roll by time).
+
+        Any thread, and it may hold the partition's locks: so only what must be over before the seal is done here, the rest on the loop.
+        """
+        access = self._heads.get(partition.topic_partition)
+        if access is not None and not access.ended:
+            access.fence()
+            self._later(self._finish, access)
+
+    def partition_deleted(self, tp: TopicPartition) -> None:
+        """The partition is being deleted: its producers and those who wait are told."""
+        access = self._heads.get(tp)
+        if access is not None:
+            access.fence()
+            _, _, unanswered = access.end(self._grants, self.on_own)
+            del self._heads[tp]
+            self._queues.setdefault(tp, deque()).extendleft(reversed(unanswered))
+        gone = f"partition {tp} was deleted"
+        for item in self._queues.pop(tp, ()):
+            item.fail(UnknownTopicError(gone))
+        for waiting in self._waiting.pop(tp, ()):
+            waiting.settle(RefusedError(UNKNOWN_TOPIC_OR_PARTITION, gone))
+        for memory in (self._shared_until, self._contended, self._banned, self._aborts):
+            memory.pop(tp, None)
+
+    # -- Kafka clients -----------------------------------------------------------------------------------
+
+    def append(self, partition: Partition, records: Any, when_ms: int | None = None) -> Any:
+        """Append whole batches of a Kafka client: the result (see CommitResult), or a future of it while others are to come first.
+        Raises as `Partition.append`."""
+        tp = partition.topic_partition
+        if tp not in self._heads and tp not in self._queues:
+            return partition.append(records, when_ms)
+        when_ms = now_ms() if when_ms is None else when_ms
+        error = partition.kernel.check(records, when_ms)
+        if error:
+            return Appended(error, -1, -1)
+        item = PendingAppend(partition, bytes(records), when_ms)
+        self._shared_until[tp] = time.monotonic() + SHARED_S
+        if tp in self._queues or not self._reserve(self._heads[tp], item):
+            self._queues.setdefault(tp, deque()).append(item)
+        if item.result is not None:
+            return item.result
+        item.future = self._new_future()
+        return item.future
+
+    def _reserve(self, access: HeadAccess, item: PendingAppend) -> bool:
+        """Bring a Kafka client's batches on their way on a head that producers write; False: not now."""
+        if not access.shared:
+            if access.explicit:
+                _hold_off(self._contended, access.partition.topic_partition)
+            if not access.ending:
+                self._recall(access, "a Kafka client appends")
+            return False
+        if access.ending or access.draining or len(access.own) >= OWN_WINDOW:
+            return False
+        assert access.word is not None
+        reserved = access.word.reserve(len(item.data))
+        if reserved.position + len(item.data) > access.capacity:
+            self._drain(access, reserved.order if reserved.position <= access.capacity else None)
+            return False
+        access.own[reserved.order] = item
+        try:
+            answers = access.engine.worker.offer(access.head, reserved.order, item.data)
+        except AccessDeniedError:
+            del access.own[reserved.order]
+            return False
+        self.on_own(access.head, answers)
+        return True
+
+    def on_own(self, head: Any, answers: list[Any]) -> None:
+        """The worker has committed, or refused, some of the broker's own requests."""
+        access: HeadAccess = head.owner
+        tp = access.partition.topic_partition
+        for answer in answers:
+            item = access.own.pop(answer.order, None)
+            if item is not None:
+                item.settle(Appended(answer.error, answer.base_offset, answer.log_append_time))
+        if answers:
+            self._appended(tp)
+        if access.pumping:
+            return
+        access.pumping = True
+        try:
+            while (queue := self._queues.get(tp)) and self._heads.get(tp) is access:
+                item = queue.popleft()
+                if not self._reserve(access, item):
+                    queue.appendleft(item)
+                    return
+        finally:
+            access.pumping = False
+        if queue is not None:
+            self._queues.pop(tp, None)
+
+    # -- the rest ----------------------------------------------------------------------------------------
+
+    def watch(self, tp: TopicPartition) -> None:
+        """Somebody waits for the next commit to `tp`."""
+        access = self._heads.get(tp)
+        if access is not None:
+            for file_id in access.members:
+                access.engine.worker.watch(file_id)
+
+    def statistics(self) -> dict[str, int]:
+        return dict(self._counters)
+
+
+def _hold_off(table: dict[TopicPartition, tuple[float, float]], tp: TopicPartition) -> None:
+    """For a second at first, twice as long each time it happens again soon."""
+    now = time.monotonic()
+    until, seconds = table.get(tp, (0.0, 0.0))
+    seconds = min(2 * seconds, CONTENTION_MAX_S) if now < until + 2 * seconds else CONTENTION_S
+    table[tp] = (now + seconds, seconds)

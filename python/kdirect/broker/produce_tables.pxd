@@ -1,0 +1,102 @@
+"""Peers, heads, grants and their acknowledgement rings: see produce_tables.pyx."""
+from cpython.ref cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.broker.order cimport head_t
+from kdirect.log.kernel cimport CommitKernel, commit_result
+from kdirect.rdma.contract cimport CompletionQueue
+
+cdef extern from "<pthread.h>" nogil:
+    ctypedef struct pthread_mutex_t:
+        pass
+    int pthread_mutex_init(pthread_mutex_t*, void*)
+    int pthread_mutex_lock(pthread_mutex_t*)
+    int pthread_mutex_unlock(pthread_mutex_t*)
+    int pthread_mutex_destroy(pthread_mutex_t*)
+
+cdef enum:
+    BATCH = 64            # completions worked off under one lock
+    PEERS = 8192          # size of the open-addressed peer table: a power of two, at most half full
+    FILES = 65536         # file ids are 16 bits
+    GRANT_ACTIVE = 1
+    GRANT_RETIRED = 2     # takes no more requests; its owner in Python still has to release it
+
+    # why a peer is cut
+    CUT_NONE = 0
+    CUT_DISCONNECTED = 1
+    CUT_FORGED_FILE = 2
+    CUT_BAD_ORDER = 3
+    CUT_NOT_A_PRODUCE = 4
+    CUT_ACK_OVERRUN = 5
+
+cdef struct peer_t:
+    uint32_t qp_num       # 0: free; freed entries keep the probe chain alive by `used`
+    uint8_t used
+    uint8_t cut           # CUT_*
+    PyObject* qp          # borrowed; ProduceWorker._peers keeps it alive
+
+cdef struct grant_t:
+    uint8_t state
+    uint8_t dirty         # acknowledgements staged and not posted
+    uint8_t sync_first    # the partition must be synced to disk before its acknowledgements go out
+    uint8_t unsynced
+    uint16_t file_id
+    uint32_t qp_num
+    uint32_t pending      # arrived and not answered
+    uint64_t ack_address
+    uint32_t ack_rkey
+    uint32_t staging_lkey
+    uint64_t entries      # of the ring; a power of two
+    uint64_t staged       # entries ever staged
+    uint64_t posted       # entries ever posted
+    uint64_t completed    # entries whose WRITE has completed
+    uint64_t staging_address
+    head_t* head          # borrowed, as is the queue pair; ProduceWorker._grants keeps them alive
+    PyObject* qp
+
+cdef struct own_t:        # an answer to one of the broker's own requests
+    PyObject* head        # borrowed; a head stays in ProduceWorker._heads until its last answer is taken
+    uint16_t order
+    commit_result result
+
+
+cdef class ProduceHead:
+    cdef head_t h
+    cdef readonly CommitKernel kernel
+    cdef dict _own                 # order -> bytes of the broker's own requests that wait for their turn
+    cdef public object owner
+
+cdef class ProduceTables:
+    cdef pthread_mutex_t _lock
+    cdef grant_t** _table
+    cdef peer_t _peer_table[PEERS]
+    cdef CompletionQueue _send_cq
+    cdef dict _grants              # file id -> objects that the grant borrows
+    cdef dict _peers               # qp number -> queue pair
+    cdef set _heads
+    cdef head_t** _open            # the same, to be walked without the GIL
+    cdef int _open_count, _open_capacity
+    cdef uint8_t* _watched         # by file id: somebody waits for an append
+    cdef uint16_t _touched[BATCH]  # file ids with staged acknowledgements
+    cdef int _touched_count
+    cdef uint32_t _cut[BATCH]
+    cdef int _cut_count
+    cdef own_t* _own
+    cdef int _own_count, _own_capacity
+    cdef uint64_t _acks, _ack_writes, _outstanding
+    cdef bint _sync_first          # some grant's acknowledgements wait for the disk: they go out together, after one sync
+    cdef bint _backlog             # some acknowledgements wait for room in a send queue
+
+    cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil
+    cdef bint _peer_alive(self, uint32_t qp_num) noexcept nogil
+    cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil
+    cdef list _answers_of(self, ProduceHead head)
+    cdef void _keep_answer(self, head_t* h, const commit_result* result) noexcept nogil
+    cdef void _notice(self, grant_t* g, uint16_t flags) noexcept nogil
+    cdef void _revoke_members(self, head_t* h) noexcept nogil
+    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
+                     int64_t base_offset, int64_t log_append_time) noexcept nogil
+    cdef void _post_acks(self, grant_t* g) noexcept nogil
+    cdef void _drain_sends(self) noexcept nogil
+    cdef void _flush_acks(self) noexcept nogil
+    cdef void _flush_backlog(self) noexcept nogil

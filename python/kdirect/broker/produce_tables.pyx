@@ -1,0 +1,468 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Who produces over RDMA: peers, heads, grants and their acknowledgement rings.
+
+Owns: the tables of the produce worker (`kdirect.broker.worker`), which is their only subclass: a file id leads to a grant, a grant
+to its queue pair and its head.  Acknowledgements are staged in a grant's ring and posted from there.  What may not enter: commits, order,
+policy.
+
+Threads and memory: see the worker.  C methods are called with `_lock` held.
+"""
+
+from cpython.ref cimport PyObject
+from libc.errno cimport ENOMEM
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport calloc, free, realloc
+from libc.string cimport memset
+
+from kdirect.broker.order cimport HEAD_CLOSED, HEAD_OPEN, head_t, order_forget, order_resize
+from kdirect.format.layout cimport (
+    ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS,
+    ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT)
+from kdirect.log.kernel cimport CommitKernel, commit_result
+from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
+
+from typing import NamedTuple
+
+from kdirect.broker.order import MAX_ENTRIES, WHY
+from kdirect.errors import AccessDeniedError
+
+cdef extern from *:
+    """
+    #include <stdint.h>
+    static inline void kd_put16(uint8_t* p, uint16_t v) { __builtin_memcpy(p, &v, 2); }
+    static inline void kd_put32(uint8_t* p, uint32_t v) { __builtin_memcpy(p, &v, 4); }
+    static inline void kd_put64(uint8_t* p, uint64_t v) { __builtin_memcpy(p, &v, 8); }
+    static inline void kd_flag_set(uint8_t* p) { __atomic_store_n(p, 1, __ATOMIC_SEQ_CST); }
+    static inline void kd_flag_clear(uint8_t* p) { __atomic_store_n(p, 0, __ATOMIC_SEQ_CST); }
+    """
+    void kd_put16(uint8_t* p, uint16_t v) nogil
+    void kd_put32(uint8_t* p, uint32_t v) nogil
+    void kd_put64(uint8_t* p, uint64_t v) nogil
+    void kd_flag_set(uint8_t* p) nogil
+    void kd_flag_clear(uint8_t* p) nogil
+
+cdef uint32_t HASH = 2654435761U   # Knuth's multiplicative hash
+
+
+class OwnAnswer(NamedTuple):
+    """What became of one of the broker's own requests; fields as of CommitResult."""
+
+    order: int
+    error: int
+    duplicate: bool
+    base_offset: int
+    log_append_time: int
+
+
+cdef class ProduceHead:
+    """One head file that producers write, exclusively or shared.  Made by `ProduceWorker.open_head`, ended by `close_head`; `owner` is the
+    caller's."""
+
+    def __dealloc__(self):
+        free(self.h.ring)
+
+    @property
+    def state(self):
+        return self.h.state
+
+    @property
+    def why(self):
+        """Why it was aborted."""
+        return WHY.get(self.h.why, "")
+
+    @property
+    def next_order(self):
+        """Order of the request to commit next."""
+        return self.h.next_order
+
+    @property
+    def end_order(self):
+        """Order of the first reservation that is not valid any more; None: not known."""
+        return self.h.end_order if self.h.has_end else None
+
+    @property
+    def position(self):
+        """Where the bytes of that request begin."""
+        return self.h.position
+
+    @property
+    def waiting(self):
+        """Requests that have arrived and wait for one before them."""
+        return self.h.waiting
+
+
+cdef class ProduceTables:
+    """See the module."""
+
+    def __cinit__(self):
+        pthread_mutex_init(&self._lock, NULL)
+        self._table = <grant_t**> calloc(FILES, sizeof(void*))
+        self._watched = <uint8_t*> calloc(FILES, 1)
+        if self._table == NULL or self._watched == NULL:
+            raise MemoryError()
+        self._grants = {}
+        self._peers = {}
+        self._heads = set()
+
+    def __dealloc__(self):
+        cdef int i
+        if self._table != NULL:
+            for i in range(FILES):
+                if self._table[i] != NULL:
+                    free(self._table[i])
+            free(self._table)
+        free(self._watched)
+        free(self._open)
+        free(self._own)
+        pthread_mutex_destroy(&self._lock)
+
+    # -- tables ------------------------------------------------------------------------------------------
+
+    cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil:
+        cdef uint32_t i = (qp_num * HASH) & (PEERS - 1)
+        cdef int n
+        for n in range(PEERS):
+            if not self._peer_table[i].used:
+                return NULL
+            if self._peer_table[i].qp_num == qp_num and self._peer_table[i].qp != NULL:
+                return &self._peer_table[i]
+            i = (i + 1) & (PEERS - 1)
+        return NULL
+
+    def add_peer(self, QueuePair qp, int receives):
+        """Take completions of `qp` and keep `receives` receives posted on it."""
+        cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
+        cdef int n
+        if len(self._peers) >= PEERS // 2:
+            raise AccessDeniedError(f"the broker serves {len(self._peers)} RDMA clients already", hint="close idle clients or use transport=tcp")
+        for n in range(receives):
+            qp.post_recv(0)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if len(self._peers) == 0:
+            memset(self._peer_table, 0, sizeof(self._peer_table))
+        while self._peer_table[i].used and self._peer_table[i].qp != NULL:
+            i = (i + 1) & (PEERS - 1)
+        self._peer_table[i].used = 1
+        self._peer_table[i].qp_num = qp.qp_num
+        self._peer_table[i].cut = CUT_NONE
+        self._peer_table[i].qp = <PyObject*> qp
+        self._peers[qp.qp_num] = qp
+        pthread_mutex_unlock(&self._lock)
+
+    def remove_peer(self, uint32_t qp_num):
+        """Forget a queue pair; its grants must have been removed.  Afterwards the worker does not touch it."""
+        cdef peer_t* peer
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        peer = self._find_peer(qp_num)
+        if peer != NULL:
+            peer.qp = NULL
+        kept = self._peers.pop(qp_num, None)
+        pthread_mutex_unlock(&self._lock)
+        return kept
+
+    def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position, int32_t leader_epoch, *, bint shared,
+                  int entries, int64_t hole_timeout_ms):
+        """Start to take requests for the head file of `segment_base_offset`, the first of order 0 at `position`.  At most `entries` will be
+        under way at a time."""
+        cdef ProduceHead head = ProduceHead.__new__(ProduceHead)
+        cdef head_t** grown
+        cdef int capacity
+        head.kernel = kernel
+        head._own = {}
+        head.h.kernel = <PyObject*> kernel
+        head.h.self = <PyObject*> head
+        head.h.segment_base_offset = segment_base_offset
+        head.h.position = position
+        head.h.leader_epoch = leader_epoch
+        head.h.shared = shared
+        head.h.hole_timeout_ns = hole_timeout_ms * 1000000
+        if order_resize(&head.h, <uint32_t> entries):
+            raise MemoryError()
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if self._open_count == self._open_capacity:
+            capacity = max(16, 2 * self._open_capacity)
+            grown = <head_t**> realloc(self._open, capacity * sizeof(void*))
+            if grown == NULL:
+                pthread_mutex_unlock(&self._lock)
+                raise MemoryError()
+            self._open = grown
+            self._open_capacity = capacity
+        self._open[self._open_count] = &head.h
+        self._open_count += 1
+        self._heads.add(head)
+        pthread_mutex_unlock(&self._lock)
+        return head
+
+    def widen(self, ProduceHead head, int entries):
+        """Let `entries` requests be under way; AccessDeniedError when the orders would become ambiguous."""
+        cdef int error
+        if entries > MAX_ENTRIES:
+            raise AccessDeniedError(f"{entries} requests under way on one head are too many", hint="at most 32768")
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            error = order_resize(&head.h, <uint32_t> entries)
+            pthread_mutex_unlock(&self._lock)
+        if error:
+            raise MemoryError()
+
+    def close_head(self, ProduceHead head, bint notify):
+        """Commit no more requests of this head; with `notify` its producers are told through their rings.  (order, position) up to which
+        requests were committed."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            if head.h.state == HEAD_OPEN:
+                head.h.state = HEAD_CLOSED
+                if notify:
+                    self._revoke_members(&head.h)
+            head.h.deadline_ns = 0
+            pthread_mutex_unlock(&self._lock)
+        return head.h.next_order, head.h.position
+
+    def forget_head(self, ProduceHead head):
+        """Forget a head that has ended and whose grants are removed; the answers to its own requests that nobody has taken."""
+        cdef int i
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        for i in range(self._open_count):
+            if self._open[i] == &head.h:
+                self._open_count -= 1
+                self._open[i] = self._open[self._open_count]
+                break
+        self._heads.discard(head)
+        answers = self._answers_of(head)
+        pthread_mutex_unlock(&self._lock)
+        return answers
+
+    cdef list _answers_of(self, ProduceHead head):
+        cdef int i, kept = 0
+        cdef commit_result* r
+        cdef list out = []
+        for i in range(self._own_count):
+            if self._own[i].head == <PyObject*> head:
+                r = &self._own[i].result
+                out.append(OwnAnswer(self._own[i].order, r.error, bool(r.duplicate), r.base_offset, r.log_append_time))
+                head._own.pop(self._own[i].order, None)
+            else:
+                self._own[kept] = self._own[i]
+                kept += 1
+        self._own_count = kept
+        return out
+
+    def unanswered(self, ProduceHead head):
+        """The broker's own requests that were not answered, in order, as [(order, bytes)]."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        out = [(order, head._own[order]) for order in sorted(head._own, key=lambda o: (o - head.h.next_order) & 0xFFFF)]
+        pthread_mutex_unlock(&self._lock)
+        return out
+
+    def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address, uint32_t ack_rkey, uint64_t entries,
+                MemoryRegion staging, bint sync_first, bint watched):
+        """Start taking produce requests for `file_id` from `qp`, which is one of the producers of `head`.  False when the head has ended.
+
+        `staging` holds `entries` acknowledgement entries (a power of two).
+        """
+        cdef grant_t* g = <grant_t*> calloc(1, sizeof(grant_t))
+        if g == NULL:
+            raise MemoryError()
+        g.state = GRANT_ACTIVE
+        g.file_id = file_id
+        g.qp_num = qp.qp_num
+        g.ack_address = ack_address
+        g.ack_rkey = ack_rkey
+        g.entries = entries
+        g.staging_lkey = staging.lkey
+        g.staging_address = staging.address
+        g.sync_first = sync_first
+        g.head = &head.h
+        g.qp = <PyObject*> qp
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        if self._table[file_id] != NULL:
+            pthread_mutex_unlock(&self._lock)
+            free(g)
+            raise AccessDeniedError(f"file id {file_id} is granted already", hint="release it first")
+        if head.h.state != HEAD_OPEN:
+            pthread_mutex_unlock(&self._lock)
+            free(g)
+            return False
+        self._grants[file_id] = (head, qp, staging)
+        self._table[file_id] = g
+        self._sync_first = self._sync_first or sync_first
+        if watched:
+            kd_flag_set(&self._watched[file_id])
+        pthread_mutex_unlock(&self._lock)
+        return True
+
+    def retire(self, uint16_t file_id, bint notify):
+        """Take no more requests under `file_id`; with `notify` the producer is told through its ring."""
+        cdef grant_t* g
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            g = self._table[file_id]
+            if g != NULL and g.state == GRANT_ACTIVE:
+                g.state = GRANT_RETIRED
+                if notify:
+                    self._notice(g, ACK_FLAG_REVOKED)
+            pthread_mutex_unlock(&self._lock)
+
+    def recall(self, uint16_t file_id):
+        """Ask the producer to finish what it has under way and to come back."""
+        cdef grant_t* g
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            g = self._table[file_id]
+            if g != NULL and g.state == GRANT_ACTIVE:
+                self._notice(g, ACK_FLAG_RECALLED)
+            pthread_mutex_unlock(&self._lock)
+
+    cdef void _notice(self, grant_t* g, uint16_t flags) noexcept nogil:
+        if self._peer_alive(g.qp_num):
+            self._stage(g, 0, 0, flags, 0, -1, -1)
+            if not g.unsynced:  # else the worker posts it, behind the acknowledgements that wait for the disk
+                self._post_acks(g)
+
+    cdef void _revoke_members(self, head_t* h) noexcept nogil:
+        """Tell all producers of this head that nothing more of theirs will be committed."""
+        cdef int i
+        cdef grant_t* g
+        for i in range(FILES):
+            g = self._table[i]
+            if g != NULL and g.head == h and g.state == GRANT_ACTIVE:
+                g.state = GRANT_RETIRED
+                self._notice(g, ACK_FLAG_REVOKED)
+
+    def remove(self, uint16_t file_id):
+        """Forget a retired (or active) grant; its memory may go once this returns.  What it has written in its turn is still committed."""
+        cdef grant_t* g
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        g = self._table[file_id]
+        self._table[file_id] = NULL
+        kd_flag_clear(&self._watched[file_id])
+        kept = self._grants.pop(file_id, None)
+        if g != NULL:
+            order_forget(g.head, file_id)
+        pthread_mutex_unlock(&self._lock)
+        if g != NULL:
+            free(g)
+        return kept
+
+    def watch(self, uint16_t file_id):
+        """Call `on_append(file_id)` once, at the next commit."""
+        kd_flag_set(&self._watched[file_id])
+
+    cdef bint _peer_alive(self, uint32_t qp_num) noexcept nogil:
+        cdef peer_t* peer = self._find_peer(qp_num)
+        return peer != NULL and peer.cut == CUT_NONE
+
+    # -- acknowledgements ----------------------------------------------------------------------------------
+
+    cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil:
+        if peer.cut == CUT_NONE:
+            peer.cut = why
+            if self._cut_count < BATCH:
+                self._cut[self._cut_count] = peer.qp_num
+                self._cut_count += 1
+
+    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
+                     int64_t base_offset, int64_t log_append_time) noexcept nogil:
+        cdef uint8_t* e = <uint8_t*><uintptr_t> (g.staging_address + (g.staged & (g.entries - 1)) * ACK_BYTES)
+        kd_put32(e + ACK_SEQUENCE, <uint32_t> g.staged)
+        kd_put16(e + ACK_FILE_ID, g.file_id)
+        kd_put16(e + ACK_ORDER, order)
+        kd_put16(e + ACK_ERROR, <uint16_t> error)
+        kd_put16(e + ACK_FLAGS, flags)
+        kd_put32(e + ACK_BATCHES, batches)
+        kd_put64(e + ACK_BASE_OFFSET, <uint64_t> base_offset)
+        kd_put64(e + ACK_LOG_APPEND_TIME, <uint64_t> log_append_time)
+        g.staged += 1
+        self._acks += 1
+        if not g.dirty:
+            g.dirty = 1
+            if self._touched_count < BATCH:
+                self._touched[self._touched_count] = g.file_id
+                self._touched_count += 1
+            else:
+                self._backlog = True
+
+    cdef void _keep_answer(self, head_t* h, const commit_result* result) noexcept nogil:
+        """The answer to the broker's own request of the next order."""
+        cdef own_t* grown
+        if self._own_count == self._own_capacity:
+            grown = <own_t*> realloc(self._own, (2 * self._own_capacity + 64) * sizeof(own_t))
+            if grown == NULL:  # its answer is lost; the client's own time limit ends its wait
+                return
+            self._own = grown
+            self._own_capacity = 2 * self._own_capacity + 64
+        self._own[self._own_count].head = h.self
+        self._own[self._own_count].order = h.next_order
+        self._own[self._own_count].result = result[0]
+        self._own_count += 1
+
+    cdef void _post_acks(self, grant_t* g) noexcept nogil:
+        cdef uint64_t at, n
+        cdef int rc
+        while g.posted < g.staged:
+            at = g.posted & (g.entries - 1)
+            n = g.staged - g.posted
+            if n > g.entries - at:
+                n = g.entries - at
+            rc = (<QueuePair> g.qp).c_post_write_imm(
+                (<uint64_t> g.file_id << 32) | n, g.staging_address + at * ACK_BYTES, g.staging_lkey, <uint32_t> (n * ACK_BYTES),
+                g.ack_address + at * ACK_BYTES, g.ack_rkey, (<uint32_t> g.file_id << IMM_FILE_ID_SHIFT) | <uint32_t> n)
+            if rc == ENOMEM:
+                self._backlog = True
+                return
+            if rc != 0:
+                # The queue pair is in error; its flushed receives will report the peer.
+                break
+            g.posted += n
+            self._ack_writes += 1
+            self._outstanding += 1
+        g.dirty = 0
+
+    cdef void _drain_sends(self) noexcept nogil:
+        cdef work_completion wcs[BATCH]
+        cdef int i, n
+        cdef grant_t* g
+        cdef peer_t* peer
+        while self._outstanding > 0:
+            n = self._send_cq.c_poll(wcs, BATCH)
+            if n <= 0:
+                return
+            for i in range(n):
+                self._outstanding -= 1
+                g = self._table[<uint16_t> (wcs[i].wr_id >> 32)]
+                if wcs[i].status != WC_SUCCESS:
+                    peer = self._find_peer(wcs[i].qp_num)
+                    if peer != NULL:
+                        self._cut_peer(peer, CUT_DISCONNECTED)
+                elif g != NULL and g.qp_num == wcs[i].qp_num:
+                    g.completed += wcs[i].wr_id & <uint64_t> 0xFFFFFFFFU
+            if n < BATCH:
+                return
+
+    cdef void _flush_acks(self) noexcept nogil:
+        cdef int i
+        cdef grant_t* g
+        cdef int n = self._touched_count
+        self._touched_count = 0
+        for i in range(n):
+            g = self._table[self._touched[i]]
+            if g != NULL and g.dirty:
+                if g.unsynced:
+                    self._touched[self._touched_count] = g.file_id
+                    self._touched_count += 1
+                else:
+                    self._post_acks(g)
+
+    cdef void _flush_backlog(self) noexcept nogil:
+        cdef int i
+        self._backlog = False
+        for i in range(FILES):
+            if self._table[i] != NULL and self._table[i].dirty and not self._table[i].unsynced:
+                self._post_acks(self._table[i])

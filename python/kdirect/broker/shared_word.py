@@ -1,0 +1,114 @@
+"""The 8-byte word that orders the producers of a shared head (KafkaDirect §4.2.2, figure 5).
+
+Owns: the memory of the words, and the broker's queue pair with itself, over which it reserves and closes like any other producer: atomics
+of an RNIC are atomic among themselves, not with those of the processor.  What may not enter: who may reserve.
+
+Memory: a word has a page of its own, so that the key to it opens nothing else.  The broker stores into it before its first key is
+given out, and never again; it lives as long as any key to it.
+
+Threads: any; one lock a loopback.  A reservation takes as long as a round trip to the own RNIC.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import Any, NamedTuple
+
+from kdirect.errors import RdmaError, TransportError
+from kdirect.format import layout
+from kdirect.rdma.contract import Access, Memory, MemoryRegion
+
+log = logging.getLogger("kdirect.broker.rdma")
+
+POSITION_MASK = (1 << layout.SHARED_ORDER_SHIFT) - 1
+ONE_ORDER = 1 << layout.SHARED_ORDER_SHIFT
+CLOSE = 1 << layout.SHARED_CLOSE_SHIFT
+TIMEOUT_MS = 5000
+
+
+class Reservation(NamedTuple):
+    """What a word held before an atomic: the order and the position that were reserved."""
+
+    order: int
+    position: int
+
+
+class SharedWord:
+    """One word.  `region` is the broker's own; members get theirs by `register`."""
+
+    def __init__(self, loopback: Loopback, position: int) -> None:
+        self._loopback = loopback
+        self.memory = Memory.anonymous(layout.SHARED_WORD_BYTES, "kdirect-word")
+        memoryview(self.memory)[: layout.SHARED_WORD_BYTES] = position.to_bytes(8, sys.byteorder)
+        self.region = self.register(loopback.domain)
+        self.closed: Reservation | None = None  # what it held when it was closed
+
+    def register(self, domain: Any) -> MemoryRegion:
+        """A key to the word for the clients of `domain`: atomics only."""
+        return domain.register(self.memory, Access.LOCAL_WRITE | Access.REMOTE_ATOMIC, 0, layout.SHARED_WORD_BYTES)  # type: ignore[no-any-return]
+
+    def reserve(self, length: int) -> Reservation:
+        """Reserve `length` bytes for the broker itself."""
+        return self._loopback.fetch_add(self.region, ONE_ORDER + length)
+
+    def close(self) -> Reservation:
+        """Make every later reservation fail; what was reserved until now, everything if that cannot be told.  Again: the same."""
+        if self.closed is None:
+            try:
+                self.closed = self._loopback.fetch_add(self.region, CLOSE)
+            except (RdmaError, TransportError) as e:
+                log.error("a shared word cannot be closed: %s", e)
+                self.closed = Reservation(0, POSITION_MASK)
+        return self.closed
+
+    def end(self) -> None:
+        """The broker reserves no more."""
+        self.region.deregister()
+
+
+class Loopback:
+    """See the module.  Life: opened on an engine's device with its first shared head, `close` with the engine.  One that is `broken`
+    is replaced before the next head; the words that it served cannot be closed, so their heads are aborted."""
+
+    def __init__(self, device: Any) -> None:
+        self._lock = threading.Lock()
+        self.broken = False
+        self.domain = device.alloc_pd()
+        self._cq = device.create_cq(depth=16)
+        self._other_cq = device.create_cq(depth=16)
+        self._qp = self.domain.create_qp(self._cq, self._other_cq, max_send_wr=4, max_recv_wr=1, max_send_bytes=64)
+        self._target = self.domain.create_qp(self._other_cq, self._other_cq, max_send_wr=1, max_recv_wr=1, max_send_bytes=64)
+        address = self._qp.address
+        self._target.connect(address, active=False)
+        self._qp.connect(self._target.address, active=True)
+        self._result = self.domain.register(Memory.anonymous(8, "kdirect-reserved"), Access.LOCAL_WRITE, 0, 8)
+        self._view = memoryview(self._result.memory)[:8]
+
+    def fetch_add(self, word: MemoryRegion, add: int) -> Reservation:
+        """FETCH_AND_ADD on a word of this domain; what it held."""
+        with self._lock:
+            try:
+                self._qp.post_fetch_add(1, self._result, 0, word.address, word.rkey, add)
+                completions = self._cq.poll(1)
+                while not completions:
+                    if not self._cq.wait(TIMEOUT_MS, 20):
+                        raise TransportError("an atomic of the broker on its own memory did not complete", hint="see the device's state")
+                    completions = self._cq.poll(1)
+                if not completions[0].ok:
+                    raise TransportError(
+                        f"an atomic of the broker on its own memory failed: {completions[0]}", hint="see the device's state"
+                    )
+            except (RdmaError, TransportError):
+                self.broken = True
+                raise
+            old = int.from_bytes(self._view, sys.byteorder)
+        return Reservation(old >> layout.SHARED_ORDER_SHIFT, old & POSITION_MASK)
+
+    def close(self) -> None:
+        self._qp.close()
+        self._target.close()
+        self.domain.close()
+        self._cq.close()
+        self._other_cq.close()

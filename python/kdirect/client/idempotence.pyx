@@ -1,0 +1,90 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Idempotent producing: producer id, epoch and sequence numbers, the same over every datapath (Kafka's KIP-98, KIP-360).
+
+Owns: the identity under which one producer writes one partition, and the stamp of batches with it.  A batch is stamped once, when it is
+first sent; a repetition goes out as it is, over whichever path, and the broker recognises it.
+
+A batch that failed for good leaves a gap that the broker does not take anything behind.  Then the identity is renewed: the next
+epoch, sequences from 0, for what was refused behind the gap and all that comes.  Every batch that is stamped anew is known not to be in the
+log: its sequence lay behind one that was refused.
+
+One thread at a time: the producer's lock.
+"""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.stdint cimport INT32_MAX
+from libc.string cimport memcpy
+
+from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header, stamp_producer
+
+cdef enum:
+    MAX_EPOCH = 32767
+
+
+cdef inline int32_t add_sequence(int32_t sequence, int32_t delta) noexcept nogil:
+    """Sequence numbers run from 0 to INT32_MAX and start again."""
+    if sequence > INT32_MAX - delta:
+        return delta - (INT32_MAX - sequence) - 1
+    return sequence + delta
+
+
+cdef int32_t add_one(int32_t sequence) noexcept nogil:
+    return add_sequence(sequence, 1)
+
+
+cdef class ProducerIdentity:
+    """See the module.  `renew()` gives a new (producer id, epoch) when the epochs of this one are used up."""
+
+    def __init__(self, int64_t producer_id, int16_t epoch, renew):
+        self.producer_id = producer_id
+        self.epoch = epoch
+        self.next_sequence = 0
+        self._renew = renew
+
+    cdef int32_t c_stamp(self, uint8_t* p, uint64_t length) noexcept nogil:
+        cdef batch_info info
+        cdef int32_t sequence = self.next_sequence
+        while length and parse_batch_header(p, length, &info) == BATCH_OK and info.size <= length:
+            if info.producer_id == -1:
+                stamp_producer(p, info.size, self.producer_id, self.epoch, sequence)
+                sequence = add_sequence(sequence, info.last_offset_delta + 1 if 0 <= info.last_offset_delta < INT32_MAX else 1)
+            p += info.size
+            length -= info.size
+        return sequence
+
+    cdef void c_sent(self, int32_t sequence) noexcept nogil:
+        self.next_sequence = sequence
+
+    def stamp(self, data):
+        """`data` (whole batches) as bytes, stamped where it was not, and counted as sent."""
+        cdef const uint8_t[::1] view = data
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
+        cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)
+        if view.shape[0]:
+            memcpy(p, &view[0], view.shape[0])
+            self.c_sent(self.c_stamp(p, <uint64_t> view.shape[0]))
+        return out
+
+    def renew(self):
+        """Go on under the next epoch, from sequence 0."""
+        if self.epoch < MAX_EPOCH:
+            self.epoch += 1
+        else:
+            self.producer_id, self.epoch = self._renew()
+        self.next_sequence = 0
+
+    @staticmethod
+    def unstamped(data):
+        """`data` (whole batches) as bytes without producer id and sequences, to be stamped when it is sent."""
+        cdef const uint8_t[::1] view = data
+        cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
+        cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)
+        cdef uint64_t length = <uint64_t> view.shape[0]
+        cdef batch_info info
+        if length:
+            memcpy(p, &view[0], length)
+        while length and parse_batch_header(p, length, &info) == BATCH_OK and info.size <= length:
+            stamp_producer(p, info.size, -1, -1, -1)
+            p += info.size
+            length -= info.size
+        return out

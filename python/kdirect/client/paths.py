@@ -1,0 +1,427 @@
+"""The paths on which an encoded request reaches its partition: over RDMA, over Kafka's protocol, or none for now.
+
+Law of the room: a path knows one partition and its requests under way; it says what became of them to the `ProducePaths` that it is
+given.  Which path a partition has, and what follows when one ends, is decided there (`kdirect.client.produce_paths`).
+
+Every path has the same face: `accept` a request (False: look again, this path may have ended), `settle`, `collect` outcomes, `take_pending`
+when it ends, `in_flight`, `last_offset`, `statistics`, `close`.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kdirect.client.connection import Connection, broker_error
+from kdirect.client.direct_write import FileWriter
+from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.tcp import Append, TcpAppender
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    BufferFullError,
+    ClosedError,
+    CorruptBatchError,
+    DeliveryError,
+    KdirectError,
+    QueuePairError,
+    TimedOutError,
+)
+from kdirect.format import layout
+from kdirect.format.batch import iterate_batches
+from kdirect.format.protocol import ErrorCode, error_kind
+from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:
+    from kdirect.client.produce_paths import ProducePaths
+
+log = logging.getLogger("kdirect.client")
+
+# What FileWriter.try_* return.
+SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
+
+REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
+PROBE_MS = 1000  # how long a broker that was lost is waited for before it counts as still away
+
+
+class Outcome(NamedTuple):
+    """What became of a request that was sent with a tag."""
+
+    tag: Any
+    base_offset: int  # of its first record; -1 after an error, and where the broker did not say
+    error: DeliveryError | None
+
+
+class DirectPath:
+    """One partition whose head file this producer holds.
+
+    The send buffer holds several batches (and the largest batch the topic takes); the acknowledgement ring twice the window.
+    """
+
+    def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
+        self.tp = tp
+        self._settings = paths.settings
+        self.channel, router = paths.ack_router(tp)
+        window = self._settings["max.in.flight"]
+        entries = 2
+        while entries < 2 * window:
+            entries *= 2
+        self._mode = paths.mode
+        self._ring = self.channel.remote_writable_memory(entries * layout.ACK_BYTES)
+        self.writer = FileWriter(str(tp), router, self.channel.qp, self._ring, entries // 2)
+        self.writer.identity = paths.identity(tp)
+        self.writer.compare_and_swap = self._settings["rdma.produce.atomic"] == "cas"
+        self.max_request_bytes = 0
+        self._window = entries // 2
+        self.tags: deque[tuple[int, Any]] = deque()  # (sequence number, tag) of requests that want an outcome
+        self._refused_tags: dict[int, Any] = {}
+        self._restamp = False  # what is not answered lies behind a gap
+        self._further = 0  # records sent beyond one a request
+        self._refusals = (0, 0)  # refusals in a row, and requests acknowledged before them
+        try:
+            self.grant(1)
+        except BaseException:
+            self.writer.close()
+            raise
+
+    def grant(self, min_bytes: int) -> None:
+        """Get access to a head file with room for `min_bytes`; nothing may be under way."""
+        writer = self.writer
+        answer = self.channel.produce_access(
+            self.tp, min_bytes, self._ring, writer.ring_entries, mode=self._mode, max_in_flight=self._settings["max.in.flight"],
+            finished=writer.file_id if writer.granted else -1, end=(writer.end_order, writer.end_position),
+        )  # fmt: skip
+        self.max_request_bytes = answer.max_message_bytes
+        wanted = max(2 * self._settings["batch.bytes"], self._settings["send.buffer.bytes"] // 8, answer.max_message_bytes + 4096)
+        if writer.buffer_bytes < wanted:
+            writer.set_buffer(self.channel.local_memory(wanted))
+        shared = answer.mode == layout.PRODUCE_SHARED
+        if shared and not writer.has_landing:
+            writer.set_landing(self.channel.local_memory(layout.SHARED_WORD_BYTES))
+        word = (answer.word_address, answer.word_rkey) if shared else (0, 0)
+        writer.open(answer.file_id, answer.address, answer.rkey, answer.length, answer.position, *word, answer.max_in_flight)
+
+    @property
+    def in_flight(self) -> int:
+        """Records not acknowledged."""
+        w = self.writer
+        return int(w.appended + self._further - w.records_answered) if w.in_flight else int(w.failures)
+
+    @property
+    def last_offset(self) -> int:
+        return int(self.writer.last_offset_base)
+
+    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
+        """Send a request; False: look again, this path may have ended.  BufferFullError at the deadline."""
+        writer, tp = self.writer, self.tp
+        if len(data) > self.max_request_bytes:
+            raise DeliveryError(
+                f"a batch of {len(data)} bytes is too large for {tp} (max.message.bytes {self.max_request_bytes})",
+                hint="lower batch.bytes, or raise the topic's max.message.bytes",
+            )
+        if self.tags and not self.remember(paths, max(0.0, (deadline - time.monotonic()) * 1000)):
+            paths.recover(self)
+            return False
+        code = writer.try_batches(data, records)
+        if code == SENT:
+            self._further += records - 1
+            if tag is not None:
+                self.tags.append((writer.appended - 1, tag))
+            return True
+        try:
+            if code == NO_ROOM_BUFFER:
+                if not writer.in_flight:
+                    paths.wait_router(tp, deadline)
+                elif not writer.wait_acknowledged(writer.acknowledged, left_ms(tp, deadline)):
+                    paths.recover(self)
+            elif code == NO_ROOM_FILE and (not writer.in_flight or writer.wait_acknowledged(writer.appended - 1, left_ms(tp, deadline))):
+                self.collect(paths)
+                self.grant(len(data))
+            else:
+                paths.recover(self)
+        except TimedOutError:
+            raise full(tp) from None
+        except (AccessDeniedError, QueuePairError, ClosedError, BrokerUnavailableError):
+            paths.recover(self)
+        return False
+
+    def remember(self, paths: ProducePaths, room_ms: float) -> bool:
+        """Make sure that another request does not make the writer forget the offset of one with a tag: it remembers one window.  False: the
+        writer can no longer be used."""
+        writer = self.writer
+        self.collect(paths)
+        while self.tags and writer.appended - self.tags[0][0] >= self._window:
+            try:
+                # A quarter of the window at once, so that a full one costs one sleep and not one a record.
+                if not writer.wait_acknowledged(writer.acknowledged + (writer.in_flight >> 2), math.ceil(room_ms)):
+                    return False
+            except TimedOutError:
+                raise full(self.tp, room_ms) from None
+            self.collect(paths)
+        return True
+
+    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+        """(bytes, records, tag) of the requests not acknowledged, which are this path's no more."""
+        writer = self.writer
+        tags = dict(self.tags)
+        self.tags.clear()
+        pending = deque((d, n, tags.get(writer.acknowledged + i)) for i, (d, n) in enumerate(writer.unacknowledged()))
+        if self._restamp:
+            pending = deque((ProducerIdentity.unstamped(d), n, tag) for d, n, tag in pending)
+        writer.forget()
+        return pending
+
+    def go_on(self) -> None:
+        """Everything is answered, and what was refused is taken care of."""
+        self._restamp = False
+
+    def take_failures(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+        """Report the requests that were refused for good; (bytes, records, tag) of the others, to be sent again before anything that is not
+        answered.  Behind one that was refused for good an idempotent producer begins a new sequence."""
+        writer = self.writer
+        failures = writer.take_failures()
+        if not failures:
+            return deque()
+        count, before = self._refusals
+        self._refusals = count, before = (count + 1 if before == writer.requests_acknowledged else 1), writer.requests_acknowledged
+        again: deque[tuple[Any, int, Any]] = deque()
+        renew = writer.identity is not None and failures[0][3] in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH)
+        for sequence, data, records, code in failures:
+            tag = self._refused_tags.pop(sequence, None)
+            if count <= REFUSALS and _may_repeat(code, data, writer.identity is not None):
+                again.append((data, records, tag))
+                continue
+            renew = writer.identity is not None
+            error = broker_error(code, f"{self.tp}: a batch of {records} records")
+            paths.fail(DeliveryError(error.message, hint=error.hint or "the batch was not committed", maybe_committed=False), tag)
+        if renew:
+            log.info("%s: %d requests go on under a new sequence", self.tp, len(again))
+            paths.renew(self.tp)
+            # What is not answered lies behind the gap, so it will not be taken, or belongs to a path that has ended.
+            again = deque((ProducerIdentity.unstamped(data), records, tag) for data, records, tag in again)
+            self._restamp = True
+        return again
+
+    def settle(self, paths: ProducePaths, deadline: float) -> bool:
+        """Wait for every acknowledgement until the deadline; False: not all, or the path has ended."""
+        writer = self.writer
+        try:
+            if writer.wait_acknowledged(writer.appended - 1, max(0, math.ceil((deadline - time.monotonic()) * 1000))):
+                return True
+        except TimedOutError:
+            return False
+        paths.recover(self)
+        return False
+
+    def collect(self, paths: ProducePaths) -> None:
+        """Outcomes of what is acknowledged."""
+        tags, writer = self.tags, self.writer
+        while tags and tags[0][0] < writer.acknowledged:
+            sequence, tag = tags.popleft()
+            if writer.failures and writer.refused(sequence):
+                self._refused_tags[sequence] = tag
+                continue
+            paths._outcomes.append(Outcome(tag, writer.offset_of(sequence), None))
+
+    def statistics(self) -> dict[str, int]:
+        w = self.writer
+        return {"rdma_records": w.records_acknowledged, "rdma_bytes": w.bytes_acknowledged, "rdma_requests": w.requests_acknowledged}
+
+    def close(self) -> None:
+        file_id = self.writer.file_id
+        granted = self.writer.granted
+        self.writer.close()
+        if granted and not self.channel.closed:
+            try:
+                self.channel.release([file_id])
+            except KdirectError as e:
+                log.debug("release of %s: %s", self.tp, e)
+
+
+class TcpPath:
+    """One partition written by Kafka's Produce."""
+
+    def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
+        self.tp = tp
+        settings = paths.settings
+        self._identity = paths.identity(tp)
+        self._appender = TcpAppender(paths.session.cluster, tp, settings["acks"], settings["delivery.timeout.ms"], identity=self._identity)
+        self.last_offset = -1
+        self._sent: deque[tuple[Append, int, Any]] = deque()
+        self.in_flight = 0
+        self._records = self._bytes = self._requests = 0
+
+    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
+        """Send a request; BufferFullError when the window is full at the deadline."""
+        append = self._appender.submit(data, room_ms=max(0.0, (deadline - time.monotonic()) * 1000))
+        self._sent.append((append, records, tag))
+        self.in_flight += records
+        self._records += records
+        self._bytes += len(data)
+        self._requests += 1
+        self._collect(paths)
+        return True
+
+    def settle(self, paths: ProducePaths, deadline: float) -> bool:
+        """Wait for every answer until the deadline."""
+        while self._sent:
+            try:
+                self._appender.flush(max(0.0, (deadline - time.monotonic()) * 1000))
+            except TimedOutError:
+                self._collect(paths)
+                return not self._sent
+            except DeliveryError:
+                pass  # told by its outcome
+            self._collect(paths)
+        return True
+
+    def collect(self, paths: ProducePaths) -> None:
+        """Outcomes of what is answered."""
+        if self._sent and not self._sent[0][0].done:
+            self._appender.poll()
+        self._collect(paths)
+
+    def _collect(self, paths: ProducePaths) -> None:
+        while self._sent and self._sent[0][0].done:
+            append, records, tag = self._sent.popleft()
+            append.seen = True
+            self.in_flight -= records
+            if append.error is not None:
+                paths.fail(append.error, tag)
+                continue
+            self.last_offset = append.base_offset
+            if tag is not None:
+                paths._outcomes.append(Outcome(tag, append.base_offset, None))
+
+    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+        """(bytes, records, tag) of the requests not answered, which are this path's no more."""
+        pending = deque((bytes(a.data), n, tag) for a, n, tag in self._sent if not a.done)
+        self._sent.clear()
+        self.in_flight = 0
+        self._appender.abandon()
+        return pending
+
+    def statistics(self) -> dict[str, int]:
+        return {"tcp_records": self._records, "tcp_bytes": self._bytes, "tcp_requests": self._requests}
+
+    def close(self) -> None:
+        try:
+            self._appender.close()
+        except KdirectError as e:
+            log.warning("%s: closing with requests unanswered: %s", self.tp, e)
+
+
+class LostPath:
+    """Requests of a partition to which there is no way now: the broker is away, or was a moment ago.
+
+    Every call on it tries once to open a path and to send them; those that are not on their way by their deadline have failed.
+    """
+
+    last_offset = -1
+
+    def __init__(self, ended: DirectPath, pending: deque[tuple[Any, int, Any]], deadline: float) -> None:
+        self.tp = ended.tp
+        self._connection = ended.channel.connection
+        self._pending = pending
+        self._deadline = deadline
+        self._not_before = 0.0
+        self._pause = 0.01
+        self._why: KdirectError | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return sum(records for _, records, _ in self._pending)
+
+    def revive(self, paths: ProducePaths) -> bool:
+        """Try once; True when this path has ended, for a better one or because its time is over."""
+        now = time.monotonic()
+        if now < self._not_before:
+            return False
+        tp, old = self.tp, self._connection
+        try:
+            if old.closed:  # opening would wait for the broker as long as connect.timeout.ms
+                Connection(old.host, old.port, old.client_id, PROBE_MS).close()
+            paths._paths.pop(tp, None)
+            paths.open(tp)
+        except (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError, AccessDeniedError) as e:
+            paths._paths[tp] = self
+            self._why = e
+            if now + self._pause < self._deadline and not paths.session.closed:
+                paths._drop_channel()
+                self._not_before = time.monotonic() + self._pause
+                self._pause = min(2 * self._pause, 1.0)
+                return False
+            self._give_up(paths, e)
+            return True
+        except KdirectError as e:
+            self._give_up(paths, e)
+            return True
+        paths.resend(tp, self._pending)
+        return True
+
+    def _give_up(self, paths: ProducePaths, why: KdirectError | None) -> None:
+        paths._paths.pop(self.tp, None)
+        text, hint = (why.message, why.hint) if why is not None else ("no way to its leader", "see the broker's log")
+        error = DeliveryError(f"{self.tp}: not delivered: {text}", hint=hint, maybe_committed=True)
+        paths.renew(self.tp)
+        for _, _, tag in self.take_pending(paths):
+            paths.fail(error, tag)
+
+    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
+        if not self.revive(paths):
+            time.sleep(min(max(0.0, self._not_before - time.monotonic()), left_ms(self.tp, deadline) / 1000))
+        return False
+
+    def settle(self, paths: ProducePaths, deadline: float) -> bool:
+        if not self.revive(paths):
+            time.sleep(max(0.0, min(self._not_before, deadline) - time.monotonic()))
+        return False
+
+    def collect(self, paths: ProducePaths) -> None:
+        """Nothing is known but that their time is over."""
+        if time.monotonic() >= self._deadline:
+            self._give_up(paths, self._why)
+
+    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+        pending, self._pending = self._pending, deque()
+        return pending
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+Path = DirectPath | TcpPath | LostPath
+
+
+def _may_repeat(code: int, data: bytes, idempotent: bool) -> bool:
+    """May a request that was refused with `code` be taken another time?"""
+    if code in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH):
+        return idempotent
+    if code == ErrorCode.CORRUPT_MESSAGE:
+        try:
+            return sum(1 for _ in iterate_batches(data)) > 0
+        except CorruptBatchError:
+            return False  # it was damaged before it was sent
+    return bool(error_kind(code).retriable)
+
+
+def left_ms(tp: TopicPartition, deadline: float) -> int:
+    """Time until the deadline; BufferFullError when it is over."""
+    left = math.ceil((deadline - time.monotonic()) * 1000)
+    if left <= 0:
+        raise full(tp)
+    return left
+
+
+def full(tp: TopicPartition, waited_ms: float | None = None) -> BufferFullError:
+    after = f" after {waited_ms:.0f} ms" if waited_ms else ""
+    return BufferFullError(
+        f"{tp}: no room for another request{after}",
+        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms to wait longer",
+    )

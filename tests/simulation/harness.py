@@ -1,0 +1,561 @@
+"""What the simulations of produce share: a broker's worker, kernel and grants and clients' producers as they are, over simulated RNICs, in
+simulated time, in one process.
+
+Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only one thread runs at a time, and the
+schedule decides which.  Where that code would wait (for a completion, for an answer of the broker, to sleep) the actor gives way, and the
+schedule lets the network move, another actor run, or this one go on.  An actor can be stopped for a while at any such place, as by
+SIGSTOP, or killed there, as by SIGKILL.  Everything follows from one seed.
+
+The broker's event loop is the thread that runs: a request is executed whole; what it schedules runs later.  Its produce worker is stepped
+by the network, at any time, also while the event loop waits for its own RNIC.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import shutil
+import sys
+import threading
+import traceback
+import types
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kdirect.broker.produce_access
+import kdirect.client.channel
+import kdirect.client.paths
+import kdirect.client.produce_paths
+import kdirect.client.tcp
+from kdirect.broker.access import AccessManager
+from kdirect.broker.engine import Engine
+from kdirect.broker.worker import ProduceWorker
+from kdirect.client.channel import Channel
+from kdirect.errors import BrokerUnavailableError, TimedOutError
+from kdirect.format.codec import decode_records
+from kdirect.log.config import LogConfig
+from kdirect.log.manager import LogManager
+from kdirect.model import TopicPartition
+from kdirect.options import BROKER, CLIENT
+from kdirect.rdma.sim import Faults, SimCompletionQueue, SimDevice, SimNetwork
+
+TP = TopicPartition("t", 0)
+MOST_STEPS = 300_000
+SHORTEST_NS = 1_000  # of a sleep: seconds are floats, and one that rounds to nothing would last for ever
+SLOWEST_NS = 1_000_000  # who may run does so before this much time goes by without anything else; longer is what `stop` is for
+
+
+class Killed(BaseException):
+    """The actor's process is gone."""
+
+
+class Stuck(AssertionError):
+    """Nothing is left to happen, but somebody waits."""
+
+
+class Actor:
+    """One process.  `body(actor)` runs in a thread of its own, when the simulation lets it."""
+
+    def __init__(self, simulation: Simulation, name: str, body: Callable[[Actor], None]) -> None:
+        self.simulation = simulation
+        self.name = name
+        self.device: SimDevice | None = None
+        self.controls: list[Control] = []
+        self.done = False
+        self.killed = False
+        self.stopped_until = 0
+        self.error: BaseException | None = None
+        self._ready: Callable[[], bool] = lambda: True
+        self._go = threading.Semaphore(0)
+        self._thread = threading.Thread(target=self._run, args=(body,), name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self, body: Callable[[Actor], None]) -> None:
+        self._go.acquire()
+        try:
+            body(self)
+        except Killed:
+            pass
+        except BaseException as e:
+            self.error = e
+        self.done = True
+        self.simulation._baton.release()
+
+    @property
+    def runnable(self) -> bool:
+        return not self.done and self.simulation.network.now_ns >= self.stopped_until and (self.killed or self._ready())
+
+    def resume(self) -> None:
+        """Let it run until it gives way."""
+        self._go.release()
+        self.simulation._baton.acquire()
+
+    def give_way(self, ready: Callable[[], bool] = lambda: True) -> None:
+        """Within the actor: others may run; come back once `ready`."""
+        self._ready = ready
+        self.simulation._baton.release()
+        self._go.acquire()
+        if self.killed:
+            raise Killed
+
+    def join(self) -> None:
+        self._thread.join(10)
+
+
+class Control:
+    """A client's TCP connection: requests are executed whole; answers may take their time."""
+
+    peer = "simulated broker"
+    client_id = "client"
+    host = port = None
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._access = simulation.access
+        self.closed = False
+
+    def request(self, message: Any) -> Any:
+        simulation = self._simulation
+        simulation.give_way()
+        if self.closed or self._access is not simulation.access:
+            self.closed = True
+            raise BrokerUnavailableError("the broker is gone", hint="connect again")
+        answer = simulation.execute(lambda: self._access.handle(self, message))
+        if hasattr(answer, "done"):
+            simulation.give_way(lambda: answer.done() or self.closed)
+            if not answer.done():
+                raise BrokerUnavailableError("the broker is gone", hint="connect again")
+            answer = answer.result()
+        simulation.give_way()
+        return answer
+
+
+class SimPending:
+    """An answer on its way over TCP."""
+
+    def __init__(self, connection: SimConnection) -> None:
+        self._connection = connection
+        self.answer: Any = None
+
+    @property
+    def done(self) -> bool:
+        return self.answer is not None or self._connection.closed
+
+    def wait(self, timeout_ms: float) -> bool:
+        simulation = self._connection.simulation
+        ns = max(SHORTEST_NS, int(timeout_ms * 1e6))
+        until = simulation.network.now_ns + ns
+        simulation.network.call_later(ns, lambda: None)
+        simulation.give_way(lambda: self.done or simulation.network.now_ns >= until)
+        return self.done
+
+    def result(self, timeout_ms: float) -> Any:
+        self.wait(timeout_ms)
+        if self.answer is not None:
+            return self.answer
+        if self._connection.closed:
+            raise BrokerUnavailableError("the connection was lost", hint="connect again")
+        raise TimedOutError(f"no answer within {timeout_ms} ms", hint="wait longer")
+
+
+class SimConnection:
+    """Produce requests over TCP: executed in order, each whole; the connection may be lost before or after, `Simulation.lose` of them."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.closed = False
+        self._access = simulation.access
+        self._last_ns = 0
+        self._arriving: deque[SimPending] = deque()
+
+    def submit(self, message: Any) -> SimPending:
+        simulation, network = self.simulation, self.simulation.network
+        pending = SimPending(self)
+        data = bytes(message.topic_data[0].partition_data[0].records)
+        self._last_ns = max(self._last_ns, network.now_ns + network.random.randint(1000, 200_000))
+        self._arriving.append(pending)
+
+        def arrive() -> None:
+            if self.closed or simulation.ended or self._access is not simulation.access:
+                self.closed = True
+                return
+            if simulation.busy or network.now_ns < simulation.broker_stopped_until or self._arriving[0] is not pending:
+                network.call_later(max(10_000, simulation.broker_stopped_until - network.now_ns), arrive)
+                return
+            self._arriving.popleft()
+            lost = network.random.random() < simulation.lose
+            if lost and network.random.random() < 0.5:
+                self.closed = True
+                return
+            result = simulation.execute(lambda: self._access.append(simulation.partition, data))
+            self.closed = self.closed or lost
+            answer(result)
+
+        def answer(result: Any) -> None:
+            if hasattr(result, "done"):
+                if not result.done():
+                    if self._access is simulation.access and not simulation.ended:
+                        network.call_later(20_000, lambda: answer(result))
+                    else:
+                        self.closed = True
+                    return
+                result = result.result()
+            partition = types.SimpleNamespace(
+                index=0, error_code=result.error, base_offset=result.base_offset, log_append_time_ms=-1, error_message=None
+            )
+            done = types.SimpleNamespace(responses=[types.SimpleNamespace(name="t", partition_responses=[partition])])
+            network.call_later(network.random.randint(1000, 100_000), lambda: setattr(pending, "answer", done))
+
+        network.call_later(self._last_ns - network.now_ns, arrive)
+        return pending
+
+    def poll(self) -> None:
+        """Answers come by themselves."""
+
+    def abort(self, error: BaseException) -> None:
+        self.closed = True
+
+
+class SimSession:
+    """What a producer needs of a session and its cluster."""
+
+    transport = "sim"
+    closed = False
+
+    def __init__(self, simulation: Simulation, settings: dict[str, Any], actor: Actor | None) -> None:
+        self.settings = settings
+        self.cluster = self
+        self._simulation = simulation
+        self._actor = actor
+
+    def partitions(self, topic: str) -> list[int]:
+        return [0]
+
+    def topic(self, name: str, *, refresh: bool = False) -> Any:
+        return types.SimpleNamespace(partitions=[0])
+
+    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+        control = Control(self._simulation)
+        if self._actor is not None:
+            self._actor.controls.append(control)
+        return Channel(control, "sim", **sizes)  # type: ignore[arg-type]
+
+    def connection_for(self, tp: TopicPartition, channel: str = "control") -> SimConnection:
+        return SimConnection(self._simulation)
+
+    def forget(self, topic: str) -> None:
+        """There is nothing to forget."""
+
+    timeout_ms = 200
+
+    def backoff(self, timeout_ms: float, attempts: int = 0) -> Any:
+        def wait() -> bool:
+            if timeout_ms <= 0:
+                return False
+            self._simulation.sleep(0.001 * 2 ** min(attempts, 6))
+            return True
+
+        return types.SimpleNamespace(wait=wait)
+
+    def new_producer_id(self) -> tuple[int, int]:
+        self._simulation.last_producer_id += 1
+        return self._simulation.last_producer_id, 0
+
+
+class Future:
+    """A future without an event loop."""
+
+    def __init__(self) -> None:
+        self._outcome: tuple[Any, BaseException | None] | None = None
+
+    def done(self) -> bool:
+        return self._outcome is not None
+
+    def set_result(self, result: Any) -> None:
+        self._outcome = result, None
+
+    def set_exception(self, error: BaseException) -> None:
+        self._outcome = None, error
+
+    def result(self) -> Any:
+        assert self._outcome is not None
+        if self._outcome[1] is not None:
+            raise self._outcome[1]
+        return self._outcome[0]
+
+
+class SimAccessManager(AccessManager):
+    """The access manager over a simulated device: its worker is stepped by the network when completions arrive, and what would be
+    scheduled on the event loop happens a moment later, never within another of its callbacks."""
+
+    def __init__(self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]) -> None:
+        super().__init__(logs, properties)
+        self._simulation = simulation
+        self.dead = False
+
+    def _open_engine(self, transport: str) -> Engine:
+        simulation, manager = self._simulation, self
+        network = simulation.network
+        engine = Engine.__new__(Engine)
+
+        def step() -> None:
+            if not manager.dead and not simulation.ended:
+                if network.now_ns < simulation.broker_stopped_until:
+                    network.call_later(simulation.broker_stopped_until - network.now_ns, step)
+                    return
+                engine.worker.set_time(network.now_ns)
+                engine.worker.step()
+                deadline = engine.worker.next_deadline_ns
+                if deadline:
+                    network.call_later(max(1, deadline - network.now_ns), step)
+
+        def soon() -> None:
+            network.call_later(network.random.randint(0, simulation.worker_delay_ns), step)
+
+        class WakingQueue(SimCompletionQueue):
+            def _push(self, completion: Any, polled: Any) -> None:
+                super()._push(completion, polled)
+                soon()
+
+            def wake(self) -> None:
+                soon()
+
+        engine.transport, engine.device, engine._thread, engine._loopback = transport, network.device("broker"), None, None
+        engine.recv_cq = WakingQueue(engine.device, 1 << 16)
+        engine.send_cq = WakingQueue(engine.device, 1 << 16)
+        engine.worker = ProduceWorker(
+            engine.recv_cq, engine.send_cq, on_cut=lambda q, reason: self._later(self._finish_cut, transport, q, reason),
+            on_append=self._appended, on_head=lambda head: self._later(self.produce.on_head, head),
+            on_own=lambda head, answers: self._later(self.produce.on_own, head, answers), sync=self._sync,
+        )  # fmt: skip
+        engine.worker.set_time(network.now_ns)
+        return engine
+
+    def _later(self, callback: Callable[..., None], *args: Any) -> None:
+        self._call_later(0, callback, *args)
+
+    def _call_later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
+        simulation = self._simulation
+
+        def run() -> None:
+            if self.dead or simulation.ended:
+                return
+            if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
+                simulation.network.call_later(max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run)
+                return
+            simulation.execute(lambda: callback(*args))
+
+        simulation.network.call_later(int(seconds * 1e9) + simulation.network.random.randint(0, 50_000), run)
+
+    def _new_future(self) -> Any:
+        return Future()
+
+
+class Simulation:
+    """One run.  Use as a context manager; `finish` checks the model."""
+
+    def __init__(
+        self, seed: int, directory: Path, monkeypatch: Any, faults: Faults, *, segment_bytes: int = 1 << 16, hole_timeout_ms: int = 20,
+        client: dict[str, Any] | None = None, **properties: Any,
+    ) -> None:  # fmt: skip
+        self.random = random.Random(seed)
+        self.network = SimNetwork(seed, faults)
+        self.actors: list[Actor] = []
+        self.busy = 0
+        self.ended = False
+        self.last_producer_id = 0
+        self.broker_stopped_until = 0
+        self.lose = 0.0  # of the TCP connections, at each request
+        self.worker_delay_ns = 30_000
+        self._baton = threading.Semaphore(0)
+        self._directory = directory
+        self._lives = 0
+        self._config = LogConfig(segment_bytes=segment_bytes)
+        self._properties = BROKER.resolve(
+            {"rdma.transports": "sim", "rdma.max.in.flight": "16", "rdma.produce.hole.timeout.ms": str(hole_timeout_ms), **properties}
+        )
+        self.settings = CLIENT.resolve(
+            {
+                "bootstrap.servers": "sim:1", "max.in.flight": "8", "batch.bytes": "4096", "send.buffer.bytes": 1 << 20, "spin.us": 0,
+                **(client or {}),
+            }
+        )  # fmt: skip
+        monkeypatch.setattr(kdirect.client.channel, "open_device", self._open_device)
+        clock = types.SimpleNamespace(monotonic=lambda: self.network.now_ns / 1e9, sleep=self.sleep, time=lambda: self.network.now_ns / 1e9)
+        for module in (kdirect.client.paths, kdirect.client.produce_paths, kdirect.client.tcp, kdirect.broker.produce_access):
+            monkeypatch.setattr(module, "time", clock)
+        monkeypatch.setattr(kdirect.client.paths, "Connection", lambda *address: types.SimpleNamespace(close=lambda: None))
+        monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
+        self._open()
+
+    def _open(self) -> None:
+        self._lives += 1
+        self.logs = LogManager([self._directory / f"log{self._lives}"], self._config).open()
+        self.partition = self.logs.partitions.get(TP) or self.logs.create_partition(TP)
+        self.access = SimAccessManager(self, self.logs, self._properties)
+
+    # -- time --------------------------------------------------------------------------------------------
+
+    @property
+    def actor(self) -> Actor | None:
+        """The one that runs now."""
+        return next((a for a in self.actors if a._thread is threading.current_thread()), None)
+
+    def give_way(self, ready: Callable[[], bool] = lambda: True) -> None:
+        actor = self.actor
+        if actor is not None:
+            actor.give_way(ready)
+        else:
+            self.run_until(ready)
+
+    def sleep(self, seconds: float) -> None:
+        ns = max(SHORTEST_NS, int(seconds * 1e9))
+        until = self.network.now_ns + ns
+        if self.busy:  # the broker's event loop
+            self.network.run_for(ns)
+            return
+        self.network.call_later(ns, lambda: None)
+        self.give_way(lambda: self.network.now_ns >= until)
+
+    def _wait_on(self, plain: Callable[..., bool]) -> Callable[..., bool]:
+        simulation = self
+
+        def wait(queue: SimCompletionQueue, timeout_ms: float = -1, spin_us: float = 0) -> bool:
+            if simulation.actor is None or simulation.busy or queue._device.name == "broker":
+                return plain(queue, timeout_ms, spin_us)
+            until = simulation.network.now_ns + int(timeout_ms * 1e6) if timeout_ms >= 0 else None
+            if until is not None:
+                simulation.network.call_later(int(timeout_ms * 1e6), lambda: None)
+            simulation.give_way(
+                lambda: bool(queue._ready or queue._errors or queue._woken) or (until is not None and simulation.network.now_ns >= until)
+            )
+            return plain(queue, 0, 0)
+
+        return wait
+
+    def execute(self, call: Callable[[], Any]) -> Any:
+        """Something that the broker's event loop does in one go."""
+        self.busy += 1
+        try:
+            for engine in self.access._engines.values():
+                engine.worker.set_time(self.network.now_ns)
+            return call()
+        finally:
+            self.busy -= 1
+
+    def run_until(self, ready: Callable[[], bool]) -> None:
+        """Main thread: let the world go on until `ready`: the network moves, or an actor that may run does."""
+        for _ in range(MOST_STEPS):
+            if ready():
+                return
+            runnable = [a for a in self.actors if a.runnable]
+            soon = bool(self.network._events) and self.network._events[0][0] <= self.network.now_ns + SLOWEST_NS
+            if runnable and (not soon or self.random.random() < 0.5):
+                self.random.choice(runnable).resume()
+            elif not self.network.step():
+                stopped = [a.stopped_until for a in self.actors if not a.done and a.stopped_until > self.network.now_ns]
+                if not stopped:
+                    raise Stuck(f"nothing is left to happen; waiting: {self._waiting()}")
+                self.network.now_ns = min(stopped)
+        raise Stuck(f"not at rest after {MOST_STEPS} steps; waiting: {self._waiting()}")
+
+    def _waiting(self) -> str:
+        """Who waits, and where."""
+        frames = sys._current_frames()
+        return "".join(
+            f"\n{a.name}:\n" + "".join(traceback.format_stack(frames.get(a._thread.ident or 0))[-9:-1]) for a in self.actors if not a.done
+        )
+
+    # -- actors ------------------------------------------------------------------------------------------
+
+    def spawn(self, name: str, body: Callable[[Actor], None]) -> Actor:
+        actor = Actor(self, name, body)
+        self.actors.append(actor)
+        return actor
+
+    def session(self, **settings: Any) -> SimSession:
+        """A session of the actor that runs now."""
+        return SimSession(
+            self, {**self.settings, **CLIENT.resolve({"bootstrap.servers": "sim:1", **self.settings, **settings})}, self.actor
+        )
+
+    def _open_device(self, name: str, **options: Any) -> SimDevice:
+        actor = self.actor
+        if actor is None:
+            return self.network.device("client")
+        if actor.device is None:
+            actor.device = self.network.device(actor.name)
+        return actor.device
+
+    def kill(self, actor: Actor) -> None:
+        """SIGKILL: its queue pairs go, its connections close a moment later, and it does nothing any more."""
+        actor.killed = True
+        actor.stopped_until = 0
+        if actor.device is not None:
+            self.network.kill(actor.device)
+        for control in actor.controls:
+            self.access._later(self.access.connection_closed, control)
+
+    def stop(self, actor: Actor, ns: int) -> None:
+        """SIGSTOP, and SIGCONT after a while."""
+        actor.stopped_until = self.network.now_ns + ns
+        self.network.call_later(ns, lambda: None)
+
+    # -- the broker --------------------------------------------------------------------------------------
+
+    def stop_broker(self, ns: int) -> None:
+        """Neither its event loop nor its worker moves for a while; its memory is read and written all the same."""
+        self.broker_stopped_until = max(self.broker_stopped_until, self.network.now_ns + ns)
+        self.network.call_later(ns, lambda: None)
+
+    def restart_broker(self) -> None:
+        """SIGKILL and a new start: the files are as they were at that moment."""
+        old, logs = self.access, self.logs
+        old.dead = True
+        self.broker_stopped_until = 0
+        shutil.copytree(self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}")
+        for engine in old._engines.values():
+            self.network.kill(engine.device)
+        logs.close(clean=False)
+        self._open()
+        for actor in self.actors:
+            for control in actor.controls:
+                control.closed = True
+
+    # -- the end -----------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Simulation:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.ended = True
+        for actor in self.actors:
+            while not actor.done:
+                actor.killed = True
+                actor.resume()
+            actor.join()
+        self.access.dead = True
+        self.logs.close(clean=False)
+
+    def check_tail(self) -> None:
+        """Nothing is left in the head file behind the last committed byte, once nobody writes it."""
+        head = self.partition.head
+        if head is not None and head.address:
+            end = self.partition.kernel.end_position
+            behind = ctypes.string_at(head.address + end, head.mapped_length - end)
+            assert behind.count(0) == len(behind), "bytes that were not committed are left in the head"
+
+    def log(self) -> list[bytes]:
+        """Every value below the high watermark; offsets are dense and bytes whole."""
+        values: list[bytes] = []
+        offset = self.partition.log_start_offset
+        while offset < self.partition.high_watermark:
+            data = b"".join(bytes(x) for x in self.partition.read(offset, 1 << 20))
+            records, consumed, next_offset = decode_records(data, "t", 0, offset)
+            assert consumed == len(data), "a partial batch was readable"
+            assert [r.offset for r in records] == list(range(offset, next_offset)), "a hole in the offsets"
+            values += [r.value for r in records]
+            offset = next_offset
+        return values
