@@ -42,15 +42,16 @@ class Appended:
 
 
 class PendingAppend:
-    """Batches of a plain Kafka producer that wait for their turn.  `result` or, once asked for, `future`."""
+    """Batches of a plain Kafka producer that wait for their turn.  `result` or `error`, or, once asked for, `future`."""
 
-    __slots__ = ("data", "future", "now_ms", "partition", "result")
+    __slots__ = ("data", "error", "future", "now_ms", "partition", "result")
 
     def __init__(self, partition: Partition, data: bytes, now_ms: int) -> None:
         self.partition = partition
         self.data = data
         self.now_ms = now_ms
         self.result: Any = None
+        self.error: BaseException | None = None
         self.future: asyncio.Future[Any] | None = None
 
     def settle(self, result: Any) -> None:
@@ -59,6 +60,7 @@ class PendingAppend:
             self.future.set_result(result)
 
     def fail(self, error: BaseException) -> None:
+        self.error = error
         if self.future is not None and not self.future.done():
             self.future.set_exception(error)
 

@@ -401,6 +401,8 @@ class ProduceAccess:
             self._queues.setdefault(tp, deque()).append(item)
         if item.result is not None:
             return item.result
+        if item.error is not None:
+            raise item.error
         item.future = self._new_future()
         return item.future
 
@@ -449,7 +451,7 @@ class ProduceAccess:
                     return
         finally:
             access.pumping = False
-        if queue is not None:
+        if queue is not None and not queue:  # what waits for another head than this one stays
             self._queues.pop(tp, None)
 
     # -- the rest ----------------------------------------------------------------------------------------
