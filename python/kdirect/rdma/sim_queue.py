@@ -278,6 +278,8 @@ class SimQueuePair(QueuePair):
 
     def _arrive(self, request: _Request, peer: SimQueuePair) -> int:
         if request.op == "write_imm":
+            if not peer._receives:  # the peer went, and its receives were flushed, between the halves of this request
+                return Status.RETRY_EXC_ERR
             peer._deliver(Opcode.RECV_RDMA_WITH_IMM, request.length, request.arg0 & 0xFFFFFFFF)
         return Status.SUCCESS
 
