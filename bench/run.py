@@ -60,6 +60,15 @@ ROWS = (
     ),
     Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
     Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
+    Row("produce-cpu", "rows_produce", 2, "the broker's CPU time for each committed produce of 100 bytes over shm"),
+    Row("produce-exclusive", "rows_produce", 2, "one exclusive producer of 32 KiB records, against memcpy, the CRC told apart"),
+    Row(
+        "produce-shared",
+        "rows_produce",
+        6,
+        "two and five producers of one partition, by FETCH_AND_ADD and COMPARE_AND_SWAP, against one alone",
+    ),
+    Row("produce-notify", "rows_produce", 2, "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB: latency and goodput"),
     Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches", 20),
 )
 

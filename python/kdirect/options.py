@@ -169,6 +169,8 @@ BROKER = Options("Broker properties", (
     Option("rdma.link.port", "int", 0, "TCP port of the links by which queue pairs over verbs notice each other's end; 0: a free one.", low=0, high=65535),
     Option("rdma.spin.us", "int", 50, "How long the produce worker spins after a request before it sleeps, in microseconds; 0 sleeps at once.", low=0, high=1_000_000),
     Option("rdma.max.in.flight", "int", 1024, "Produce requests a client may have under way on one queue pair (receives kept posted).", low=1, high=16384),
+    Option("rdma.message.memory.bytes", "bytes", 32 << 20, "Registered memory for the requests of one client that SENDs them (`produce.path=send`): it bounds how many may be under "
+           "way, and their size.", low=65536, high=1 << 30),
     Option("rdma.slots.per.consumer", "int", 1024, "Metadata slots of a consumer: partitions it can follow on one queue pair (64 bytes each).", low=1, high=1 << 20),
     # the log
     Option("log.dirs", "list", ["/tmp/kdirect-logs"], "Directories that hold the partitions, one broker at a time. Segments that take verbs' RDMA writes belong on "
@@ -284,10 +286,14 @@ CLIENT = Options("Client settings", (
     Option("acks", "enum", "all", "What a produce waits for over TCP; over RDMA always the commit.", choices=("0", "1", "all", "-1")),
     Option("enable.idempotence", "bool", None, "Producer: batches carry a producer id and sequence numbers, so that none is appended twice or out of order, whatever is repeated over "
            "whichever path. Default: on, unless acks is 0 or 1."),
+    Option("produce.path", "enum", "rdma", "How a producer's requests travel where the transport is not tcp: `rdma` (written into the log by this process), `send` (Kafka's Produce "
+           "requests in SENDs to the broker, whose buffers are sized by batch.bytes; for comparison) or `tcp`.", choices=("rdma", "send", "tcp")),
     Option("rdma.produce", "enum", "auto", "How a producer writes over RDMA: `exclusive` (an error while another RDMA producer has the partition), `shared` (with others, each request "
            "reserved by an atomic), `auto` (exclusively while alone, shared with others) or `off` (over TCP).", choices=("auto", "exclusive", "shared", "off")),
     Option("rdma.produce.atomic", "enum", "faa", "How shared writes are reserved: `faa` (FETCH_AND_ADD) or `cas` (COMPARE_AND_SWAP, which repeats when another was faster).",
            choices=("faa", "cas")),
+    Option("rdma.notify", "enum", "imm", "How a producer tells the broker of a request that it has written: `imm` (WRITE_WITH_IMM, one work request) or `send` (a plain WRITE, then a "
+           "SEND of a notice; for comparison).", choices=("imm", "send")),
     Option("rdma.consume", "bool", True, "Read over RDMA; `off` reads over TCP though the transport is there."),
     Option("compression.type", "enum", "none", "Codec of produced batches.", choices=("none", "gzip", "snappy", "lz4", "zstd"),
            aliases=("compression.codec",)),

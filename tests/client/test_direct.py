@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -375,6 +376,39 @@ def test_a_forged_file_id_is_cut_and_others_go_on(embedded):
         assert victim.produce_sync("other", b"still", partition=0) == 1
         assert attacker.produce_sync("t", b"two", partition=0) == 1  # it may come back by the front door
         assert writer is not attacker.paths.open(TP).writer
+        attacker.close()
+    assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
+
+
+@pytest.mark.parametrize(
+    ("size", "file_id", "length", "why"),
+    [(7, 0, 8, "no produce request"), (9, 0, 8, "no produce request"), (0, 0, 8, "no produce request"), (8, 1, 8, "not granted"),
+     (8, 0, 0, "announced"), (8, 0, 1 << 31, "announced")],
+)  # fmt: skip
+def test_a_malformed_notice_is_cut_and_others_go_on(embedded, caplog, size, file_id, length, why):
+    session, broker = embedded
+    session.admin.create_topic("other", 1)
+    with session.producer(rdma_notify="send") as victim:
+        victim.produce_sync("other", b"mine", partition=0)
+        attacker = session.producer(rdma_notify="send")
+        attacker.produce_sync("t", b"one", partition=0)
+        if file_id:
+            file_id = victim.paths.open(TopicPartition("other", 0)).writer.file_id
+        else:
+            file_id = attacker.paths.open(TP).writer.file_id
+        channel = attacker.paths._channel
+        memory = channel.local_memory(4096)
+        memoryview(memory.memory)[:8] = struct.pack("<HHI", file_id, 1, length)
+        channel.qp.post_send(9, memory, 0, size)
+        deadline = time.monotonic() + 10
+        while not attacker.paths._router.broken and time.monotonic() < deadline:
+            attacker.paths._router.drain()
+            time.sleep(0.01)
+        assert attacker.paths._router.broken
+        assert broker.statistics()["rdma_clients_cut"] == 1 and why in caplog.text
+        assert victim.produce_sync("other", b"still", partition=0) == 1
+        assert attacker.produce_sync("t", b"two", partition=0) == 1  # it may come back by the front door
+        assert attacker.statistics()["rdma_records"] == 2
         attacker.close()
     assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
 

@@ -157,6 +157,21 @@ def test_five_rdma_producers_and_kafka_clients_on_one_partition_through_many_seg
     plain.close()
 
 
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_write_and_send_carries_what_write_with_imm_does(served, start, mode):
+    """`rdma.notify=send`, alone and beside a producer that notifies the other way, through several segments."""
+    session, broker = served(segment_bytes=262144)
+    servers = broker.bootstrap_servers
+    children = {"sends": start(servers, "sends", 3000, 300, rdma_notify="send", rdma_produce=mode, max_in_flight=64)}
+    if mode == "shared":
+        children["imm"] = start(servers, "imm", 3000, 300)
+    for name, child in children.items():
+        assert child.wait(60) == 0
+        count, (_, rdma, _, tcp) = acknowledged(child)
+        assert (count, int(rdma), int(tcp)) == (3000, 3000, 0), name
+    assert by_producer(log_of(session)) == {name: list(range(3000)) for name in children}
+
+
 def test_two_producers_in_auto_mode_share_and_one_alone_writes_exclusively(broker):
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("auto", 1)

@@ -323,6 +323,7 @@ class SimAccessManager(AccessManager):
                 soon()
 
         engine.transport, engine.device, engine._thread, engine._loopback = transport, network.device("broker"), None, None
+        engine.messages = None
         engine.recv_cq = WakingQueue(engine.device, 1 << 16)
         engine.send_cq = WakingQueue(engine.device, 1 << 16)
         engine.worker = ProduceWorker(

@@ -165,13 +165,24 @@ def vandal(simulation: Simulation, model: Model, how: str):
             "short": encode_records([(None, b"short", [], 1)]),
             "order": encode_records([(None, b"order", [], 1)]),
             "late": bytes(length),
+            "notice": encode_records([(None, b"short", [], 1)]),
         }[how]
         data = data[:length]
         memoryview(memory.memory)[: len(data)] = data
         if how == "order":
             order = (order + random.choice((1, 5, 40, 0x8000))) & 0xFFFF
-        qp.post_write_imm(0, memory, 0, len(data), writer.address + position, writer.rkey, writer.file_id << 16 | order)
+        if how == "notice":  # too short, too long, another's, of too many bytes, of none, or of too few
+            notice = random.choice(((0, 0), (1, 0), (-1, 0), (0, 1 << 30), (0, -len(data)), (0, -7)))
+            words = writer.file_id + notice[0] & 0xFFFF, order, len(data) + notice[1]
+            memoryview(memory.memory)[2048:2064] = b"".join(n.to_bytes(k, "little") for n, k in zip(words, (2, 2, 4), strict=True)) + bytes(
+                8
+            )
+            qp.post_write(0, memory, 0, len(data), writer.address + position, writer.rkey)
+            qp.post_send(0, memory, 2048, layout.NOTICE_BYTES if any(notice) else random.choice((0, 7, 9)))
+        else:
+            qp.post_write_imm(0, memory, 0, len(data), writer.address + position, writer.rkey, writer.file_id << 16 | order)
         simulation.sleep(0.05)
+        path.channel.close()  # who is not cut, because the file id that it named is nobody's, leaves
 
     return simulation.spawn(f"vandal {how}", body)
 
@@ -240,6 +251,10 @@ CASES: dict[str, dict] = {
     "auto": {"modes": ["auto"], "faults": TORN},
     "kafka clients": {"modes": ["shared", "auto"], "kafka": 2, "lose": 0.02},
     "compare and swap": {"modes": ["shared"], "client": {"rdma.produce.atomic": "cas"}, "faults": TORN, "kafka": 1},
+    "notices": {
+        "modes": ["exclusive", "shared", "auto"], "client": {"rdma.notify": "send"}, "kafka": 1,
+        "vandals": ["notice"], "chaos": ["kill", "roll", "read"], "faults": Faults(disconnect=0.002, tear=0.2, rnr=0.002),
+    },
     "rolls": {"modes": ["shared", "auto"], "kafka": 1, "settings": {"segment_bytes": 8192}, "chaos": ["roll", "read"]},
     "killed and stopped": {"modes": ["shared", "auto"], "kafka": 1, "faults": TORN, "chaos": ["kill", "stop", "read"]},
     "vandals": {"modes": ["shared", "auto"], "kafka": 1, "vandals": ["nothing", "rubbish", "short", "order", "late"], "chaos": ["read"]},

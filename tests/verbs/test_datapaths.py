@@ -51,6 +51,19 @@ def test_a_record_written_over_verbs_is_read_over_verbs_and_by_a_stock_client(se
     assert kafka_values(broker, tp, 300) == values
 
 
+def test_write_and_send_and_requests_in_sends(session: Session, tp) -> None:
+    with session.producer(rdma_notify="send", rdma_produce="shared") as producer, session.producer(produce_path="send") as two_sided:
+        for i in range(100):
+            producer.produce(tp.topic, b"notice %d" % i, partition=0)
+            two_sided.produce(tp.topic, b"message %d" % i, partition=0)
+        producer.flush()
+        two_sided.flush()
+        assert producer.statistics()["rdma_records"] == two_sided.statistics()["send_records"] == 100
+    found = values_of(session, tp)
+    for name in (b"notice", b"message"):
+        assert [v for v in found if v.startswith(name)] == [b"%s %d" % (name, i) for i in range(100)]
+
+
 def test_offsets_of_acknowledged_records(session: Session, tp) -> None:
     with session.producer() as producer:
         assert [producer.produce_sync(tp.topic, b"x", partition=0) for _ in range(20)] == list(range(20))

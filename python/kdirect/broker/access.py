@@ -36,6 +36,7 @@ from kdirect.broker.grants import (
     GrantTable,
     Peer,
 )
+from kdirect.broker.messages import LEAST_MESSAGE_BYTES, MAX_RECEIVES, MessageConnection, MessageService
 from kdirect.broker.produce_access import ProduceAccess, Waiting
 from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, StorageFullError, TransportError
 from kdirect.format import layout
@@ -63,7 +64,9 @@ class AccessManager:
         self._transports = frozenset(config["rdma.transports"])
         self._max_in_flight = int(config["rdma.max.in.flight"])
         self._slots_per_consumer = int(config["rdma.slots.per.consumer"])
+        self._produce_enabled = bool(config["rdma.produce"])
         self.on_append: Callable[[TopicPartition], None] | None = None
+        self.server: Any = None  # takes the requests of two-sided clients
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engines: dict[str, Engine] = {}
         self._peers: dict[int, Peer] = {}
@@ -219,6 +222,8 @@ class AccessManager:
         except (TransportError, RdmaError) as e:
             log.warning("transport %s cannot be offered: %s", request.transport, e)
             raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, f"the broker cannot offer {request.transport}: {e}") from e
+        if request.message_bytes:
+            return self._open_messages(connection, request, engine)
         domain = engine.device.alloc_pd()
         try:
             # One more than the client may use: a notice of revocation is not an answer to a request.
@@ -236,7 +241,9 @@ class AccessManager:
             slot_memory = Memory.anonymous(self._slots_per_consumer * layout.SLOT_BYTES, "kdirect-slots")
             slot_region = domain.register(slot_memory, Access.REMOTE_READ)
             qp.connect(bytes(request.address), active=False)
-            engine.worker.add_peer(qp, self._max_in_flight)
+            # Ends with the domain, after the worker has forgotten the queue pair.
+            notices = Memory.anonymous(self._max_in_flight * layout.NOTICE_BYTES, "kdirect-notices")
+            engine.worker.add_peer(qp, self._max_in_flight, domain.register(notices, Access.LOCAL_WRITE))
         except BaseException:
             domain.close()
             raise
@@ -260,6 +267,42 @@ class AccessManager:
             "connection_id": peer.connection_id,
             "address": qp.address,
             "max_in_flight": self._max_in_flight,
+            "ping_address": ping.address,
+            "ping_rkey": ping.rkey,
+            "ping_crc": crc32c(proof),
+        }
+
+    def _open_messages(self, connection: Any, request: Any, engine: Engine) -> dict[str, Any]:
+        """A queue pair for requests in SENDs."""
+        memory = int(self._config["rdma.message.memory.bytes"])
+        most = min(memory, int(self._config["socket.request.max.bytes"]))
+        if self.server is None or self._loop is None or not self._produce_enabled:
+            raise RefusedError(layout.ERROR_ACCESS_DISABLED, "requests in SENDs are not taken here; use TCP")
+        if not LEAST_MESSAGE_BYTES <= request.message_bytes <= most:
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED,
+                f"messages of {request.message_bytes} bytes are not taken: {LEAST_MESSAGE_BYTES} to {most} are;"
+                " lower batch.bytes, or raise rdma.message.memory.bytes on the broker",
+            )
+        count = max(1, min(request.max_recv, MAX_RECEIVES, memory // request.message_bytes))
+        if engine.messages is None:
+            engine.messages = MessageService(engine.device, self._loop)
+        domain = engine.device.alloc_pd()
+        try:
+            link = MessageConnection(self.server, connection, engine.messages, domain, message_bytes=request.message_bytes, count=count)
+            ping_memory = Memory.anonymous(PING_BYTES, "kdirect-ping")
+            proof = os.urandom(PING_BYTES)
+            memoryview(ping_memory)[:PING_BYTES] = proof
+            ping = domain.register(ping_memory, Access.REMOTE_READ, 0, PING_BYTES)
+            link.open(bytes(request.address))
+        except BaseException:
+            domain.close()
+            raise
+        self._next_connection_id += 1
+        return {
+            "connection_id": self._next_connection_id,
+            "address": link.qp.address,
+            "max_in_flight": count,
             "ping_address": ping.address,
             "ping_rkey": ping.rkey,
             "ping_crc": crc32c(proof),
@@ -437,6 +480,10 @@ class AccessManager:
         """Free everything that was opened over this TCP connection."""
         for peer in [x for x in self._peers.values() if x.connection is connection]:
             self._close_peer(peer)
+        for engine in self._engines.values():
+            for link in list(engine.messages.links.values()) if engine.messages is not None else ():
+                if link.control is connection:
+                    link.close("")
 
     def partition_deleted(self, tp: TopicPartition) -> None:
         """The partition is being deleted: tell its readers through their slots, end all access to it."""

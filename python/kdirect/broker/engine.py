@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from kdirect.broker.config import parse_listeners
+from kdirect.broker.messages import MessageService
 from kdirect.broker.shared_word import Loopback
 from kdirect.broker.worker import ProduceWorker
 from kdirect.rdma import open_device
@@ -46,6 +47,7 @@ class Engine:
         )
         self._thread: threading.Thread | None = None
         self._loopback: Loopback | None = None
+        self.messages: MessageService | None = None  # opened with the first two-sided client
 
     @property
     def loopback(self) -> Loopback:
@@ -69,6 +71,8 @@ class Engine:
             self._thread.join(timeout=10)
         if self._loopback is not None:
             self._loopback.close()
+        if self.messages is not None:
+            self.messages.close()
         self.recv_cq.close()
         self.send_cq.close()
         self.device.close()

@@ -46,6 +46,7 @@ cdef struct head_t:
     uint32_t waiting          # arrived and not committed
     uint32_t mask
     uint64_t position         # where the bytes of next_order lie
+    uint64_t capacity         # of the head
     int64_t segment_base_offset
     int64_t deadline_ns       # when the hole at next_order is given up; 0: there is none
     int64_t hole_timeout_ns

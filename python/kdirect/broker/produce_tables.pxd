@@ -28,12 +28,16 @@ cdef enum:
     CUT_BAD_ORDER = 3
     CUT_NOT_A_PRODUCE = 4
     CUT_ACK_OVERRUN = 5
+    CUT_BAD_LENGTH = 6
 
 cdef struct peer_t:
     uint32_t qp_num       # 0: free; freed entries keep the probe chain alive by `used`
     uint8_t used
     uint8_t cut           # CUT_*
-    PyObject* qp          # borrowed; ProduceWorker._peers keeps it alive
+    uint32_t receives     # kept posted; receive i takes a notice into entry i of `notices`
+    uint32_t notices_lkey
+    uint64_t notices      # address of their memory
+    PyObject* qp          # borrowed, as is that memory; ProduceWorker._peers keeps them alive
 
 cdef struct grant_t:
     uint8_t state
@@ -72,7 +76,7 @@ cdef class ProduceTables:
     cdef peer_t _peer_table[PEERS]
     cdef CompletionQueue _send_cq
     cdef dict _grants              # file id -> objects that the grant borrows
-    cdef dict _peers               # qp number -> queue pair
+    cdef dict _peers               # qp number -> queue pair and the region of its notices
     cdef set _heads
     cdef head_t** _open            # the same, to be walked without the GIL
     cdef int _open_count, _open_capacity

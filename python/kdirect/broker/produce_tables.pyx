@@ -17,7 +17,7 @@ from libc.string cimport memset
 from kdirect.broker.order cimport HEAD_CLOSED, HEAD_OPEN, head_t, order_forget, order_resize
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS,
-    ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT)
+    ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT, NOTICE_BYTES)
 from kdirect.log.kernel cimport CommitKernel, commit_result
 from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
 
@@ -129,14 +129,16 @@ cdef class ProduceTables:
             i = (i + 1) & (PEERS - 1)
         return NULL
 
-    def add_peer(self, QueuePair qp, int receives):
-        """Take completions of `qp` and keep `receives` receives posted on it."""
+    def add_peer(self, QueuePair qp, int receives, MemoryRegion notices):
+        """Take completions of `qp` and keep `receives` receives posted on it, each with an entry of `notices` for producers that SEND one."""
         cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
         cdef int n
         if len(self._peers) >= PEERS // 2:
             raise AccessDeniedError(f"the broker serves {len(self._peers)} RDMA clients already", hint="close idle clients or use transport=tcp")
+        if notices.length < <uint64_t> receives * NOTICE_BYTES:
+            raise ValueError("the memory for notices is smaller than its receives")
         for n in range(receives):
-            qp.post_recv(0)
+            qp.post_recv(n, notices, n * NOTICE_BYTES, NOTICE_BYTES)
         with nogil:
             pthread_mutex_lock(&self._lock)
         if len(self._peers) == 0:
@@ -146,8 +148,11 @@ cdef class ProduceTables:
         self._peer_table[i].used = 1
         self._peer_table[i].qp_num = qp.qp_num
         self._peer_table[i].cut = CUT_NONE
+        self._peer_table[i].receives = <uint32_t> receives
+        self._peer_table[i].notices = notices.address
+        self._peer_table[i].notices_lkey = notices.lkey
         self._peer_table[i].qp = <PyObject*> qp
-        self._peers[qp.qp_num] = qp
+        self._peers[qp.qp_num] = (qp, notices)
         pthread_mutex_unlock(&self._lock)
 
     def remove_peer(self, uint32_t qp_num):
@@ -175,6 +180,7 @@ cdef class ProduceTables:
         head.h.self = <PyObject*> head
         head.h.segment_base_offset = segment_base_offset
         head.h.position = position
+        head.h.capacity = kernel.capacity
         head.h.leader_epoch = leader_epoch
         head.h.shared = shared
         head.h.hole_timeout_ns = hole_timeout_ms * 1000000

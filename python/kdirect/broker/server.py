@@ -137,6 +137,7 @@ class BrokerServer:
             return
         self.access = AccessManager(self.logs, self.config)
         self.access.on_append = self.waiters.notify_from_thread
+        self.access.server = self
         self.access.start(loop)
         for key in p.ACCESS_API_KEYS:
             # Not one by one: a producer that waits for access may wait for another's answer on the same connection.

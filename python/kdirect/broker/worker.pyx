@@ -2,8 +2,9 @@
 """The RDMA produce worker: completions in, commits and acknowledgements out (KafkaDirect §4.2.2).
 
 Owns: the thread that polls the broker's completion queues, and the tables that map a file id to its grant and a grant to its
-head.  One completion is one produce request: its immediate data names the grant and the request's order, its length is the
-number of bytes the producer has written where its order says.  What has arrived is put in order (`kdirect.broker.order`),
+head.  One completion is one produce request, either a WRITE_WITH_IMM, whose immediate data names the grant and the request's order and
+whose length is the number of bytes the producer has written where its order says, or a SEND of a notice that says all three after a plain
+WRITE (`rdma.notify=send`).  What has arrived is put in order (`kdirect.broker.order`),
 committed in runs, one lock of the kernel and one update of the slots for all that wait, and answered into the producers'
 acknowledgement rings with WRITE_WITH_IMM.  The broker's own requests (of plain Kafka producers, on a shared head) take their
 turn like any other (`offer`).
@@ -25,25 +26,30 @@ Memory.  A grant's acknowledgements are staged in memory of the broker (`staging
 client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport from
 the post of the WRITE that carries it until that WRITE's completion on the send queue; it is reused
 only afterwards.  The client's ring is the client's; the broker only writes it.  The bytes of the broker's own requests are
-kept by their head until their turn has come.
+kept by their head until their turn has come.  Entry i of a peer's notices (registered in its protection domain) belongs to the transport
+while receive i is posted; between its completion and its next post the worker has copied it.
 
 Idle cost: after `spin_us` without a completion the thread sleeps on the receive completion queue, or until the next hole times out.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from kdirect.broker.order cimport (
     ARRIVED, HEAD_ABORTED, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED, WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done,
     order_look, order_next)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_ACK_OVERRUN, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE, GRANT_RETIRED,
+    BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE,
+    GRANT_RETIRED,
     ProduceHead, ProduceTables, grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
-from kdirect.format.layout cimport ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK
+from kdirect.format.layout cimport (
+    ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER)
 from kdirect.log.kernel cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD, COMMIT_NO_SPACE,
     COMMIT_WRONG_POSITION, CommitKernel, commit_result)
-from kdirect.rdma.contract cimport WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion
+from kdirect.rdma.contract cimport (
+    WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion)
 
 import logging
 
@@ -77,6 +83,7 @@ CUT_REASONS = {
     CUT_BAD_ORDER: "it sent a request out of order",
     CUT_NOT_A_PRODUCE: "it sent a message that is no produce request",
     CUT_ACK_OVERRUN: "it has more requests under way than its acknowledgement ring holds",
+    CUT_BAD_LENGTH: "it announced a request of no bytes, or of more than its file has",
 }
 
 
@@ -190,17 +197,26 @@ cdef class ProduceWorker(ProduceTables):
         cdef grant_t* g
         cdef head_t* h
         cdef uint16_t file_id, order
+        cdef uint32_t length
+        cdef uint64_t at
         if peer == NULL or peer.cut != CUT_NONE:
             return NULL
         if wc.status != WC_SUCCESS:
-            self._cut_peer(peer, CUT_DISCONNECTED)
+            self._cut_peer(peer, CUT_NOT_A_PRODUCE if wc.status == WC_LOC_LEN_ERR else CUT_DISCONNECTED)
             return NULL
-        if wc.opcode != WC_RECV_RDMA_WITH_IMM or wc.byte_len == 0:
+        at = peer.notices + wc.wr_id * NOTICE_BYTES
+        if wc.opcode == WC_RECV_RDMA_WITH_IMM:
+            file_id = <uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT)
+            order = <uint16_t> (wc.imm_data & IMM_ORDER_MASK)
+            length = wc.byte_len
+        elif wc.opcode == WC_RECV and wc.byte_len == NOTICE_BYTES and wc.wr_id < peer.receives:
+            memcpy(&file_id, <void*><uintptr_t> (at + NOTICE_FILE_ID), sizeof(file_id))
+            memcpy(&order, <void*><uintptr_t> (at + NOTICE_ORDER), sizeof(order))
+            memcpy(&length, <void*><uintptr_t> (at + NOTICE_LENGTH), sizeof(length))
+        else:
             self._cut_peer(peer, CUT_NOT_A_PRODUCE)
             return NULL
-        (<QueuePair> peer.qp).c_post_recv(0, 0, 0, 0)
-        file_id = <uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT)
-        order = <uint16_t> (wc.imm_data & IMM_ORDER_MASK)
+        (<QueuePair> peer.qp).c_post_recv(wc.wr_id, at, peer.notices_lkey, NOTICE_BYTES)
         g = self._table[file_id]
         if g == NULL or g.qp_num != wc.qp_num:
             # A request that was under way when its grant was released is harmless; one under another client's file id is not.
@@ -210,12 +226,15 @@ cdef class ProduceWorker(ProduceTables):
         h = g.head
         if g.state != GRANT_ACTIVE or h.state != HEAD_OPEN:
             return NULL
+        if length == 0 or length > h.capacity - h.position:
+            self._cut_peer(peer, CUT_BAD_LENGTH)
+            return NULL
         if g.staged + g.pending - g.completed >= g.entries:
             self._drain_sends()
             if g.staged + g.pending - g.completed >= g.entries:
                 self._cut_peer(peer, CUT_ACK_OVERRUN)
                 return NULL
-        if (not h.shared and order != <uint16_t> (h.next_order + h.waiting)) or order_arrived(h, order, NULL, wc.byte_len, file_id) != ARRIVED:
+        if (not h.shared and order != <uint16_t> (h.next_order + h.waiting)) or order_arrived(h, order, NULL, length, file_id) != ARRIVED:
             self._cut_peer(peer, CUT_BAD_ORDER)
             return NULL
         g.pending += 1

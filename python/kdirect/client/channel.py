@@ -55,7 +55,8 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
 
 
 class Channel:
-    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader); `device_options` go to `open_device`."""
+    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader); `message_bytes` the size of the largest SEND
+    where it is for messages (`kdirect.client.messages`), which have no access; `device_options` go to `open_device`."""
 
     def __init__(
         self,
@@ -64,6 +65,7 @@ class Channel:
         *,
         receives: int = 0,
         sends: int = 256,
+        message_bytes: int = 0,
         device_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.connection = connection
@@ -77,9 +79,11 @@ class Channel:
             self.send_cq = self.device.create_cq(depth=max(sends, 16))
             self.recv_cq = self.device.create_cq(depth=max(receives, 16))
             self.qp = self.domain.create_qp(
-                self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=4096
+                self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=message_bytes or 4096
             )
-            answer = self.request(p.OpenQueuePairRequest(transport=transport, address=self.qp.address, max_recv=max(receives, 1)))
+            answer = self.request(
+                p.OpenQueuePairRequest(transport=transport, address=self.qp.address, max_recv=max(receives, 1), message_bytes=message_bytes)
+            )
             if answer.error_code:
                 raise access_error(answer.error_code, answer.error_message, f"opening a {transport} queue pair to {connection.peer}")
             self.connection_id: int = answer.connection_id

@@ -130,6 +130,21 @@ class Connection:
     def __init__(
         self, host: str, port: int, client_id: str = "kdirect", timeout_ms: float = 30000, *, max_response_bytes: int = MAX_RESPONSE_BYTES
     ) -> None:
+        self._prepare(host, port, client_id, timeout_ms, max_response_bytes)
+        deadline = time.monotonic() + timeout_ms / 1000
+        self._socket = _connect(host, port, timeout_ms)
+        try:
+            self._poll_in = select.poll()
+            self._poll_in.register(self._socket, select.POLLIN)
+            self._poll_out = select.poll()
+            self._poll_out.register(self._socket, select.POLLOUT)
+            self._exchange_versions(deadline)
+        except BaseException:
+            self.close()
+            raise
+
+    def _prepare(self, host: str, port: int, client_id: str, timeout_ms: float, max_response_bytes: int) -> None:
+        """All but the socket."""
         self.host = host
         self.port = port
         self.client_id = client_id
@@ -150,17 +165,6 @@ class Connection:
         self._start = self._end = 0
         self._large: bytearray | None = None
         self._large_filled = 0
-        deadline = time.monotonic() + timeout_ms / 1000
-        self._socket = _connect(host, port, timeout_ms)
-        try:
-            self._poll_in = select.poll()
-            self._poll_in.register(self._socket, select.POLLIN)
-            self._poll_out = select.poll()
-            self._poll_out.register(self._socket, select.POLLOUT)
-            self._exchange_versions(deadline)
-        except BaseException:
-            self.close()
-            raise
 
     # -- what the broker can do ------------------------------------------------------------------------------
 

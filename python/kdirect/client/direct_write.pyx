@@ -4,7 +4,8 @@
 Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grant (`FileWriter`), and the shared
 receive queue that tells which ring has news (`AckRouter`).  What may not enter: requests to the broker, choice of partitions, retries.
 
-A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16 | order``.  An exclusive writer counts
+A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16 | order``.  With notices
+(`rdma.notify=send`) it is a plain WRITE and a SEND of file id, order and length; the SEND's completion counts as the request's.  An exclusive writer counts
 position and order itself.  A shared one reserves both on the head's word, by FETCH_AND_ADD or COMPARE_AND_SWAP, when the bytes are
 encoded and room for the WRITE is sure, so that a reservation is followed by its WRITE at once; one covers a whole request, however many
 batches it has.  A reservation beyond the file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
@@ -15,7 +16,7 @@ acknowledgement may overtake the completion, and the RNIC may still send them ag
 kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
 is registered for remote writes; entry i is valid from the completion that announces it until `drain` has read it, and cannot be
 overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
-reservation lands belong to the transport from its post to its completion.
+reservation lands belong to the transport from its post to its completion, as does each notice: request i of the window has entry i.
 
 One thread at a time: callers hold their channel's lock.
 """
@@ -31,7 +32,7 @@ from kdirect.client.idempotence cimport ProducerIdentity, add_one
 from kdirect.format.batch cimport encode_single
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
-    IMM_FILE_ID_SHIFT, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
+    IMM_FILE_ID_SHIFT, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
 )
 from kdirect.rdma.contract cimport (
     WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion,
@@ -62,7 +63,8 @@ cdef enum:
     BROKEN = 4
 
     DUPLICATE_SEQUENCE_NUMBER = 46   # committed before
-    CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation
+    CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation,
+    DATA = 2                   # or the WRITE before a notice
 
 cdef uint64_t ONE_ORDER = <uint64_t> 1 << SHARED_ORDER_SHIFT
 cdef uint64_t POSITION_MASK = ONE_ORDER - 1
@@ -138,7 +140,7 @@ cdef class AckRouter:
                 if w != NULL:
                     if wcs[i].wr_id >> 32 == CLAIM:
                         (<FileWriter> w)._claimed = True
-                    else:
+                    elif wcs[i].wr_id >> 32 != DATA:
                         (<FileWriter> w).c_send_done()
             self.sends_under_way -= <uint64_t> n
         while True:
@@ -208,6 +210,7 @@ cdef class FileWriter:
     cdef public bint compare_and_swap                  # reserve by COMPARE_AND_SWAP
     cdef public ProducerIdentity identity              # stamps what is sent; None: no idempotence
     cdef MemoryRegion _landing                         # where a reservation lands
+    cdef MemoryRegion _notices                         # an entry a request of the window; None: requests have immediate data
     cdef readonly uint64_t word_address
     cdef readonly uint32_t word_rkey
     cdef uint64_t _word                                # its last value seen
@@ -266,6 +269,12 @@ cdef class FileWriter:
     def set_landing(self, MemoryRegion landing):
         """8 bytes where reservations land, which a shared grant needs."""
         self._landing = landing
+
+    def set_notices(self, MemoryRegion notices):
+        """Announce requests by a SEND from this memory of one notice a request of the window.  Before the first request."""
+        if notices.length < self._window * NOTICE_BYTES:
+            raise ValueError("the memory for notices is smaller than the window")
+        self._notices = notices
 
     def set_buffer(self, MemoryRegion buffer):
         """Give the writer its send buffer; no request may be under way."""
@@ -485,17 +494,34 @@ cdef class FileWriter:
 
     cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position, uint16_t order) noexcept nogil:
         """Post the request whose bytes are at `start` of the send buffer.  OK, NO_ROOM_BUFFER (the send queue is full; not after a reservation,
-        which must be followed by its WRITE) or BROKEN."""
+        which must be followed by its WRITE, nor a WRITE that its notice must follow) or BROKEN."""
         cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | order
-        cdef bint full = False
+        cdef bint full = False, written = False
         cdef int rc
         cdef request_t* r
+        cdef uint64_t notice = 0
+        cdef uint16_t file_id = <uint16_t> self.file_id
+        if self._notices is not None:
+            notice = (self.appended & (self._window - 1)) * NOTICE_BYTES
+            memcpy(self._notices.data + notice + NOTICE_FILE_ID, &file_id, 2)
+            memcpy(self._notices.data + notice + NOTICE_ORDER, &order, 2)
+            memcpy(self._notices.data + notice + NOTICE_LENGTH, &length, 4)
         while True:
-            rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
-                                           self.address + position, self.rkey, imm)
+            if self._notices is None:
+                rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
+                                               self.address + position, self.rkey, imm)
+            elif written:
+                rc = self._qp.c_post_send(<uint64_t> self.file_id, self._notices.address + notice, self._notices.lkey, NOTICE_BYTES)
+            else:
+                rc = self._qp.c_post_write((<uint64_t> DATA << 32) | <uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey,
+                                           length, self.address + position, self.rkey)
+                if rc == 0:
+                    self._router.sends_under_way += 1
+                    written = True
+                    continue
             if rc != ENOMEM:
                 break
-            if full and not self.shared:
+            if full and not (self.shared or written):
                 return NO_ROOM_BUFFER
             full = True
             self._router.c_drain()
@@ -708,5 +734,6 @@ cdef class FileWriter:
         if self._buffer is not None:
             self._buffer.deregister()
         self._ring.deregister()
-        if self._landing is not None:
-            self._landing.deregister()
+        for region in (self._landing, self._notices):
+            if region is not None:
+                region.deregister()

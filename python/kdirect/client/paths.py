@@ -74,6 +74,8 @@ class DirectPath:
         self.writer = FileWriter(str(tp), router, self.channel.qp, self._ring, entries // 2)
         self.writer.identity = paths.identity(tp)
         self.writer.compare_and_swap = self._settings["rdma.produce.atomic"] == "cas"
+        if self._settings["rdma.notify"] == "send":
+            self.writer.set_notices(self.channel.local_memory(entries // 2 * layout.NOTICE_BYTES))
         self.max_request_bytes = 0
         self._window = entries // 2
         self.tags: deque[tuple[int, Any]] = deque()  # (sequence number, tag) of requests that want an outcome
@@ -242,13 +244,17 @@ class DirectPath:
 
 
 class TcpPath:
-    """One partition written by Kafka's Produce."""
+    """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs."""
 
     def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
         self.tp = tp
         settings = paths.settings
         self._identity = paths.identity(tp)
-        self._appender = TcpAppender(paths.session.cluster, tp, settings["acks"], settings["delivery.timeout.ms"], identity=self._identity)
+        self.two_sided = settings["produce.path"] == "send" and paths.session.transport != "tcp"
+        self._appender = TcpAppender(
+            paths.session.cluster, tp, settings["acks"], settings["delivery.timeout.ms"], identity=self._identity,
+            connect=(lambda: paths.message_connection(tp)) if self.two_sided else None,
+        )  # fmt: skip
         self.last_offset = -1
         self._sent: deque[tuple[Append, int, Any]] = deque()
         self.in_flight = 0
@@ -256,6 +262,12 @@ class TcpPath:
 
     def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
         """Send a request; BufferFullError when the window is full at the deadline."""
+        if self.two_sided and len(data) > paths.settings["batch.bytes"]:
+            raise DeliveryError(
+                f"a batch of {len(data)} bytes is too large for a message (batch.bytes {paths.settings['batch.bytes']})",
+                hint="raise batch.bytes, by which the broker's buffers are sized, or use produce.path=rdma or tcp",
+                maybe_committed=False,
+            )
         append = self._appender.submit(data, room_ms=max(0.0, (deadline - time.monotonic()) * 1000))
         self._sent.append((append, records, tag))
         self.in_flight += records
@@ -305,7 +317,8 @@ class TcpPath:
         return pending
 
     def statistics(self) -> dict[str, int]:
-        return {"tcp_records": self._records, "tcp_bytes": self._bytes, "tcp_requests": self._requests}
+        way = "send" if self.two_sided else "tcp"
+        return {f"{way}_records": self._records, f"{way}_bytes": self._bytes, f"{way}_requests": self._requests}
 
     def close(self) -> None:
         try:

@@ -22,8 +22,10 @@ from collections import deque
 from typing import Any
 
 from kdirect.client.channel import Channel
+from kdirect.client.connection import Connection
 from kdirect.client.direct_write import AckRouter, FileWriter
 from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.messages import MessageConnection
 from kdirect.client.paths import NO_ROOM_BUFFER, SENT, DirectPath, LostPath, Outcome, Path, TcpPath, full, left_ms
 from kdirect.client.session import Session
 from kdirect.errors import (
@@ -59,7 +61,9 @@ class ProducePaths:
         self.errors: list[KdirectError] = []
         self._paths: dict[TopicPartition, Path] = {}
         self._direct_retry: dict[TopicPartition, float] = {}
-        self.mode = MODES[settings["rdma.produce"]]
+        self.mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
+        self._messages: MessageConnection | None = None
+        self._messages_refused = False
         self._idempotent = _idempotent(settings)
         self._producer_id: tuple[int, int] | None = None
         self._identities: dict[TopicPartition, ProducerIdentity] = {}
@@ -287,13 +291,27 @@ class ProducePaths:
             self._drop_channel()
         if self._channel is None:
             window = self.settings["max.in.flight"]
-            channel = self.session.channel(tp, receives=window + NOTICES, sends=window + NOTICES)
+            requests = 2 * window if self.settings["rdma.notify"] == "send" else window  # a WRITE and a SEND each
+            channel = self.session.channel(tp, receives=window + NOTICES, sends=requests + NOTICES)
             self._channel = channel
             self._router = AckRouter(
                 channel.qp, channel.send_cq, channel.recv_cq, window + NOTICES, min(window, channel.max_in_flight), self.settings["spin.us"]
             )
         assert self._router is not None
         return self._channel, self._router
+
+    def message_connection(self, tp: TopicPartition) -> Connection:
+        """The queue pair that carries Produce requests, opened when first needed and again when it broke; TCP where the broker has none."""
+        if self._messages is None or self._messages.closed:
+            if self._messages_refused:
+                return self.session.cluster.connection_for(tp, "data")
+            try:
+                self._messages = self.session.messages(tp, self.settings)
+            except (AccessDeniedError, TransportError) as e:
+                log.warning("%s is written over TCP: %s", tp, e)
+                self._messages_refused = True
+                return self.session.cluster.connection_for(tp, "data")
+        return self._messages
 
     def _drop_channel(self) -> None:
         channel, self._channel, self._router = self._channel, None, None
@@ -373,10 +391,12 @@ class ProducePaths:
             else:
                 self._retire(path.tp)
         self._drop_channel()
+        if self._messages is not None:
+            self._messages.close()
 
     def statistics(self) -> dict[str, int]:
         """Records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`, `tcp_records`, `tcp_bytes`,
-        `tcp_requests`."""
+        `tcp_requests`, and `send_...` for those in SENDs."""
         out = dict(self._retired)
         for path in self._paths.values():
             for name, value in path.statistics().items():

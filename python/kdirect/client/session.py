@@ -24,6 +24,7 @@ from kdirect.client.channel import Channel
 from kdirect.client.cluster import Cluster
 from kdirect.client.connection import Connection, broker_error
 from kdirect.client.direct import DirectFetcher
+from kdirect.client.messages import FRAME_BYTES, MessageConnection
 from kdirect.client.tcp import TcpFetcher
 from kdirect.errors import (
     AccessDeniedError,
@@ -172,16 +173,18 @@ class Session:
         log.warning("transport tcp: %s", self._reason)
 
     def _open_channel(self, connection: Connection, transport: str, **sizes: int) -> Channel:
-        options: dict[str, Any] = {}
-        if transport == "verbs":
-            named = self.settings["rdma.bind.address"]
-            options = {
-                "bind_address": named or connection.local_address,
-                "device": self.settings["rdma.device"] or "",
-                "gid_index": self.settings["rdma.gid.index"],
-                "strict": bool(named),
-            }
-        return Channel(connection, transport, device_options=options, **sizes)
+        return Channel(connection, transport, device_options=self._device_options(connection, transport), **sizes)
+
+    def _device_options(self, connection: Connection, transport: str) -> dict[str, Any]:
+        if transport != "verbs":
+            return {}
+        named = self.settings["rdma.bind.address"]
+        return {
+            "bind_address": named or connection.local_address,
+            "device": self.settings["rdma.device"] or "",
+            "gid_index": self.settings["rdma.gid.index"],
+            "strict": bool(named),
+        }
 
     def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
         """A new queue pair to the broker that leads `tp`."""
@@ -193,6 +196,15 @@ class Session:
                     if not channel.closed:
                         return channel
         return self._open_channel(self.cluster.connection_for(tp), self.transport, **sizes)
+
+    def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
+        """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError and the like when it cannot be had."""
+        self._check()
+        connection = self.cluster.connection_for(tp)
+        return MessageConnection(
+            connection, self.transport, message_bytes=settings["batch.bytes"] + FRAME_BYTES, requests=settings["max.in.flight"],
+            spin_us=settings["spin.us"], device_options=self._device_options(connection, self.transport),
+        )  # fmt: skip
 
     def new_producer_id(self) -> tuple[int, int] | None:
         """(producer id, epoch) for an idempotent producer; None when the broker has none to give."""

@@ -22,6 +22,7 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kdirect.client.cluster import Backoff, Cluster
@@ -291,7 +292,7 @@ class TcpAppender:
     """Writes batches to one partition.  Thread-safe; requests go out and answers come in while a caller is inside, there is no thread.
 
     `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the requests under way at most
-    (1: strictly one after the other).
+    (1: strictly one after the other); `connect` gives another connection than the cluster's.
     """
 
     def __init__(
@@ -303,9 +304,11 @@ class TcpAppender:
         *,
         window: int | None = None,
         identity: ProducerIdentity | None = None,
+        connect: Callable[[], Connection] | None = None,
     ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
+        self._connect = connect
         self.acks = ACKS[str(settings["acks"] if acks is None else acks)]
         self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
@@ -430,7 +433,7 @@ class TcpAppender:
         if self._connection is None or self._connection.closed:
             if len(waiting) < len(self._queue):
                 return  # some went out on the connection that is closed now: they come first again, once their loss is noticed
-            self._connection = self._cluster.connection_for(self.topic_partition, "data")
+            self._connection = self._connect() if self._connect else self._cluster.connection_for(self.topic_partition, "data")
         r, tp = protocol.ProduceRequest, self.topic_partition
         for append in waiting:
             message = r(

@@ -55,6 +55,14 @@ answer.
 Immediate data of a produce WRITE_WITH_IMM (figure 4): ``file id << 16 | order``.
 Immediate data of an acknowledgement WRITE_WITH_IMM: ``file id << 16 | number of entries written``.
 
+Notice of a produce request (what ``rdma.notify=send`` SENDs after a plain WRITE, instead of immediate data; little endian)::
+
+     0       2       4        8
+    +-------+-------+--------+
+    | file  | order | length |
+    | id    |       |        |
+    +-------+-------+--------+
+
 Shared word (figure 5; 8 bytes in the processor's order, reserved by FETCH_AND_ADD or COMPARE_AND_SWAP)::
 
      63     48 47                                          0
@@ -145,6 +153,12 @@ ACK_FLAG_RECALLED = 0x4  # send no more under this grant; once everything is ans
 # -- immediate data --------------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
 IMM_ORDER_MASK = 0xFFFF
+
+# -- notice of a produce request -------------------------------------------------------------------------
+NOTICE_FILE_ID = 0
+NOTICE_ORDER = 2
+NOTICE_LENGTH = 4
+NOTICE_BYTES = 8
 
 # -- shared word and produce modes -----------------------------------------------------------------------
 SHARED_WORD_BYTES = 8
