@@ -21,14 +21,12 @@ from typing import Any
 import kdirect
 from kdirect.errors import KdirectError
 from kdirect.model import TopicPartition
-from kdirect.options import CLIENT
 
 AHEAD = 50  # records under way
 PAUSE_S = 0.002
 END_S = 60.0
 PROBE_MS = 3000
 REQUEST_MS = 5000  # a request that went into a cut is given up soon
-IDEMPOTENCE = "enable.idempotence"
 
 
 class _Tell(logging.Handler):
@@ -46,10 +44,8 @@ class Stream:
     def __init__(self, session: Any, topic: str) -> None:
         self._session = session
         self._tp = TopicPartition(topic, 0)
-        self.idempotent = any(row.name == IDEMPOTENCE for row in CLIENT.rows)
-        settings = {IDEMPOTENCE.replace(".", "_"): "true"} if self.idempotent else {}
         session.admin.create_topic(topic, 1)
-        self._producer = session.producer(**settings)
+        self._producer = session.producer(enable_idempotence=True)
         self.acknowledged: dict[int, int] = {}  # number: offset
         self.read: list[int] = []
         self.failures: list[str] = []
@@ -122,7 +118,6 @@ class Stream:
             "consumed_as_stored": self.read == stored,
             "consumer_ended": not self._threads[1].is_alive(),
             "consumer_errors": self.consumer_errors,
-            "idempotent": self.idempotent,
             "statistics": statistics,
             "reader": reader.transport,
         }
