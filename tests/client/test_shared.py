@@ -261,6 +261,8 @@ def test_a_broker_that_is_killed_under_load_has_everything_once_and_in_order(ser
         name: start(broker.bootstrap_servers, name, 20000, 100, rdma_produce=mode, connect_timeout_ms=20000)
         for name in (["a"] if mode == "exclusive" else ["a", "b"])
     }
+    for child in children.values():
+        wait_for(child, 50)  # a broker that goes while a producer opens its first connection is another matter
     for _ in range(2):
         wait_for_growth(session, 2000)
         broker.kill()
