@@ -21,7 +21,7 @@ from pathlib import Path
 from kdirect.errors import KdirectError, LogError, StorageFullError
 from kdirect.log.config import NEVER, LogConfig, whole_pages
 from kdirect.log.index import OffsetIndex, TimeIndex
-from kdirect.log.mapped import Mapping
+from kdirect.log.mapped import Mapping, allocate_huge
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
 
 log = logging.getLogger("kdirect.log")
@@ -49,10 +49,13 @@ def storage_full(directory: Path, need_bytes: int, cause: OSError) -> StorageFul
     )
 
 
-def allocate(path: Path, length: int) -> int:
-    """Create `path` with `length` real bytes (`posix_fallocate`); the descriptor.  OSError leaves no file."""
+def allocate(path: Path, length: int, *, huge: bool = False) -> int:
+    """Create `path` with `length` real bytes (`posix_fallocate`), in huge pages where `huge` and there are any; the descriptor.  OSError
+    leaves no file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
+        if huge:
+            allocate_huge(fd, length)
         os.posix_fallocate(fd, 0, length)
     except OSError:
         os.close(fd)
@@ -74,7 +77,7 @@ class PreparedHead:
         self._mapping: Mapping | None = None
         try:
             for suffix, length in self._lengths.items():
-                fd = allocate(self._temporary(suffix), length)
+                fd = allocate(self._temporary(suffix), length, huge=suffix == LOG_SUFFIX)
                 if suffix == LOG_SUFFIX:
                     self._fd = fd
                 else:
@@ -197,6 +200,7 @@ def reopen_as_head(old: Segment, config: LogConfig) -> Segment:
     before = {path: path.stat().st_size for path in paths if path.exists()}
     fd = os.open(old.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
+        allocate_huge(fd, length)
         os.posix_fallocate(fd, 0, length)
         new.offset_index.extend(config.offset_index_bytes)
         new.time_index.extend(config.time_index_bytes)

@@ -14,7 +14,7 @@ from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, ENOMEM, errno
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
-from posix.mman cimport MAP_FAILED, MAP_SHARED, PROT_READ, PROT_WRITE, mmap, mprotect, munmap
+from posix.mman cimport MAP_FAILED, PROT_READ, PROT_WRITE, mprotect, munmap
 
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
@@ -43,6 +43,10 @@ cdef extern from "<sys/mman.h>" nogil:
     int MADV_POPULATE_WRITE
     int madvise(void* address, size_t length, int advice)
 
+cdef extern from "huge_map.h" nogil:
+    void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
+    int kd_allocate_huge(int fd, size_t length)
+
 cdef extern from "wire.h" nogil:
     uint32_t kd_get32(const uint8_t* p)
     uint64_t kd_get64(const uint8_t* p)
@@ -68,7 +72,7 @@ cdef class Mapping:
         if length == 0:
             return
         with nogil:
-            p = mmap(NULL, length, protection, MAP_SHARED, fd, 0)
+            p = kd_map_shared(fd, length, protection, 0)
         if p == MAP_FAILED:
             raise LogError(f"cannot map {length} bytes of a segment ({os.strerror(errno)})",
                            hint="raise the address-space limit (ulimit -v) or vm.max_map_count, or use fewer partitions")
@@ -132,6 +136,16 @@ cdef class MappedBytes:
 def copy_bytes(uint64_t address, Py_ssize_t length):
     """The bytes at an address, as `bytes`."""
     return PyBytes_FromStringAndSize(<const char*> <uintptr_t> address, length)
+
+
+def allocate_huge(int fd, int64_t length):
+    """Make a file on a tmpfs `length` bytes long, which must not be less than it has, and give it huge pages (2 MiB) as far as they are to
+    be had, also where the file system is not mounted for them (Linux 6.1 and later).  0, or an errno: then there are small pages or
+    holes.  Never more than an attempt: `os.posix_fallocate` sees to the rest."""
+    cdef int rc
+    with nogil:
+        rc = kd_allocate_huge(fd, <size_t> length)
+    return rc
 
 
 def punch_hole(int fd, int64_t position, int64_t length):

@@ -34,7 +34,11 @@ Fork: a device remembers the process that opened it and refuses to work in anoth
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.errno cimport ECHILD, EINVAL, ENOMEM, ENOTCONN, EIO
-from posix.mman cimport mmap, munmap, MAP_SHARED, MAP_FAILED, PROT_READ, PROT_WRITE
+from posix.mman cimport munmap, MAP_FAILED, PROT_READ, PROT_WRITE
+
+cdef extern from "huge_map.h" nogil:
+    void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
+
 from cpython.buffer cimport PyBuffer_FillInfo
 
 import enum
@@ -116,7 +120,7 @@ cdef class Memory:
         cdef void* p
         cdef int prot = (PROT_READ | PROT_WRITE) if writable else PROT_READ
         m.fd = os.dup(fd)
-        p = mmap(NULL, length, prot, MAP_SHARED, m.fd, 0)
+        p = kd_map_shared(m.fd, length, prot, 0)
         if p == MAP_FAILED:
             raise RdmaError(f"cannot map {length} bytes of descriptor {fd}",
                             hint="check the address-space limit (ulimit -v) and free memory")

@@ -19,6 +19,9 @@ from libc.string cimport memset
 
 from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_WRITE
 
+cdef extern from "huge_map.h" nogil:
+    void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
+
 cdef extern from "shm_ring.h" nogil:
     enum:
         PROT_READ
@@ -169,11 +172,11 @@ cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32
         m = <kd_mapping*> calloc(1, sizeof(kd_mapping))
         p = MAP_FAILED
         if m != NULL:
-            p = mmap(NULL, end - start, (PROT_READ | PROT_WRITE) if writable else PROT_READ, MAP_SHARED, fd, <long> start)
+            p = kd_map_shared(fd, end - start, (PROT_READ | PROT_WRITE) if writable else PROT_READ, <long> start)
             if p == MAP_FAILED and errno == EINVAL:     # huge pages: a part of the file may start anywhere but there
                 start = 0
                 end = st.st_size
-                p = mmap(NULL, end, (PROT_READ | PROT_WRITE) if writable else PROT_READ, MAP_SHARED, fd, 0)
+                p = kd_map_shared(fd, end, (PROT_READ | PROT_WRITE) if writable else PROT_READ, 0)
         if p == MAP_FAILED:
             free(m)
             pthread_mutex_unlock(&mappings_mutex)
