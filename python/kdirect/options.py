@@ -309,6 +309,8 @@ CLIENT = Options("Client settings", (
     Option("max.in.flight", "int", 1024, "Requests a producer may have unacknowledged on one partition.", low=1, high=16384,
            aliases=("max.in.flight.requests.per.connection",)),
     Option("spin.us", "int", 150, "How long a producer that waits for an acknowledgement spins before it sleeps, in microseconds: longer than a broker that slept takes to wake.", low=0, high=1_000_000),
+    Option("poll.spin.us", "int", 200, "How long a consumer's poll that waits looks again and again before it sleeps between two looks, in microseconds since the last record. "
+           "More lowers latency and takes processor time.", low=0, high=1_000_000),
     Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1, aliases=("message.timeout.ms",)),
 ))
 

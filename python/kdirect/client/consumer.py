@@ -39,7 +39,7 @@ log = logging.getLogger("kdirect.client")
 
 OFFSET_STORED = -1000  # start at the committed offset, as confluent-kafka numbers it
 OFFSET_INVALID = -1001
-SPIN_POLLS = 200  # empty rounds in a row before the consumer starts to sleep between them
+PAUSE_SHARE = 4  # a poll that waits sleeps for one part in so many of the time since the last record: so much later it may be
 SLICE_MS = 100.0  # longest single wait, so that signals and rebalances are seen
 TRIES = 3  # lost connections in a row before one is raised
 
@@ -92,6 +92,9 @@ class Consumer:
         self._next_commit = self._next_metadata = float("inf")
         self._attention = False  # the next poll has more to do than to hand out a record
         self._polls = 0
+        self._spin_s = self.settings["poll.spin.us"] / 1e6
+        self._empty_since: float | None = None  # no record since
+        self._popped = 0  # by the queue, then
         self._waiting = False  # inside a poll: the group need not wonder
         self._in_callback = False
         self._closed = False
@@ -217,6 +220,12 @@ class Consumer:
             message = self._queue.pop()
             if message is not None:
                 return message
+            if self._membership is None and self._topics is None:
+                message = self._reading.next_alone()
+                if message is not None:
+                    return message
+                if timeout == 0 and (alone := self._reading.alone) is not None and alone.idle:
+                    return None
         return self._queue.pop() if self._wait(self._pull, timeout) else None
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
@@ -260,13 +269,16 @@ class Consumer:
         if self._closed or self._attention or self._membership is not None or self._topics is not None:
             self._serve(timeout)
         deadline = None
-        pause = FIRST_WAIT_S
-        empty = failures = 0
+        failures = 0
+        if self._popped != self._queue.popped:
+            self._popped = self._queue.popped
+            self._empty_since = None
         left_ms = 0.0
         began = 0.0
         while True:
             try:
                 if take(min(left_ms, SLICE_MS)):
+                    self._empty_since = None
                     return True
                 failures = 0
             except LOST as e:
@@ -289,10 +301,12 @@ class Consumer:
             if self._attention or now >= self._next_metadata:
                 self._serve(left_ms / 1000)
                 continue
-            empty += 1
-            if (empty > SPIN_POLLS or reading.fetcher is None) and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                time.sleep(min(pause, max(0.0, deadline - now)))
-                pause = min(pause * 2, LONGEST_WAIT_S)
+            if self._empty_since is None:
+                self._empty_since = now
+            empty_s = now - self._empty_since
+            spun = empty_s >= self._spin_s or reading.fetcher is None
+            if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
+                time.sleep(min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), LONGEST_WAIT_S, deadline - now))
                 now = time.monotonic()
             began = now
 

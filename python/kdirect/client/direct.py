@@ -12,26 +12,16 @@ Invariants: never a READ past the last readable position; bytes of a window belo
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from kdirect.client.channel import Channel, access_error
 from kdirect.client.direct_read import FileStream, SlotTable
+from kdirect.client.feed import Feed
 from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from kdirect.model import LATEST_OFFSET, TopicPartition
 
-# What FileStream.advance returns.
+# What Feed.advance returns.
 NOTHING, MOVED, ENDED = range(3)
-
-
-@dataclass(slots=True, eq=False)
-class _Position:
-    """Where one partition stands."""
-
-    tp: TopicPartition
-    stream: FileStream
-    slot_index: int = -1
-    has_data: bool = False  # False: a slot only (no file yet, or the latest offset was asked for)
 
 
 class DirectFetcher:
@@ -47,7 +37,7 @@ class DirectFetcher:
             "max_batch_bytes": settings["max.batch.bytes"],
         }
         self._slots: SlotTable | None = None
-        self._positions: dict[TopicPartition, _Position] = {}
+        self._positions: dict[TopicPartition, Feed] = {}
         self._retired_reads = 0
         self._retired_read_bytes = 0
         self.access_requests = 0
@@ -89,10 +79,13 @@ class DirectFetcher:
         position = self._positions.get(tp)
         if position is None:
             stream = FileStream(str(tp), self.channel.qp, self.channel.send_cq, self.channel.local_memory, **self._stream_settings)
-            position = self._positions[tp] = _Position(tp, stream)
+            position = self._positions[tp] = Feed(
+                tp, stream, committed_only=self._committed_only, max_batch_bytes=self._stream_settings["max_batch_bytes"]
+            )
         assert self._slots is not None
         position.has_data = grant.length > 0
         position.slot_index = grant.slot_index
+        position.slots = self._slots
         sealed = grant.slot_index < 0
         limit = grant.last_stable_position if self._committed_only else grant.last_readable_position
         if position.has_data:
@@ -104,7 +97,7 @@ class DirectFetcher:
         if grant.slot_index >= 0:
             self._slots.activate(grant.slot_index)
 
-    def _leave_slot(self, position: _Position) -> None:
+    def _leave_slot(self, position: Feed) -> None:
         if position.slot_index >= 0 and self._slots is not None:
             self._slots.deactivate(position.slot_index)
             position.slot_index = -1
@@ -126,8 +119,8 @@ class DirectFetcher:
         for _ in range(4):
             position = self._positions[tp]
             stream = position.stream
-            if position.has_data and position.slot_index >= 0 and self._slots is not None:
-                moved = stream.advance(self._slots, position.slot_index, self._committed_only)
+            if position.has_data and position.slot_index >= 0:
+                moved = position.advance()
                 if moved != ENDED:
                     return moved == MOVED
             elif position.has_data:
@@ -155,6 +148,9 @@ class DirectFetcher:
         """(address, length) of the bytes of `tp` that were READ and not consumed."""
         return self._positions[tp].stream.window()
 
+    def feed(self, tp: TopicPartition) -> Feed:
+        return self._positions[tp]
+
     def stream(self, tp: TopicPartition) -> FileStream:
         return self._positions[tp].stream
 
@@ -180,6 +176,7 @@ class DirectFetcher:
         if position is None:
             return -1
         self._leave_slot(position)
+        position.has_data = False  # whoever still holds the feed gets nothing from it
         self._retired_reads += position.stream.reads
         self._retired_read_bytes += position.stream.read_bytes
         file_id = position.stream.file_id

@@ -27,7 +27,7 @@ from kdirect.format.layout cimport (
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
     SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET, SLOT_UPDATE_COUNT,
 )
-from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, RemoteView, work_completion
+from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
 
 from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError, RdmaError, TimedOutError
 from kdirect.rdma.contract import STATUS_NAMES, Access
@@ -131,36 +131,11 @@ cdef _raise_read(int rc, uint32_t status, what):
     raise QueuePairError(f"{what}: {STATUS_NAMES.get(status, status)}", hint="access ended (revoked, or the broker left); ask for it again")
 
 
-cdef struct slot_t:
-    uint16_t flags
-    uint16_t file_id
-    int64_t segment_base_offset
-    int64_t last_readable_position
-    int64_t high_watermark
-    int64_t last_stable_position
-    int64_t last_stable_offset
-    int32_t leader_epoch
-    uint32_t update_count
-    int64_t log_start_offset
-
-
 cdef class SlotTable:
     """The consumer's copy of its slot region; `refresh` brings all active slots with one READ.
 
     `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory of at least `slot_count` slots.
     """
-
-    cdef QueuePair _qp
-    cdef CompletionQueue _cq
-    cdef MemoryRegion _region
-    cdef uint64_t _remote_address
-    cdef uint32_t _rkey
-    cdef readonly int slot_count
-    cdef int _end                  # slots [0, _end) are read
-    cdef bytearray _active         # by index: 1 when a file of ours is there
-    cdef uint8_t* _active_p
-    cdef int64_t _torn_timeout_ns
-    cdef readonly uint64_t reads, read_bytes, torn
 
     def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, uint64_t remote_address, uint32_t rkey, int slot_count, *,
                  int torn_timeout_ms=10000):
@@ -175,6 +150,11 @@ cdef class SlotTable:
         self._torn_timeout_ns = torn_timeout_ms * <int64_t> 1000000
         self._active = bytearray(slot_count)
         self._active_p = <uint8_t*> self._active
+        # Where the initiator does the READ itself, letting other threads run meanwhile would take longer than the READ.
+        view = qp.view(remote_address, <uint64_t> slot_count * SLOT_BYTES, rkey)
+        self._at_once = view is not None
+        if view is not None:
+            view.close()
 
     def activate(self, int index):
         """Slot `index` was granted: include it in refreshes."""
@@ -189,31 +169,34 @@ cdef class SlotTable:
         while self._end > 0 and not self._active[self._end - 1]:
             self._end -= 1
 
-    cdef int c_refresh(self, uint32_t* status) noexcept nogil:
+    cdef int c_look(self, uint32_t* status) noexcept nogil:
+        """One READ of the active slots: 0, SLOT_TORN, or as `c_read`."""
         cdef int i, rc
+        cdef const uint8_t* p
+        rc = c_read(self._qp, self._cq, self._region.address, self._region.lkey, <uint32_t> (self._end * SLOT_BYTES),
+                    self._remote_address, self._rkey, status)
+        if rc != 0:
+            return rc
+        self.reads += 1
+        self.read_bytes += self._end * SLOT_BYTES
+        for i in range(self._end):
+            if self._active_p[i]:
+                p = self._region.data + i * SLOT_BYTES
+                if _u32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
+                    self.torn += 1
+                    return SLOT_TORN
+        return 0
+
+    cdef int c_refresh(self, uint32_t* status) noexcept nogil:
+        cdef int rc
         cdef int tries = 0
         cdef int64_t deadline = 0
-        cdef bint torn
-        cdef const uint8_t* p
         if self._end == 0:
             return 0
         while True:
-            rc = c_read(self._qp, self._cq, self._region.address, self._region.lkey, <uint32_t> (self._end * SLOT_BYTES),
-                        self._remote_address, self._rkey, status)
-            if rc != 0:
+            rc = self.c_look(status)
+            if rc != SLOT_TORN:
                 return rc
-            self.reads += 1
-            self.read_bytes += self._end * SLOT_BYTES
-            torn = False
-            for i in range(self._end):
-                if self._active_p[i]:
-                    p = self._region.data + i * SLOT_BYTES
-                    if _u32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
-                        torn = True
-                        break
-            if not torn:
-                return 0
-            self.torn += 1
             tries += 1
             if tries > TORN_SPINS:
                 if deadline == 0:
@@ -225,9 +208,12 @@ cdef class SlotTable:
     cpdef refresh(self):
         """READ every active slot; torn ones are read again.  Raises QueuePairError when access has ended."""
         cdef uint32_t status = 0
-        cdef int rc
-        with nogil:
-            rc = self.c_refresh(&status)
+        cdef int rc = SLOT_TORN
+        if self._at_once:
+            rc = self.c_look(&status) if self._end else 0
+        if rc == SLOT_TORN:
+            with nogil:
+                rc = self.c_refresh(&status)
         if rc == SLOT_TORN:
             raise ProtocolError(f"a metadata slot's guard did not match for {self._torn_timeout_ns // 1000000} ms",
                                 hint="the broker was stopped in the middle of an update, or is of another version")
@@ -285,30 +271,6 @@ cdef class FileStream:
     `buffer_bytes`, and beyond only for a single batch larger than that, up to `max_batch_bytes`.
     """
 
-    cdef QueuePair _qp
-    cdef CompletionQueue _cq
-    cdef object _new_buffer
-    cdef MemoryRegion _buffer
-    cdef uint64_t _capacity
-    cdef RemoteView _view                  # of the granted file; None: READs go into the buffer
-    cdef bint _in_place
-    cdef uint64_t _lo, _hi                 # unread bytes of the buffer: the file's [position, position + hi - lo)
-    cdef readonly str name
-    cdef uint64_t _address
-    cdef uint32_t _rkey
-    cdef readonly int64_t length           # bytes of the file that may be read at all
-    cdef readonly int64_t position         # of the byte at _lo
-    cdef readonly int64_t limit            # last readable position
-    cdef readonly bint sealed
-    cdef readonly int file_id
-    cdef uint64_t _min_read, _max_read, _max_buffer, _max_batch
-    cdef readonly uint64_t read_size       # of the next READ
-    cdef readonly uint64_t reads, read_bytes
-    cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
-    cdef readonly int leader_epoch
-    cdef readonly bint revoked             # the slot says that access ended
-    cdef uint64_t _seen                    # the slot table's count of READs when the slot was last taken
-
     def __init__(self, name, QueuePair qp, CompletionQueue cq, new_buffer, *, min_read_bytes=2048, max_read_bytes=1 << 20,
                  buffer_bytes=4 << 20, max_batch_bytes=64 << 20, in_place=True):
         self.name = name
@@ -347,7 +309,7 @@ cdef class FileStream:
         if view is not None:
             view.close()
 
-    cdef const uint8_t* _start(self) noexcept nogil:
+    cdef const uint8_t* c_start(self) noexcept nogil:
         """Where the byte at `position` lies."""
         return self._view.data + self.position if self._view is not None else self._buffer.data + self._lo
 
@@ -441,7 +403,7 @@ cdef class FileStream:
         cdef int64_t n = self._fill_once()
         cdef batch_info info
         if n > 0 and self.limit > self.position + <int64_t> (self._hi - self._lo) and self._hi - self._lo >= BATCH_LENGTH_PREFIX_BYTES:
-            parse_batch_header(self._start(), self._hi - self._lo, &info)
+            parse_batch_header(self.c_start(), self._hi - self._lo, &info)
             if info.size > self._hi - self._lo:
                 n += self._fill_once()
         return n
@@ -456,7 +418,7 @@ cdef class FileStream:
             return 0
         kept = self._hi - self._lo
         if kept >= BATCH_LENGTH_PREFIX_BYTES:
-            parse_batch_header(self._start(), kept, &info)
+            parse_batch_header(self.c_start(), kept, &info)
             need = info.size
             if need > self._max_batch:
                 raise CorruptBatchError(f"{self.name}: a record batch of {need} bytes at position {self.position}",
@@ -514,15 +476,15 @@ cdef class FileStream:
         """(address, length) of the unread bytes that were READ; valid until the next `fill`, `open` or `close`."""
         if self._hi == self._lo:
             return 0, 0
-        return <uintptr_t> self._start(), self._hi - self._lo
+        return <uintptr_t> self.c_start(), self._hi - self._lo
 
     def bytes(self):
         """A copy of the unread bytes."""
         if self._hi == self._lo:
             return b""
-        return (<const char*> self._start())[:self._hi - self._lo]
+        return (<const char*> self.c_start())[:self._hi - self._lo]
 
-    def consume(self, uint64_t n):
+    cpdef consume(self, uint64_t n):
         """The first `n` unread bytes are done with."""
         if n > self._hi - self._lo:
             raise ValueError(n)

@@ -41,17 +41,6 @@ cdef class Message:
     or None.  `error()` is None but in a delivery report of a record that was not delivered.  ``len(message)`` is that of its value.
     """
 
-    cdef str _topic
-    cdef int32_t _partition
-    cdef int32_t _leader_epoch
-    cdef int _timestamp_type
-    cdef int64_t _offset
-    cdef int64_t _timestamp
-    cdef object _key
-    cdef object _value
-    cdef object _headers
-    cdef object _error
-
     def __init__(self, str topic=None, value=None, key=None, partition=-1, offset=-1, timestamp=(NO_TIMESTAMP, -1), headers=None, error=None,
                  leader_epoch=-1):
         self._topic = topic
@@ -118,31 +107,9 @@ cdef class Message:
         return (self._topic, self._partition, self._offset, self._timestamp_type, self._timestamp, self._key, self._value, self._headers)
 
 
-cdef struct part_t:            # the records of one batch that are still to be handed out
-    const uint8_t* p
-    const uint8_t* end
-    int32_t count
-    int32_t leader_epoch
-    int64_t base_offset
-    int64_t base_timestamp
-    int64_t max_timestamp
-    int kind
-
-
 @cython.final
 cdef class MessageQueue:
     """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used up, at most 64 KiB or one batch."""
-
-    cdef readonly str topic
-    cdef readonly int32_t partition
-    cdef readonly uint64_t popped      # since the queue was made; shows that its consumer is alive
-    cdef int64_t _next                 # records below it are not wanted
-    cdef readonly int64_t after        # offset behind the last batch loaded
-    cdef bytes _data
-    cdef list _plain                   # decompressed record sections
-    cdef part_t* _parts
-    cdef Py_ssize_t _capacity, _count, _at
-    cdef Decompressor _decompressor
 
     def __cinit__(self):
         self._parts = NULL

@@ -24,7 +24,8 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.message import MessageQueue
+from kdirect.client.feed import Feed
+from kdirect.client.message import Message, MessageQueue
 from kdirect.client.session import Session
 from kdirect.client.tcp_many import TcpRound
 from kdirect.errors import (
@@ -63,6 +64,7 @@ class Reading:
         self._stale: set[TopicPartition] = set()  # to be entered at their positions
         self._round: list[TopicPartition] = []
         self.fetcher: DirectFetcher | None = None
+        self.alone: Feed | None = None  # of the one partition there is, once it brought records: polls may go to it directly
         self.tcp: TcpRound | None = None
 
     # -- what is read --------------------------------------------------------------------------------------------
@@ -70,6 +72,7 @@ class Reading:
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that stay where they are go on undisturbed."""
         resolved = self.resolve(offsets)
+        self.alone = None
         self.release([tp for tp in self.positions if tp not in resolved])
         for tp, offset in resolved.items():
             if tp not in self.positions or self.position(tp) != offset or tp in self.failed:
@@ -78,12 +81,14 @@ class Reading:
 
     def add(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these too."""
+        self.alone = None
         for tp, offset in self.resolve(offsets).items():
             self._move(tp, offset)
         self._round = list(self.positions)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""
+        self.alone = None
         tps = [tp for tp in tps if tp in self.positions]
         for tp in tps:
             self._drop_messages(tp)
@@ -122,6 +127,7 @@ class Reading:
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
             self._known(tp)
+            self.alone = None
             self.paused.add(tp)
             if self._in_hand(tp):
                 self._held[tp] = self.queue.detach()
@@ -132,6 +138,18 @@ class Reading:
             self.paused.discard(tp)
             if self.failed.pop(tp, None) is not None:
                 self._stale.add(tp)
+
+    def next_alone(self) -> Message | None:
+        """The next record of the only partition there is, where that needs no more than READs.  None: `pull` sees to the rest, errors too;
+        only with ``alone.idle`` has it nothing to do."""
+        alone = self.alone
+        if alone is None:
+            return None
+        try:
+            return alone.next(self.queue, self.positions)
+        except KdirectError:
+            self.alone = None  # `pull` comes to the same place and deals with it
+            return None
 
     def resolve(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """`offsets` with numbers for -1 and -2."""
@@ -170,6 +188,7 @@ class Reading:
 
     def _move(self, tp: TopicPartition, offset: int) -> None:
         self._drop_messages(tp)
+        self.alone = None
         self.positions[tp] = offset
         self.failed.pop(tp, None)
         self._stale.add(tp)
@@ -185,6 +204,7 @@ class Reading:
         self._stale = set(self.positions) - set(self.failed)
 
     def _drop_direct(self) -> None:
+        self.alone = None
         fetcher, self.fetcher = self.fetcher, None
         if fetcher is not None:
             fetcher.close()
@@ -247,6 +267,7 @@ class Reading:
             log.warning("%s; going on at offset %d (auto.offset.reset=%s)", error.message, offset, self._reset)
             self._move(tp, offset)
             return
+        self.alone = None
         error.topic_partition = tp  # type: ignore[attr-defined]
         error.offset = self.positions[tp]  # type: ignore[attr-defined]
         self.failed[tp] = error
@@ -301,6 +322,8 @@ class Reading:
             if self._attempt(take, tp):
                 if len(going) > 1:
                     self._round = going[i + 1 :] + going[: i + 1]
+                elif direct and self.fetcher is not None:
+                    self.alone = self.fetcher.feed(tp)
                 return True
         if polled and not direct and wait_ms > 0 and self._ask(wait_ms):
             return self._go_round(take, 0.0)
@@ -331,18 +354,14 @@ class Reading:
         position = self.positions[tp]
         fetcher = self.fetcher
         if fetcher is not None and tp in fetcher:
-            stream = fetcher.stream(tp)
             while True:
-                address, length = stream.window()
-                if length:
-                    consumed = queue.load_address(address, length, topic, partition, position, self._max_batch)
-                    if consumed:
-                        stream.consume(consumed)
-                        self.positions[tp] = position = queue.after
-                        if not queue.empty:
-                            return True
-                        continue
-                if not fetcher.fill(tp, position):
+                feed = fetcher.feed(tp)
+                try:
+                    if feed.load(queue, position):
+                        return True
+                finally:
+                    self.positions[tp] = position = feed.after
+                if feed.idle or not fetcher.fill(tp, position):
                     return False
         tcp = self.tcp
         if tcp is None or tp not in tcp:

@@ -1,0 +1,81 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""From one partition's granted file to messages, in one call.
+
+Owns: where one partition stands (`Feed`): its stream, its metadata slot, and the loop of slot READ, data READ and check that ends with a
+message.  A record that was just committed is handed out by a single call, which is what makes one poll a record as fast as the READs are.
+Requests to the broker are `direct`'s: a feed says when one is due (`ENDED`).
+
+One thread at a time.
+"""
+
+from libc.stdint cimport int64_t, uint64_t, uintptr_t
+
+from kdirect.client.direct_read cimport ENDED, MOVED, NOTHING, FileStream, SlotTable
+from kdirect.client.message cimport Message, MessageQueue
+
+
+cdef class Feed:
+    """One partition of a consumer.  `slots` and `slot_index` (-1: none) are its metadata slot; `has_data` is False while there is a slot only."""
+
+    cdef readonly object tp
+    cdef readonly FileStream stream
+    cdef public SlotTable slots
+    cdef public int slot_index
+    cdef public bint has_data
+    cdef readonly bint idle        # the last `load` or `next` ended because nothing more is readable now
+    cdef readonly int64_t after    # offset behind what the last `load` consumed
+    cdef bint _committed_only
+    cdef uint64_t _max_batch
+    cdef str _topic
+    cdef int _partition
+
+    def __init__(self, tp, FileStream stream, *, bint committed_only, uint64_t max_batch_bytes):
+        self.tp = tp
+        self._topic, self._partition = tp
+        self.stream = stream
+        self.slot_index = -1
+        self._committed_only = committed_only
+        self._max_batch = max_batch_bytes
+
+    cpdef int advance(self) except -1:
+        """READ more bytes of the file, looking at the slot when the known ones are used up: `FileStream.advance`.  ENDED without a file or a slot."""
+        if not self.has_data or self.slot_index < 0 or self.slots is None:
+            return ENDED
+        return self.stream.advance(self.slots, self.slot_index, self._committed_only)
+
+    cpdef bint load(self, MessageQueue queue, int64_t position) except -1:
+        """Fill the empty `queue` with wanted records, those from offset `position` on; False when none is readable (`idle`), or the file ends
+        here.  `after` is the position then, in either case."""
+        cdef FileStream stream = self.stream
+        cdef Py_ssize_t consumed
+        cdef int moved
+        self.after = position
+        self.idle = False
+        if not self.has_data:
+            return False
+        while True:
+            if stream._hi > stream._lo:
+                consumed = queue.load_address(<uint64_t> <uintptr_t> stream.c_start(), stream._hi - stream._lo, self._topic, self._partition,
+                                              self.after, self._max_batch)
+                if consumed:
+                    stream.consume(<uint64_t> consumed)
+                    self.after = queue.after
+                    if queue._skip() != NULL:
+                        return True
+                    continue
+            if self.slot_index >= 0:
+                moved = self.advance()
+            else:
+                moved = MOVED if stream.fill() > 0 else ENDED
+            if moved != MOVED:
+                self.idle = moved == NOTHING
+                return False
+
+    cpdef Message next(self, MessageQueue queue, dict positions):
+        """The next record, by way of the empty `queue`, with the position in `positions` moved; None as `load` says False."""
+        try:
+            if self.load(queue, positions[self.tp]):
+                return queue.pop()
+        finally:
+            positions[self.tp] = self.after
+        return None

@@ -1,0 +1,47 @@
+"""Records as objects: see message.pyx."""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
+
+from kdirect.format.batch cimport batch_info
+from kdirect.format.compression cimport Decompressor
+
+cdef class Message:
+    cdef str _topic
+    cdef int32_t _partition
+    cdef int32_t _leader_epoch
+    cdef int _timestamp_type
+    cdef int64_t _offset
+    cdef int64_t _timestamp
+    cdef object _key
+    cdef object _value
+    cdef object _headers
+    cdef object _error
+    cdef tuple _fields(self)
+
+cdef struct part_t:            # the records of one batch that are still to be handed out
+    const uint8_t* p
+    const uint8_t* end
+    int32_t count
+    int32_t leader_epoch
+    int64_t base_offset
+    int64_t base_timestamp
+    int64_t max_timestamp
+    int kind
+
+cdef class MessageQueue:
+    cdef readonly str topic
+    cdef readonly int32_t partition
+    cdef readonly uint64_t popped      # since the queue was made; shows that its consumer is alive
+    cdef int64_t _next                 # records below it are not wanted
+    cdef readonly int64_t after        # offset behind the last batch loaded
+    cdef bytes _data
+    cdef list _plain                   # decompressed record sections
+    cdef part_t* _parts
+    cdef Py_ssize_t _capacity, _count, _at
+    cdef Decompressor _decompressor
+    cdef part_t* _skip(self) noexcept
+    cpdef Message pop(self)
+    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
+                                  uint64_t max_decompressed_bytes) except -1
+    cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1
+    cdef int _grow(self) except -1
+    cdef object _refuse(self, bytes data, uint64_t limit)
