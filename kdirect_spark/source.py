@@ -104,8 +104,8 @@ class BrokerView:
         if not wanted:
             return {}
         try:
-            return self.look(lambda s: s.watermarks(wanted))
-        except UnknownTopicError:
+            return self.look(lambda s: s.watermarks(wanted, same=True))
+        except UnknownTopicError:  # deleted; perhaps there is another one of its name
             existing = self._list_topics()
             wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
             return self.look(lambda s: s.watermarks(wanted)) if wanted else {}

@@ -55,7 +55,7 @@ def wait_for(condition, query=None, seconds=60):
     while not condition():
         if query is not None and query.exception() is not None:
             raise query.exception()
-        assert time.monotonic() < deadline, "did not happen"
+        assert time.monotonic() < deadline, f"did not happen; the last micro-batch: {query.lastProgress if query is not None else None}"
         time.sleep(0.05)
 
 

@@ -35,6 +35,7 @@ from kdirect.errors import (
     RdmaError,
     TimedOutError,
     TransportError,
+    UnknownTopicError,
 )
 from kdirect.format import layout, protocol
 from kdirect.format.codec import ArrowDecoder
@@ -240,10 +241,11 @@ class Session:
         found = self.admin.list_offsets(dict(times_ms))
         return {tp: (x[0] if x is not None and x[0] >= 0 else None) for tp, x in found.items()}
 
-    def watermarks(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def watermarks(self, tps: Iterable[TopicPartition], *, same: bool = False) -> dict[TopicPartition, tuple[int, int]]:
         """(log start offset, high watermark) of each partition.
 
-        Over RDMA one slot READ for all of them once their slots are granted, without the broker's CPU; over TCP two requests.
+        Over RDMA one slot READ for all of them once their slots are granted, without the broker's CPU; over TCP two requests.  With `same`,
+        UnknownTopicError tells over RDMA, once, of a partition that was deleted since the last call, even if there is another of its name.
         """
         wanted = list(tps)
         if not wanted:
@@ -255,7 +257,7 @@ class Session:
                 return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
             for attempt in (0, 1):
                 try:
-                    return self._slot_watermarks(wanted)
+                    return self._slot_watermarks(wanted, same)
                 except (QueuePairError, BrokerUnavailableError, ClosedError):
                     if self._watcher is not None:
                         self._watcher.close()
@@ -269,11 +271,15 @@ class Session:
                     return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
             raise AssertionError("unreachable")
 
-    def _slot_watermarks(self, wanted: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def _slot_watermarks(self, wanted: list[TopicPartition], same: bool) -> dict[TopicPartition, tuple[int, int]]:
         if self._watcher is None or self._watcher.channel.closed:
             self._watcher = DirectFetcher(self.channel(wanted[0]), self.settings)
         watcher = self._watcher
         watcher.refresh()
+        ended = [tp for tp in wanted if same and tp in watcher and watcher.stream(tp).revoked]
+        if ended:
+            watcher.release(ended)
+            raise UnknownTopicError(f"{ended[0]} was deleted while it was watched", hint="list the topics again")
         again = [tp for tp in wanted if tp not in watcher] + [tp for tp in watcher.stale() if tp in set(wanted)]
         if again:
             watcher.assign(dict.fromkeys(again, LATEST_OFFSET))
