@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import os
 import sys
+import zipfile
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 # conf -> (value, why).  Set where the builder does not name them yet.
@@ -15,6 +18,12 @@ CONFS = {
     "spark.python.unix.domain.socket.enabled": ("true", "over TCP loopback every Python task stalls about 40 ms (pyspark 4.1 and later)"),
     "spark.sql.execution.arrow.maxBytesPerBatch": ("1MB", "larger batches slow the sink down at 1 KiB a row"),
 }
+
+
+# Where Spark runs in one process (master local), its checkpoints are local files, and the default writes each with a process of its own for
+# chmod: two files a micro-batch, some 30 ms each.
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+PLAIN_FILES = "FileSystemBasedCheckpointFileManager"
 
 
 def configure(builder: Any) -> Any:
@@ -28,7 +37,24 @@ def configure(builder: Any) -> Any:
     for name, (value, _) in CONFS.items():
         if name not in set_already:
             builder = builder.config(name, value)
+    if CHECKPOINT_FILES not in set_already and str(set_already.get("spark.master", "")).startswith("local"):
+        plain = _spark_class(PLAIN_FILES)
+        if plain is not None:
+            builder = builder.config(CHECKPOINT_FILES, plain)
     return builder
+
+
+@cache
+def _spark_class(name: str) -> str | None:
+    """The full name of a class of Spark SQL, which moves between packages from version to version; None where it is not found."""
+    import pyspark
+
+    for jar in Path(pyspark.__file__).parent.glob("jars/spark-sql_*.jar"):
+        with zipfile.ZipFile(jar) as entries:
+            for entry in entries.namelist():
+                if entry.endswith(f"/{name}.class"):
+                    return entry.removesuffix(".class").replace("/", ".")
+    return None
 
 
 def session_builder(app_name: str = "kdirect", master: str | None = None) -> Any:

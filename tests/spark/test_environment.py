@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from kdirect_spark import configure
-from kdirect_spark.environment import CONFS
+from kdirect_spark.environment import CHECKPOINT_FILES, CONFS, PLAIN_FILES
 
 
 def test_configure_leaves_what_the_user_has_set():
@@ -18,6 +18,18 @@ def test_configure_leaves_what_the_user_has_set():
     assert options["spark.sql.execution.arrow.maxBytesPerBatch"] == "2MB"
     assert options["spark.python.unix.domain.socket.enabled"] == "true"
     assert set(CONFS) <= set(options)
+
+
+@pytest.mark.parametrize(("master", "plain"), [("local[2]", True), ("local", True), ("spark://host:7077", False), (None, False)])
+def test_checkpoints_are_written_as_plain_files_where_spark_is_local(master, plain):
+    builder = SparkSession.Builder()
+    options = configure(builder.master(master) if master else builder)._options
+    assert options.get(CHECKPOINT_FILES, "").endswith(f".{PLAIN_FILES}") == plain
+
+
+def test_the_users_way_of_writing_checkpoints_stays():
+    options = configure(SparkSession.Builder().master("local").config(CHECKPOINT_FILES, "mine"))._options
+    assert options[CHECKPOINT_FILES] == "mine"
 
 
 @pytest.mark.parametrize("chosen", [None, "/usr/bin/python-of-the-user"])
@@ -33,3 +45,4 @@ def test_the_planner_gets_this_interpreter_unless_another_is_named(monkeypatch, 
 def test_the_settings_reach_the_session(spark):
     for name, (value, _) in CONFS.items():
         assert spark.conf.get(name).lower() == value.lower()
+    assert spark.conf.get(CHECKPOINT_FILES).endswith(PLAIN_FILES)

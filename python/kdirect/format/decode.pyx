@@ -54,8 +54,8 @@ _FIELDS = [
 SCHEMA = pa.schema(_FIELDS)
 SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
 
-_EMPTY = [pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-          for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
+# Not of pa.array([]): that looks for pandas, whose import takes longer than all others.
+_EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
 
 cdef enum:
     # why _run came back, beside the codes of batch.pxd (positive, below 100)
