@@ -6,7 +6,6 @@ measured in the same run: the bare eventfd round trip between two processes, mem
 
 from __future__ import annotations
 
-import mmap
 import os
 import select
 import statistics
@@ -325,7 +324,11 @@ def _memcpy_rate(size: int, seconds: float) -> float:
 
 
 def _new_file_rate(size: int, seconds: float) -> float:
-    """Bytes a second of the same copies into files as a log makes them: preallocated on tmpfs, mapped, written once, unmapped, deleted."""
+    """Bytes a second of the same copies into files as a log makes them: preallocated on tmpfs (in huge pages where there are any), mapped,
+    written once, unmapped, deleted."""
+    from kdirect.log.mapped import allocate_huge
+    from kdirect.rdma.contract import Memory
+
     total = 64 << 20
     source = memoryview(bytes(4 << 20))
     rates = []
@@ -333,12 +336,15 @@ def _new_file_rate(size: int, seconds: float) -> float:
     while not rates or time.perf_counter() < end:
         begin = time.perf_counter()
         with tempfile.TemporaryFile(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as file:
+            allocate_huge(file.fileno(), total)
             os.posix_fallocate(file.fileno(), 0, total)
-            with mmap.mmap(file.fileno(), total) as target:
-                at = 0
+            memory = Memory.map(file.fileno(), total, True)
+            at = 0
+            with memoryview(memory) as target:
                 for at in range(0, total - size, size):
                     s = at % (len(source) - size)
                     target[at : at + size] = source[s : s + size]
+            memory.close()
         rates.append((at + size) / (time.perf_counter() - begin))
     return statistics.median(rates)
 

@@ -37,14 +37,15 @@ FIGURE = ("row", "value", "unit", "against", "against_value", "ratio", "settings
 
 @dataclass(frozen=True)
 class Row:
-    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), what it shows, and the seconds that
-    it needs before it can measure, which are taken off what it is given."""
+    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), what it shows, the seconds that it needs
+    before it can measure, which are taken off what it is given, and those that it may take beside three times what it is given."""
 
     name: str
     module: str
     processes: int
     help: str
     overhead_s: float = 0.0
+    patience_s: float = 180.0
 
     @property
     def function(self) -> str:
@@ -130,7 +131,7 @@ def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, p
             command = [sys.executable, str(script), "--child", names.replace(" ", ","), "--json", str(result), "--seconds", str(seconds)]
             command += ["--quick"] * quick + ["--no-pin"] * (not pin)
             # Spark's start and the making of data come on top of what the row measures.
-            status = run_to_end(command, environment, timeout=3 * seconds + 180)
+            status = run_to_end(command, environment, timeout=3 * seconds + max(row.patience_s for row in rows))
             if result.exists():
                 figures += json.loads(result.read_text())
             if status != 0:

@@ -25,7 +25,7 @@ ROWS = (
     Row("empty-fetch", "versus.rows_consume", 2, "asking an idle topic for news, and the broker's CPU for it", 8),
     Row("end-to-end", "versus.rows_latency", 2, "from one process to another, a record every 2 ms", 8),
     Row("spark-read", "versus.rows_spark", 3, "a Spark batch read to noop, by value size, against ready batches too", 20),
-    Row("spark-available-now", "versus.rows_spark", 3, "a Spark stream over all there is, by value size", 20),
+    Row("spark-available-now", "versus.rows_spark", 3, "a Spark stream over all there is, by value size", 20, 900),
     Row("spark-sink", "versus.rows_spark", 3, "a Spark batch write, by value size", 20),
     Row("micro-batch", "versus.rows_streams", 3, "micro-batches of one row, one after another", 20),
     Row("event-delay", "versus.rows_streams", 3, "400 events a second and bursts, from sensor to Spark", 20),

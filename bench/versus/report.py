@@ -27,12 +27,15 @@ TITLES = {
     "empty-fetch": "Empty fetches of one consumer: a slot READ a call",
     "empty-fetch.loop": "The same in a loop without returning to Python",
     "empty-fetch.poll": "The same through Consumer.poll(0)",
-    "end-to-end": "From producer to consumer, a record every 2 ms (p50)",
+    "end-to-end": "From producer to consumer, a record every 2 ms (p50), kdirect set for latency",
+    "end-to-end.defaults": "The same, kdirect with its defaults (p50)",
     "spark-read": "Spark batch read",
     "spark-available-now": "Spark stream, AvailableNow",
     "spark-sink": "Spark batch write (Kafka's sink tuned)",
-    "micro-batch": "Micro-batches of one row, Spark's defaults",
-    "micro-batch.async-progress": "Micro-batches of one row, asynchronous progress tracking",
+    "spark-available-now.one-record": "Spark stream, AvailableNow, over one record: starting and ending a query",
+    "micro-batch": "Micro-batches of one row, each as it comes",
+    "micro-batch.same-session": "Micro-batches of one row, the same settings of Spark",
+    "micro-batch.async-progress": "Micro-batches of one row, asynchronous progress tracking on both sides",
     "event-delay": "Delay of events, 400 a second (p50)",
     "event-delay.bursts": "Delay of events, with 2000 more every ten seconds (p50)",
     "consumer-scaling": "CPU of the broker for 1 to 64 consumers",
@@ -51,7 +54,8 @@ PANELS = {
 NOT_MEASURED = """\
 - **RDMA hardware.** No RNIC was there. kdirect ran over its `shm` transport, whose READs and WRITEs are copies that the initiator
   makes in mapped memory; Kafka ran over loopback TCP. Neither crossed a network, so no figure here is one of InfiniBand or RoCE,
-  and `ib_read_bw` is no limit of it: it belongs beside a run over `verbs` in the guest (soft-RoCE) or on hardware.
+  and `ib_read_bw` is no limit of it. `make bench-rdma` holds kdirect's READs over `verbs` beside `ib_read_bw` and `ib_read_lat`, in a
+  guest with soft-RoCE; docs/rdma.md has its figures.
 - **Replication.** One broker on both sides, so the paper's figures 14 to 17 have no counterpart here.
 - **OSU's RDMA-Kafka and the original KafkaDirect.** Both need an RNIC; the paper has their figures.
 - **Several machines and many cores.** Broker and clients share this machine's cores; with more than two the brokers get the upper
@@ -154,7 +158,8 @@ def _rows(figures: list[Figure]) -> str:
     lines = []
     for f in figures:
         s = f["settings"]
-        more = [f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us" for k, v in s.items() if k.endswith(("p99_us", "p50_us"))]
+        more = [f"`{k}={v}`" for k, v in s.get("settings_of_kdirect", {}).items()]
+        more += [f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us" for k, v in s.items() if k.endswith(("p99_us", "p50_us"))]
         more += [
             f"{k.replace('_', ' ')} {v:g}" for k, v in s.items() if "cpu" in k and isinstance(v, int | float) and not isinstance(v, bool)
         ]

@@ -6,7 +6,6 @@ is), ConsumerPerformance for bandwidth.
 
 from __future__ import annotations
 
-import mmap
 import socket
 import statistics
 import struct
@@ -244,20 +243,25 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
 
 
 def _mapped_rate(total: int) -> float:
-    """Bytes a second of copying a file on tmpfs, mapped for that, into warm memory: what any reader of a log's file pays at least."""
+    """Bytes a second of copying a file on tmpfs that is made and mapped as a segment is, into warm memory: what any reader of a log's file
+    pays at least."""
+    from kdirect.log.mapped import allocate_huge
+    from kdirect.rdma.contract import Memory
+
     rates = []
     target = bytearray(1 << 20)
     with tempfile.TemporaryFile(dir=tmpfs()) as file:
+        allocate_huge(file.fileno(), total)
         for _ in range(total >> 20):
             file.write(bytes(1 << 20))
         file.flush()
         for _ in range(3):
             begin = time.perf_counter()
-            with mmap.mmap(file.fileno(), total, access=mmap.ACCESS_READ) as mapped:
-                view = memoryview(mapped)
+            memory = Memory.map(file.fileno(), total, False)
+            with memoryview(memory) as view:
                 for at in range(0, total, 1 << 20):
                     target[:] = view[at : at + (1 << 20)]
-                view.release()
+            memory.close()
             rates.append(total / (time.perf_counter() - begin))
     return statistics.median(rates)
 

@@ -7,23 +7,27 @@ consumers are librdkafka's, which wait at the broker for the next record.
 
 from __future__ import annotations
 
+import statistics
+import tempfile
 import time
+from contextlib import ExitStack
 from typing import Any
 
 from versus.measure import figure, latencies, latency_figure, turns
-from versus.systems import System, pair
+from versus.systems import Kdirect, System, directory, pair
 from versus.worker import STAMP, Worker
 
 Figures = list[dict[str, Any]]
 WARM_S = 0.3  # of each turn, not counted
+CONSUMER_SPINS, BROKER_SPINS = {"poll.spin.us": "5000"}, {"rdma.spin.us": "3000"}
 
 
-def open_consumer(system: System, topic: str, name: str) -> Any:
-    """A consumer that stands at the topic's end; `poll(seconds)` gives messages with `value()`."""
+def open_consumer(system: System, topic: str, name: str, **more: Any) -> Any:
+    """A consumer that stands at the topic's end; `poll(seconds)` gives messages with `value()`.  `more`: settings of kdirect's."""
     if system.key == "kdirect":
         import kdirect
 
-        ours = kdirect.Consumer({"bootstrap.servers": system.address, "transport": "shm"})
+        ours = kdirect.Consumer({"bootstrap.servers": system.address, "transport": "shm", **more})
         ours.assign({kdirect.TopicPartition(topic, 0): 0})
         return ours
     from confluent_kafka import Consumer, TopicPartition
@@ -37,35 +41,51 @@ def open_consumer(system: System, topic: str, name: str) -> Any:
 
 
 def end_to_end(seconds: float, quick: bool) -> Figures:
-    """Records every 2 ms from one process to another."""
+    """Records every 2 ms from one process to another: both sides set for latency, and kdirect with its defaults."""
     out = []
     sizes = (100,) if quick else (100, 4096)
     rounds = 1 if quick else 3
     turn_s = 0.5 if quick else max(1.0, seconds / (len(sizes) * rounds * 2) - 1)
-    with pair() as both:
+    with pair() as both, ExitStack() as stack:
+        spinning = Kdirect(tempfile.mkdtemp(prefix="spinning-", dir=directory()), **BROKER_SPINS)
+        stack.callback(spinning.stop)
         for size in sizes:
+            cpu: dict[str, list[float]] = {}
 
-            def run(system: System, size: int = size) -> list[int]:
+            def run(name: str, system: System, size: int = size, cpu: dict[str, list[float]] = cpu, **more: Any) -> list[int]:
                 topic = f"paced-{time.monotonic_ns()}"
                 system.create(topic)
                 worker = Worker(
                     role="paced", system=system.key, address=system.address, topics=[topic], rate=500.0, seconds=turn_s + WARM_S, size=size
                 )
-                opened = open_consumer(system, topic, topic)
+                opened = open_consumer(system, topic, topic, **more)
                 _there(opened.poll(10))
                 worker.go()
                 samples = []
+                began, broker, own = time.monotonic(), system.cpu_s(), time.process_time()
                 for _ in range(int((turn_s + WARM_S) * 500)):
                     message = opened.poll(10)
                     now = time.monotonic_ns()
                     _there(message)
                     samples.append(now - STAMP.unpack_from(message.value())[0])
+                spent = time.monotonic() - began
+                cpu.setdefault(f"{name}_broker_cpu_cores", []).append((system.cpu_s() - broker) / spent)
+                cpu.setdefault(f"{name}_consumer_cpu_cores", []).append((time.process_time() - own) / spent)
                 worker.result()
                 opened.close()
                 system.delete(topic)
                 return samples[int(WARM_S * 500) :]
 
-            samples = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
+            samples = turns(
+                rounds,
+                {
+                    "kdirect": lambda: run("kdirect", spinning, **CONSUMER_SPINS),
+                    "kafka": lambda: run("kafka", both.kafka),
+                    "defaults": lambda: run("defaults", both.kdirect),
+                },
+            )
+            used = {name: round(statistics.median(cores), 3) for name, cores in cpu.items()}
+            how = "from the moment a record was due to poll()'s return in another process; "
             out.append(
                 latency_figure(
                     "end-to-end",
@@ -75,7 +95,23 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
                     bar=10.0,
                     record_bytes=size,
                     rate_per_s=500,
-                    how="from the moment a record was due to poll()'s return in another process",
+                    how=how + "kdirect spins longer than records are apart, at the consumer and at the broker, which takes their cores",
+                    settings_of_kdirect={**CONSUMER_SPINS, **BROKER_SPINS},
+                    **{name: cores for name, cores in used.items() if not name.startswith("defaults")},
+                )
+            )
+            samples["kdirect"] = samples.pop("defaults")
+            used |= {name.replace("defaults", "kdirect"): cores for name, cores in used.items() if name.startswith("defaults")}
+            out.append(
+                latency_figure(
+                    "end-to-end.defaults",
+                    "endToEnd",
+                    samples,
+                    both,
+                    record_bytes=size,
+                    rate_per_s=500,
+                    how=how + "kdirect with its defaults, which spin for a moment and then sleep",
+                    **{name: cores for name, cores in used.items() if not name.startswith("defaults")},
                 )
             )
     return out

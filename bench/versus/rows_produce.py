@@ -115,9 +115,7 @@ def produce_bandwidth(seconds: float, quick: bool) -> Figures:
                 with both.topic("bandwidth") as topic:
                     runs = {
                         "kdirect": _ours(both, producer, topic, value),
-                        "kafka": lambda n, topic=topic, properties=properties: tools().produce(
-                            both.kafka.address, topic, n, size, properties
-                        ),
+                        "kafka": lambda n, topic=topic, properties=properties: _theirs(both, topic, n, size, properties),
                     }
                     rates = _timed(rounds, runs, turn_s, size)
                     rates = {key: [r * size for r in values] for key, values in rates.items()}
@@ -142,7 +140,7 @@ def produce_bandwidth(seconds: float, quick: bool) -> Figures:
             with both.topic("columns") as topic:
                 runs = {
                     "kdirect": _ours_columns(both, plain, topic, value),
-                    "kafka": lambda n, topic=topic: tools().produce(both.kafka.address, topic, n, size, BATCHED),
+                    "kafka": lambda n, topic=topic: _theirs(both, topic, n, size, BATCHED),
                 }
                 rates = {key: [r * size for r in values] for key, values in _timed(rounds, runs, turn_s, size).items()}
                 out.append(
@@ -179,6 +177,12 @@ def _ours(both: Pair, producer: Any, topic: str, value: bytes) -> Callable[[int]
         return records / spent
 
     return run
+
+
+def _theirs(both: Pair, topic: str, records: int, size: int, properties: Any) -> float:
+    rate = tools().produce(both.kafka.address, topic, records, size, properties)
+    both.kafka.truncate(topic)
+    return rate
 
 
 def _timed(rounds: int, runs: dict[str, Callable[[int], float]], turn_s: float, size: int) -> dict[str, list[float]]:

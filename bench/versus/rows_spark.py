@@ -18,14 +18,15 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from rows_spark import ReadySource, to_noop
 from versus import jars, systems
-from versus.measure import rate_figure, turns
+from versus.measure import figure, rate_figure, turns
 from versus.rows_consume import fill_in_bulk
 from versus.systems import Pair, System, pair
 
 Figures = list[dict[str, Any]]
-# Bytes of a value, bytes of all of them, and the bars of reading, streaming and writing.
-READ_SIZES = ((100, 160 << 20, 3.5, 3.0), (1024, 512 << 20, 3.0, 2.7), (10240, 512 << 20, 2.0, 1.8))
-SINK_SIZES = ((100, 128 << 20, 1.5), (1024, 192 << 20, 3.0), (10240, 192 << 20, 3.0))
+# Bytes of a value, bytes of all of them, and the bar.  A stream has more to read, since starting one takes a second or two of its time.
+READ_SIZES = ((100, 160 << 20, 3.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 2.0))
+STREAM_SIZES = ((100, 512 << 20, 3.0), (1024, 3 << 30, 2.7), (10240, 3 << 30, 1.8))
+SINK_SIZES = ((100, 256 << 20, 1.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 3.0))
 TUNED_SINK = {"kafka.linger.ms": "20", "kafka.batch.size": str(1 << 20), "kafka.buffer.memory": str(128 << 20),
               "kafka.max.request.size": str(4 << 20)}  # fmt: skip
 READY = "a Python source that yields the same batches ready"
@@ -82,43 +83,61 @@ def spark_read(seconds: float, quick: bool) -> Figures:
         read["ready"] = ready.option("rows", records).load()
         return {key: lambda frame=frame: records / to_noop(frame) for key, frame in read.items()}
 
-    return _reads("spark-read", frames, 2, quick)
+    return _reads("spark-read", frames, READ_SIZES, quick)
 
 
 def spark_available_now(seconds: float, quick: bool) -> Figures:
-    """A streaming query over all that waits, its checkpoint on tmpfs, from start() to its end."""
+    """A streaming query over all that waits, its checkpoint on tmpfs, from start() to its end; and one over a single record, which shows
+    what starting and ending a query take."""
+    out = []
+    if not quick:
+        with pair() as both, both.topic("one") as topic:
+            session()
+            fill_in_bulk(both, topic, 100, 1)
+            runs = {s.key: lambda s=s: 1 / _run_to_end(s, topic, 1) for s in both.both}
+            for run in runs.values():
+                run(), run()
+            times = {key: [1 / rate for rate in rates] for key, rates in turns(5, runs).items()}
+            value, against = (statistics.median(times[s.key]) for s in both.both)
+            results = {key: {"seconds": [round(t, 3) for t in spent]} for key, spent in times.items()}
+            row = "spark-available-now.one-record"
+            out.append(figure(row, "s", value, against, both, results, lower_is_better=True, master="local[1]"))
 
     def streams(both: Pair, topic: str, records: int) -> dict[str, Callable[[], float]]:
-        def run(system: System) -> float:
-            frame = source(session().readStream, system, topic).option("startingOffsets", "earliest").load()
-            writer = frame.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", scratch())
-            begin = time.perf_counter()
-            query = writer.start()
-            query.awaitTermination()
-            spent = time.perf_counter() - begin
-            done = sum(p["numInputRows"] for p in query.recentProgress)
-            if done != records:
-                raise RuntimeError(f"the query over {system.label} read {done} of {records} records")
-            return records / spent
+        return {s.key: lambda s=s: records / _run_to_end(s, topic, records) for s in both.both}
 
-        return {s.key: lambda s=s: run(s) for s in both.both}
-
-    return _reads("spark-available-now", streams, 3, quick)
+    return out + _reads("spark-available-now", streams, STREAM_SIZES, quick)
 
 
-def _reads(row: str, make: Callable[[Pair, str, int], dict[str, Callable[[], float]]], bar: int, quick: bool) -> Figures:
+def _run_to_end(system: System, topic: str, records: int) -> float:
+    """Seconds of an AvailableNow query that reads `records`."""
+    frame = source(session().readStream, system, topic).option("startingOffsets", "earliest").load()
+    writer = frame.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", scratch())
+    begin = time.perf_counter()
+    query = writer.start()
+    query.awaitTermination()
+    spent = time.perf_counter() - begin
+    done = sum(p["numInputRows"] for p in query.recentProgress)
+    if done != records:
+        raise RuntimeError(f"the query over {system.label} read {done} of {records} records")
+    return spent
+
+
+def _reads(
+    row: str, make: Callable[[Pair, str, int], dict[str, Callable[[], float]]], every: tuple[tuple[int, int, float], ...], quick: bool
+) -> Figures:
     out = []
     rounds = 1 if quick else 3
     with pair() as both:
         session()
-        for sizes in READ_SIZES[1:2] if quick else READ_SIZES:
-            size, total = sizes[:2]
+        for size, total, bar in every[1:2] if quick else every:
             records = ((4 << 20) if quick else total) // size
             with both.topic("spark") as topic:
                 fill_in_bulk(both, topic, size, records)
                 runs = make(both, topic, records)
-                for run in runs.values():
-                    run()
+                if total == every[0][1] or "ready" in runs:
+                    for run in runs.values():
+                        run()
                 rates = turns(rounds, runs)
             extra: dict[str, Any] = {}
             if "ready" in rates:
@@ -131,7 +150,7 @@ def _reads(row: str, make: Callable[[Pair, str, int], dict[str, Callable[[], flo
                     "consumeRate",
                     rates,
                     both,
-                    bar=sizes[bar],
+                    bar=bar,
                     value_bytes=size,
                     rows=records,
                     master="local[1]",
@@ -165,8 +184,9 @@ def spark_sink(seconds: float, quick: bool) -> Figures:
                     begin = time.perf_counter()
                     writers[key].mode("append").save()
                     spent = time.perf_counter() - begin
-                    if key == "kdirect":
-                        both.kdirect.truncate(topic)
+                    for system in both.both:
+                        if key == system.key:
+                            system.truncate(topic)
                     return rows / spent
 
                 for key in writers:

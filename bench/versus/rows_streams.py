@@ -10,7 +10,8 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any
 
 from versus.measure import latency_figure, rate_figure, turns
@@ -20,12 +21,15 @@ from versus.systems import Pair, System, pair
 from versus.worker import Worker
 
 Figures = list[dict[str, Any]]
+CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 ASYNC = {"asyncProgressTrackingEnabled": "true", "asyncProgressTrackingCheckpointIntervalMs": "1000"}
+PAIRED: dict[str, dict[str, str]] = {"kdirect": ASYNC, "kafka": {}}
 STAGES = ("latestOffset", "getBatch", "queryPlanning", "walCommit", "addBatch", "commitOffsets", "triggerExecution")
 
 
 def micro_batch(seconds: float, quick: bool) -> Figures:
-    """Micro-batches of one row a second, with Spark's defaults, and with its asynchronous progress tracking on both sides."""
+    """Micro-batches of one row a second: in the session both share, with asynchronous progress tracking on both sides, and each as it comes
+    (kdirect as docs/spark.md sets a stream up, Spark's Kafka connector with Spark's defaults)."""
     out = []
     rounds = 1 if quick else 3
     turn_s = 0.5 if quick else max(2.0, seconds / (rounds * 4) - 1)
@@ -33,25 +37,31 @@ def micro_batch(seconds: float, quick: bool) -> Figures:
         session()
         with both.topic("micro") as topic:
             fill_one_by_one(both, topic, 100, 4000)
-            for name, options in (("defaults", {}), ("asynchronous progress tracking", ASYNC)):
-                if quick and options:
+            for row, name, options, bar in (
+                ("micro-batch.same-session", "the same settings, those of kdirect_spark.session_builder", None, None),
+                ("micro-batch.async-progress", "the same settings, and asynchronous progress tracking", ASYNC, None),
+                ("micro-batch", "as each comes: kdirect with asynchronous progress tracking, Kafka with Spark's defaults", PAIRED, 3.0),
+            ):
+                if quick and options is not None:
                     continue
                 stages: dict[str, dict[str, list[float]]] = {s.key: {stage: [] for stage in STAGES} for s in both.both}
 
-                def run(system: System, options: dict[str, str] = options, stages: Any = stages) -> float:
-                    return _one_row_batches(system, topic, options, stages[system.key], turn_s)
+                def run(system: System, options: Any = options, stages: Any = stages) -> float:
+                    with _sparks_defaults() if options is PAIRED and system.key == "kafka" else nullcontext():
+                        chosen = options[system.key] if options is PAIRED else options or {}
+                        return _one_row_batches(system, topic, chosen, stages[system.key], turn_s)
 
                 if not quick:
                     run(both.kdirect), run(both.kafka)
                 rates = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
                 found = rate_figure(
-                    "micro-batch" if not options else "micro-batch.async-progress",
+                    row,
                     "1/s",
                     "consumeRate",
                     rates,
                     both,
-                    bar=None if options else 3.0,
-                    progress=name,
+                    bar=bar,
+                    how=name,
                     master="local[1]",
                 )
                 for key, times in stages.items():
@@ -60,6 +70,18 @@ def micro_batch(seconds: float, quick: bool) -> Figures:
                     }
                 out.append(found)
     return out
+
+
+@contextmanager
+def _sparks_defaults() -> Iterator[None]:
+    """Without what kdirect_spark.session_builder changes for streams."""
+    conf, found = session().conf, session().conf.get(CHECKPOINT_FILES, None)
+    conf.unset(CHECKPOINT_FILES)
+    try:
+        yield
+    finally:
+        if found is not None:
+            conf.set(CHECKPOINT_FILES, found)
 
 
 def _one_row_batches(system: System, topic: str, options: dict[str, str], stages: dict[str, list[float]], seconds: float) -> float:

@@ -83,6 +83,10 @@ class System:
     def delete(self, topic: str) -> None:
         raise NotImplementedError
 
+    def truncate(self, topic: str) -> None:
+        """Delete the records of a topic of one partition, so that the next turn finds as much free memory as this one."""
+        raise NotImplementedError
+
     def stop(self) -> None:
         self.process.send_signal(signal.SIGTERM)
         try:
@@ -95,10 +99,11 @@ class System:
 class Kdirect(System):
     key, label = "kdirect", "kdirect"
 
-    def __init__(self, directory: str) -> None:
+    def __init__(self, directory: str, **more: str) -> None:
         from kdirect.client import connect
 
-        sets = [x for k, v in KDIRECT.items() for x in ("--set", f"{k}={v}")]
+        properties = {**KDIRECT, **more}
+        sets = [x for k, v in properties.items() for x in ("--set", f"{k}={v}")]
         command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", "127.0.0.1:0", "--log-dirs", f"{directory}/kdirect", *sets]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=_broker_cores)
         assert self.process.stdout is not None
@@ -107,7 +112,7 @@ class Kdirect(System):
             raise RuntimeError(f"kdirect's broker did not start: {line!r}")
         self.address = line.rsplit(" ", 1)[1].strip()
         self.session = connect({"bootstrap.servers": self.address, "transport": "shm"})
-        self.settings = {"transport": "shm", **KDIRECT}
+        self.settings = {"transport": "shm", **properties}
 
     def create(self, topic: str, partitions: int = 1) -> None:
         self.session.admin.create_topic(topic, partitions)
@@ -116,7 +121,6 @@ class Kdirect(System):
         self.session.admin.delete_topic(topic)
 
     def truncate(self, topic: str) -> None:
-        """Delete the records of partition 0, so that tmpfs does not fill up."""
         from kdirect.model import TopicPartition
 
         self.session.admin.delete_records({TopicPartition(topic, 0): -1})
@@ -194,7 +198,13 @@ class Kafka(System):
         self.admin.delete_topics([topic])[topic].result(30)
 
     def truncate(self, topic: str) -> None:
-        """Nothing: Kafka's topics stay small enough within a row."""
+        self.delete(topic)  # DeleteRecords would leave the files until the next check
+        deadline = time.monotonic() + 30
+        while topic in self.admin.list_topics(timeout=10).topics:
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Kafka did not delete topic {topic}")
+            time.sleep(0.05)
+        self.create(topic)
 
 
 class Pair:
