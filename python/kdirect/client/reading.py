@@ -64,7 +64,7 @@ class Reading:
         self._stale: set[TopicPartition] = set()  # to be entered at their positions
         self._round: list[TopicPartition] = []
         self.fetcher: DirectFetcher | None = None
-        self.alone: Feed | None = None  # of the one partition there is, once it brought records: polls may go to it directly
+        self.alone: Feed | None = None  # of the one partition there is, once it was polled: polls may go to it directly
         self.tcp: TcpRound | None = None
 
     # -- what is read --------------------------------------------------------------------------------------------
@@ -316,14 +316,14 @@ class Reading:
                 continue
             if self.fetcher is not None and tp in self.fetcher:
                 direct = True
+                if len(going) == 1:
+                    self.alone = self.fetcher.feed(tp)
             elif self.tcp is not None and not polled and tp not in self._held:
                 self._ask(0.0)
                 polled = True
             if self._attempt(take, tp):
                 if len(going) > 1:
                     self._round = going[i + 1 :] + going[: i + 1]
-                elif direct and self.fetcher is not None:
-                    self.alone = self.fetcher.feed(tp)
                 return True
         if polled and not direct and wait_ms > 0 and self._ask(wait_ms):
             return self._go_round(take, 0.0)
