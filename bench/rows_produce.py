@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from memory import touch
 from rows_direct import _apart, _cpu_seconds, _memcpy_rate, _new_file_rate, _percentile, _row, _tp, broker_process
 
 Row = dict[str, Any]
@@ -23,6 +24,7 @@ Row = dict[str, Any]
 RECORD_BYTES = 32 << 10
 PRODUCERS = 5
 SIZES = (32, 512, 4096, 32 << 10, 256 << 10, 1 << 20)
+GOODPUT_BYTES = 128 << 20  # at most, a turn
 ROUNDS = 6  # of which the first warms up
 NOTIFICATIONS: dict[str, dict[str, str]] = {"imm": {}, "send": {"rdma.notify": "send"}, "two-sided": {"produce.path": "send"}}
 
@@ -277,8 +279,9 @@ def _goodput(session: Any, producer: Any, topic: str, data: bytes, size: int, se
     send: Callable[..., None] = producer.paths.send
     at_once = max(1, min(64, (4 << 20) // len(data)))
     count = 0
+    touch(2 * GOODPUT_BYTES)
     begin = now = time.perf_counter()
-    while now < begin + seconds and count * len(data) < 512 << 20:
+    while now < begin + seconds and count * len(data) < GOODPUT_BYTES:
         for _ in range(at_once):
             send(tp, data, 1)
         count += at_once

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
+from memory import touch
 from versus.systems import Pair, System
 
 LONGEST_NS = 3600 * 10**9
@@ -26,12 +27,14 @@ _told: list[Pair] = []
 PERCENTILES = {"50pct": 50, "75pct": 75, "95pct": 95, "99pct": 99, "999pct": 99.9, "9999pct": 99.99}
 
 
-def turns(rounds: int, runs: Mapping[str, Callable[[], Any]]) -> dict[str, list[Any]]:
-    """Each of `runs` once a round, in their order."""
+def turns(rounds: int, runs: Mapping[str, Callable[[], Any]], *, memory: int = 0) -> dict[str, list[Any]]:
+    """Each of `runs` once a round, in their order; before each, `memory` bytes are made sure to be there."""
     out: dict[str, list[Any]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
             gc.collect()
+            if memory:
+                touch(memory)
             out[name].append(run())
     return out
 

@@ -71,7 +71,13 @@ work are the calls themselves. Fields of results have the names of OpenMessaging
 
 Kafka's side has the fastest client for each purpose: librdkafka one at a time and end to end, a bare socket for a
 single Fetch, Kafka's own ProducerPerformance and ConsumerPerformance for bandwidth, Spark's Kafka connector with a
-tuned sink. kdirect's side is its public Python API."""
+tuned sink. kdirect's side is its public Python API.
+
+Both logs lie on the same tmpfs, whose pages are small unless it was mounted otherwise. kdirect's broker asks the kernel for huge
+pages for its segments, as it does for every user; Kafka's files have what the mount gives. Topics are emptied between turns;
+before a turn of the sink as much memory as it writes is touched and freed, since a virtual machine's host takes free memory
+back. Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which serve both, unless a
+row says otherwise."""
 
 
 def write(target: Path) -> Path:

@@ -191,7 +191,7 @@ def spark_sink(seconds: float, quick: bool) -> Figures:
 
                 for key in writers:
                     run(key)
-                rates = turns(rounds, {key: lambda key=key: run(key) for key in writers})
+                rates = turns(rounds, {key: lambda key=key: run(key) for key in writers}, memory=0 if quick else 2 * total)
             counting = statistics.median(rates["counting"])
             ours = statistics.median(rates["kdirect"])
             out.append(

@@ -1,0 +1,13 @@
+"""Memory that is there: for rows that write more than a virtual machine's host has left to it."""
+
+from __future__ import annotations
+
+import mmap
+
+
+def touch(length: int) -> None:
+    """Write to so much memory and free it.  A virtual machine's host takes free memory away within seconds and gives it back at a few
+    hundred megabytes a second, which is no property of what is measured."""
+    with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as free:
+        for page in range(0, length, mmap.PAGESIZE):
+            free[page] = 1
