@@ -27,7 +27,7 @@ TITLES = {
     "empty-fetch": "Empty fetches of one consumer: a slot READ a call",
     "empty-fetch.loop": "The same in a loop without returning to Python",
     "empty-fetch.poll": "The same through Consumer.poll(0)",
-    "end-to-end": "From producer to consumer, a record every 2 ms (p50), kdirect set for latency",
+    "end-to-end": "Producer to consumer, a record every 2 ms (p50), ends spinning",
     "end-to-end.defaults": "The same, kdirect with its defaults (p50)",
     "spark-read": "Spark batch read",
     "spark-available-now": "Spark stream, AvailableNow",
@@ -258,7 +258,10 @@ def _panel(panel: Any, figures: list[Figure], row: str) -> None:
         heights = [scale(f[key] or 0) for f in figures]
         panel.bar([i + 0.4 * shift for i in range(len(figures))], heights, 0.38, label=name, color=colour)
     panel.set_xticks([i + 0.2 for i in range(len(figures))], labels, fontsize=7)
-    panel.set_yscale("log")
+    if len(figures) > 1:
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(bottom=0)  # two bars side by side are read by their lengths
     panel.set_ylabel(
         {"B/s": "MB/s"}.get(unit, unit) + (", less is better" if figures[0]["settings"]["lower_is_better"] else ""), fontsize=8
     )
