@@ -75,7 +75,7 @@ tuned sink. kdirect's side is its public Python API.
 
 Both logs lie on the same tmpfs, whose pages are small unless it was mounted otherwise. kdirect's broker asks the kernel for huge
 pages for its segments, as it does for every user; Kafka's files have what the mount gives. Topics are emptied between turns;
-before a turn of the sink as much memory as it writes is touched and freed, since a virtual machine's host takes free memory
+before a turn of the sink twice the memory that it writes is touched and freed, since a virtual machine's host takes free memory
 back. Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which serve both, unless a
 row says otherwise."""
 

@@ -412,8 +412,7 @@ import resource, signal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 from kdirect.errors import StorageFullError
 from kdirect.log.manager import LogManager
-from kdirect.log.head import allocate
-from kdirect.log.mapped import Mapping, allocate_huge, copy_bytes
+from kdirect.log.mapped import copy_bytes
 from kdirect.log.config import LogConfig
 from kdirect.model import TopicPartition
 m = LogManager([{str(tmp_path / "log")!r}], LogConfig(segment_bytes=1 << 20)).open()
@@ -517,6 +516,16 @@ def test_huge_pages_are_used_on_a_tmpfs_that_was_not_mounted_for_them():
         block = smaps[smaps.index(f"{mapping.address:x}-") :].split("VmFlags", 1)[0]
         assert "ShmemPmdMapped:     8192 kB" in block
         mapping.unmap()
+
+
+def test_a_file_that_is_longer_stays_so():
+    """A head that a broker with larger segments left behind, which readers may have mapped."""
+    path = Path("/dev/shm") / f"kdirect-test-{uuid.uuid4().hex}"
+    with open(path, "x+b") as file:
+        path.unlink()
+        file.truncate(8 << 20)
+        allocate_huge(file.fileno(), 4 << 20)
+        assert os.fstat(file.fileno()).st_size == 8 << 20
 
 
 def test_a_file_that_has_records_keeps_them_when_it_gets_huge_pages(tmp_path, seed):

@@ -355,20 +355,20 @@ cdef class FileStream:
         return moved
 
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
-        """READ more bytes, looking at the slot when the known ones are used up.  1: bytes came; 0: nothing new (or no room: consume first);
-        2: the file ends here (sealed and read, or access ended).
+        """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came; NOTHING: nothing new (or no room: consume
+        first); ENDED: the file ends here (sealed and read, or access ended).
 
         Streams that share a table share its refreshes: the table is READ again only by a stream that has taken the last one's news.
         """
         if self.limit > self.position + <int64_t> (self._hi - self._lo):
-            return 1 if self.fill() > 0 else 0
+            return MOVED if self.fill() > 0 else NOTHING
         if not self.sealed and not self.revoked:
             if self._seen == slots.reads:
                 slots.refresh()
             self.take_slot(slots, index, committed_only)
             if self.limit > self.position + <int64_t> (self._hi - self._lo):
-                return 1 if self.fill() > 0 else 0
-        return 2 if self.sealed or self.revoked else 0
+                return MOVED if self.fill() > 0 else NOTHING
+        return ENDED if self.sealed or self.revoked else NOTHING
 
     @property
     def unread(self):

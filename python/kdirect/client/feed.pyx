@@ -73,8 +73,9 @@ cdef class Feed:
 
     cpdef Message next(self, MessageQueue queue, dict positions):
         """The next record, by way of the empty `queue`, with the position in `positions` moved; None as `load` says False."""
+        cdef int64_t position = positions[self.tp]
         try:
-            if self.load(queue, positions[self.tp]):
+            if self.load(queue, position):
                 return queue.pop()
         finally:
             positions[self.tp] = self.after

@@ -43,16 +43,18 @@ static inline void* kd_map_shared(int fd, size_t length, int protection, int64_t
     return mmap(NULL, length, protection, MAP_SHARED, fd, (off_t) position);
 }
 
-/* Extend a file of a tmpfs to `length` bytes, in huge pages as far as there are any, whatever its huge= says: 0, or why not.  Small pages
+/* Extend a file of a tmpfs to `length` bytes, if it is shorter, in huge pages as far as there are any, whatever its huge= says: 0, or why not.  Small pages
  * that are there are moved into huge ones; what has no huge page has holes. */
 static inline int kd_allocate_huge(int fd, size_t length)
 {
     struct statfs fs;
+    struct stat st;
     size_t whole = length & ~(KD_HUGE_BYTES - 1);
     int rc = 0;
     if (!whole || fstatfs(fd, &fs) != 0 || fs.f_type != KD_TMPFS_MAGIC)
         return EOPNOTSUPP;
-    if (ftruncate(fd, (off_t) length) != 0)
+    /* Never shorter: whoever has mapped what lies behind would get a bus error. */
+    if (fstat(fd, &st) != 0 || ((size_t) st.st_size < length && ftruncate(fd, (off_t) length) != 0))
         return errno;
     /* The kernel collapses only where there is something: a page for each. */
     for (size_t at = 0; at < whole; at += KD_HUGE_BYTES)

@@ -139,7 +139,7 @@ def copy_bytes(uint64_t address, Py_ssize_t length):
 
 
 def allocate_huge(int fd, int64_t length):
-    """Make a file on a tmpfs `length` bytes long, which must not be less than it has, and give it huge pages (2 MiB) as far as they are to
+    """Make a file on a tmpfs at least `length` bytes long, and give so much of it huge pages (2 MiB) as far as they are to
     be had, also where the file system is not mounted for them (Linux 6.1 and later).  0, or an errno: then there are small pages or
     holes.  Never more than an attempt: `os.posix_fallocate` sees to the rest."""
     cdef int rc
