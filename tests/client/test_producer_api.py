@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -20,7 +21,15 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import BufferFullError, ClosedError, ConfigError, DeliveryError, TimedOutError, UnknownTopicError
+from kdirect.errors import (
+    BrokerUnavailableError,
+    BufferFullError,
+    ClosedError,
+    ConfigError,
+    DeliveryError,
+    TimedOutError,
+    UnknownTopicError,
+)
 from kdirect.model import TopicPartition
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -43,6 +52,25 @@ def made(broker):
 
 def create(broker, name="t", partitions=1, **configs):
     connect(broker.bootstrap_servers).admin.create_topic(name, partitions, configs=configs)
+
+
+def test_a_control_connection_that_ends_is_told_and_what_is_under_way_is_repeated(made, caplog):
+    """The queue pair may be whole yet, and nothing be wrong with it."""
+    broker, make = made
+    create(broker)
+    producer = make(transport="shm")
+    producer.produce("t", b"before", partition=0)
+    producer.flush()
+    (path,) = producer.paths._paths.values()
+    for value in (b"one", b"two", b"three"):
+        producer.produce("t", value, partition=0)
+    path.channel.connection.abort(BrokerUnavailableError("the cable is out", hint="put it in"))
+    producer.paths.recover(path)
+    producer.produce("t", b"after", partition=0)
+    assert producer.flush() == 0
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"before", b"one", b"two", b"three", b"after"]
+    told = r"t-0: (the connection to its leader ended \(the cable is out\)|the RDMA connection broke \(.*\)); \d+ requests are repeated"
+    assert re.search(told, caplog.text)
 
 
 def kafka_messages(servers, topic, partition=0):

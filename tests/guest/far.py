@@ -5,7 +5,7 @@
     probe         ask the broker for its topics over a connection of its own, within a few seconds   -> probe ok | probe ERROR
     stop          no more; wait for what is under way, read everything again                         -> stopped {JSON}
 
-Every warning of kdirect's own log is printed too, as ``log ...``.
+What kdirect's client logs is printed too, as ``log ...``.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def probe(servers: str) -> str:
 
 def main(servers: str) -> None:
     logger = logging.getLogger("kdirect")
-    logger.setLevel(logging.WARNING)
+    logger.setLevel(logging.INFO)  # of a failed test these lines are the evidence
     logger.addHandler(_Tell())
     session = kdirect.connect({"bootstrap.servers": servers, "transport": "auto", "request.timeout.ms": REQUEST_MS})
     stream: Stream | None = None

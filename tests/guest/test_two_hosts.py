@@ -88,6 +88,10 @@ def hosts() -> Iterator[Hosts]:
 UNREACHABLE = re.compile(r"(BrokerUnavailable|TimedOut)Error: .*" + re.escape(BROKER) + ".*; .*")
 
 
+# What its log says when a queue pair, or the connection it was made over, was lost.
+BROKE = re.compile(r"connection (broke|to its leader ended)|reading anew")
+
+
 def check(found: dict[str, Any], cut: bool = False) -> None:
     """Everything acknowledged is there, once, in order, and was consumed so; polls failed only in a `cut`, and with clear words."""
     assert found["failures"] == [] and found["unflushed"] in (0, None)
@@ -117,7 +121,7 @@ def test_a_cut_shorter_than_the_retries_is_not_noticed(hosts: Hosts) -> None:
     acknowledged, read, _ = hosts.status()
     hosts.wait_until(lambda now: now[0] >= acknowledged + SOME and now[1] >= read + SOME)
     check(hosts.stop())
-    assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and "lost" in line]
+    assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and BROKE.search(line)]
 
 
 @pytest.mark.parametrize("plug", ["client", "broker"])
@@ -140,5 +144,6 @@ def test_a_cut_in_the_middle(hosts: Hosts, plug: str) -> None:
     assert hosts.ask("probe", r"probe (.*)", 60)[1] == "ok"
     check(hosts.stop(), cut=True)
     told = [line for line in hosts.client.lines[seen:] if line.startswith("log ")]
-    assert any("t" in line and f"cut-at-{plug}-0" in line for line in told), f"nobody said what happened: {told}"
+    # A queue pair came through a cut at this end whole, once in some forty runs: then the port's event is what there was to say.
+    assert any(BROKE.search(line) or "IBV_EVENT_PORT_ERR" in line for line in told), f"nobody said what happened: {told}"
     assert not [line for line in hosts.client.lines[seen:] if "Traceback" in line]

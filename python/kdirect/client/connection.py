@@ -183,6 +183,11 @@ class Connection:
         return self._error is not None or self._pid != os.getpid()
 
     @property
+    def error(self) -> str:
+        """Why the connection ended; empty while it serves."""
+        return self._error.message if self._error is not None else ""
+
+    @property
     def is_kdirect(self) -> bool:
         """The broker knows all of kdirect's access requests."""
         return self._versions.keys() >= protocol.ACCESS_API_KEYS

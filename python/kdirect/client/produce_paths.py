@@ -359,8 +359,14 @@ class ProducePaths:
         if again:
             again.extend(pending)
             pending = again
+        # Whichever is noticed first: the queue pair's end, or the control connection's, with which the broker takes its grants back.
         if router is not None and router.broken:
             log.warning("%s: the RDMA connection broke (%s); %d requests are repeated", path.tp, router.broken, len(pending))
+        elif path.channel.closed:
+            why = path.channel.connection.error or "closed with its queue pair"
+            log.warning("%s: the connection to its leader ended (%s); %d requests are repeated", path.tp, why, len(pending))
+        elif pending:
+            log.info("%s: access ended; %d requests are repeated", path.tp, len(pending))
         self._retire(path.tp)
         if pending or path.channel.closed or router is None or router.broken:
             lost = self._paths[path.tp] = LostPath(path, pending, time.monotonic() + self.timeout_ms / 1000)
