@@ -34,8 +34,15 @@ class _Tell(logging.Handler):
         say("log", record.getMessage())
 
 
+_saying = threading.Lock()
+
+
 def say(*words: object) -> None:
-    print(*(str(word).replace("\n", " ") for word in words), flush=True)
+    """One line; other threads' lines before or behind it, not in it."""
+    line = " ".join(str(word).replace("\n", " ") for word in words)
+    with _saying:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
 
 
 class Stream:

@@ -4,7 +4,8 @@ Owns: the QEMU process, its sockets and its scratch directory, from `start` to `
 read-only beneath a tmpfs: what it writes ends with the guest, but for the directories in `shares`.  Its standard output and error
 arrive here line by line, what `send` says arrives at its standard input, and its exit status is `wait`'s.
 
-Two guests that were given the ends of one `cable()` are on one Ethernet; `set_link` pulls the plug and puts it back.
+Two guests that were given the ends of one `cable()` are on one Ethernet; `set_link` pulls the plug and puts it back, `set_loss` loses
+frames on the way.
 
 Invariants: a guest never outlives its time limit, counted by this process and, should it die, by the guest itself; QEMU dies with
 the thread that started it.  The console is kept and shown when a guest fails to do its work.
@@ -151,6 +152,8 @@ class Machine:
             passed.append(self.network.cable)
             arguments += ["-netdev", f"socket,id=net,fd={self.network.cable.fileno()}"]
             arguments += ["-device", f"virtio-net-pci,netdev=net,mac={self.network.mac}"]
+            lose = "filter-redirector,id=loss,netdev=net,queue=all,outdev=nowhere,status=off"
+            arguments += ["-chardev", "null,id=nowhere", "-object", lose]
         self._deadline = time.monotonic() + self.limit_s
         self._process = subprocess.Popen(
             arguments,
@@ -227,6 +230,10 @@ class Machine:
     def set_link(self, up: bool) -> None:
         """Pull the guest's network plug, or put it back: no frame passes in either direction while it is out."""
         self._qmp("set_link", name="net", up=up)
+
+    def set_loss(self, lossy: bool) -> None:
+        """Lose every frame in both directions, or none again, with the plug in: neither end is told, as when a switch fails."""
+        self._qmp("qom-set", path="/objects/loss", property="status", value="on" if lossy else "off")
 
     def close(self) -> None:
         """Kill what still runs and forget everything."""

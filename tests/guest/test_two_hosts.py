@@ -112,38 +112,48 @@ def test_produce_and_consume_between_hosts(hosts: Hosts) -> None:
     assert before[2] > 0 and found["statistics"].get("tcp_records", 0) == 0
 
 
-def test_a_cut_shorter_than_the_retries_is_not_noticed(hosts: Hosts) -> None:
-    hosts.start("short-cut")
+def test_losses_shorter_than_the_retries_are_not_noticed(hosts: Hosts) -> None:
+    """Frames are lost for a moment, with the plugs in: a plug that is pulled stays out for longer, as the guest looks once a second."""
+    hosts.start("short-loss")
     seen = len(hosts.client.lines)
-    hosts.client.set_link(False)
-    time.sleep(SHORTER_THAN_RETRIES_S)
-    hosts.client.set_link(True)
-    acknowledged, read, _ = hosts.status()
-    hosts.wait_until(lambda now: now[0] >= acknowledged + SOME and now[1] >= read + SOME)
+    for _ in range(3):
+        hosts.client.set_loss(True)
+        time.sleep(SHORTER_THAN_RETRIES_S)
+        hosts.client.set_loss(False)
+        acknowledged, read, _ = hosts.status()
+        hosts.wait_until(lambda now, a=acknowledged, r=read: now[0] >= a + SOME and now[1] >= r + SOME)
     check(hosts.stop())
     assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and BROKE.search(line)]
 
 
-@pytest.mark.parametrize("plug", ["client", "broker"])
-def test_a_cut_in_the_middle(hosts: Hosts, plug: str) -> None:
-    """The plug of one side is out for seconds: queue pairs break on both, and everything goes on by itself afterwards."""
-    hosts.start(f"cut-at-{plug}")
-    side: Machine = getattr(hosts, plug)
+@pytest.mark.parametrize("place", ["client", "broker", "switch"])
+def test_a_cut_in_the_middle(hosts: Hosts, place: str) -> None:
+    """The plug of one side is out for seconds, or frames are lost between them: queue pairs break on both, and everything goes on by
+    itself afterwards."""
+    hosts.start(f"cut-at-{place}")
     seen = len(hosts.client.lines)
-    side.set_link(False)
+
+    def cut(out: bool) -> None:
+        if place == "switch":
+            hosts.client.set_loss(out)
+        else:
+            side: Machine = getattr(hosts, place)
+            side.set_link(not out)
+
+    cut(True)
     try:
         time.sleep(LONGER_THAN_RETRIES_S)
         held = hosts.status()
         found = hosts.ask("probe", r"probe (.*)", 60)
         assert hosts.status()[0] == held[0], "records were acknowledged through a cable that is pulled"
     finally:
-        side.set_link(True)
+        cut(False)
     assert UNREACHABLE.match(found[1] or ""), found[0]
     now = hosts.wait_until(lambda now: now[0] >= held[0] + SOME and now[1] >= held[1] + SOME)
     hosts.wait_until(lambda later: later[2] >= now[2] + SOME)  # over RDMA again
     assert hosts.ask("probe", r"probe (.*)", 60)[1] == "ok"
     check(hosts.stop(), cut=True)
     told = [line for line in hosts.client.lines[seen:] if line.startswith("log ")]
-    # A queue pair came through a cut at this end whole, once in some forty runs: then the port's event is what there was to say.
+    # In one run of some forty nothing was said of a queue pair after a cut at this end: then the port's event is what there was to say.
     assert any(BROKE.search(line) or "IBV_EVENT_PORT_ERR" in line for line in told), f"nobody said what happened: {told}"
     assert not [line for line in hosts.client.lines[seen:] if "Traceback" in line]

@@ -110,6 +110,7 @@ class Control:
     peer = "simulated broker"
     client_id = "client"
     host = port = None
+    error = "the broker is gone"
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
