@@ -55,6 +55,18 @@ def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
         report.longrepr = f"{report.nodeid}: {reason}; KDIRECT_NO_SKIPS=1 makes a skip a failure: install what is missing"
 
 
+@pytest.fixture(scope="module", autouse=True)
+def sessions_end() -> Iterator[None]:
+    """What a module connected to ends with it: descriptors above 1023 would be too high for py4j, which asks `select` about them."""
+    yield
+    from kdirect.client import session
+
+    for each in list(session._sessions.values()):
+        if each._pid == os.getpid():
+            each.close()
+    session._sessions.clear()
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield

@@ -107,9 +107,12 @@ class Proxy:
             _end(client, server)
 
     def close(self) -> None:
+        _end(self.listener)  # wakes the thread that accepts
         self.listener.close()
-        for client, server in self.pairs:
-            _end(client, server)
+        for pair in self.pairs:
+            _end(*pair)
+            for s in pair:
+                s.close()
 
 
 def _frames(s: socket.socket):

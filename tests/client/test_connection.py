@@ -90,6 +90,7 @@ class Peer:
             pass
 
     def close(self) -> None:
+        self.listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self.listener.close()
         for s in self.sockets:
             s.close()

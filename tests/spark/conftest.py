@@ -61,6 +61,9 @@ def spark():
     """local[2], quiet, as `kdirect_spark.session_builder` makes it."""
     from kdirect_spark import session_builder
 
+    # py4j's server for foreachBatch asks `select`, which knows no descriptor above 1023, and its thread ends without a word.
+    highest = max(map(int, os.listdir("/proc/self/fd")))
+    assert highest < 900, f"descriptor {highest} is open: the tests before these keep too many"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_builder("kdirect tests", "local[2]")
     for name, value in {
