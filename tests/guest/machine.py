@@ -26,7 +26,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,6 +43,7 @@ PASSED_ON = re.compile(
     r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
 )
 BOOT_LIMIT_S = 120
+QUEUES = {"in": "tx", "out": "rx"}  # as the guest sees a frame go: QEMU names the queues of the network behind the device
 PR_SET_PDEATHSIG = 1
 
 
@@ -152,8 +153,9 @@ class Machine:
             passed.append(self.network.cable)
             arguments += ["-netdev", f"socket,id=net,fd={self.network.cable.fileno()}"]
             arguments += ["-device", f"virtio-net-pci,netdev=net,mac={self.network.mac}"]
-            lose = "filter-redirector,id=loss,netdev=net,queue=all,outdev=nowhere,status=off"
-            arguments += ["-chardev", "null,id=nowhere", "-object", lose]
+            for way, queue in QUEUES.items():  # a character device serves one filter
+                arguments += ["-chardev", f"null,id=nowhere-{way}"]
+                arguments += ["-object", f"filter-redirector,id=lose-{way},netdev=net,queue={queue},outdev=nowhere-{way},status=off"]
         self._deadline = time.monotonic() + self.limit_s
         self._process = subprocess.Popen(
             arguments,
@@ -231,9 +233,10 @@ class Machine:
         """Pull the guest's network plug, or put it back: no frame passes in either direction while it is out."""
         self._qmp("set_link", name="net", up=up)
 
-    def set_loss(self, lossy: bool) -> None:
-        """Lose every frame in both directions, or none again, with the plug in: neither end is told, as when a switch fails."""
-        self._qmp("qom-set", path="/objects/loss", property="status", value="on" if lossy else "off")
+    def set_loss(self, lossy: bool, ways: Collection[str] = ("in", "out")) -> None:
+        """Lose every frame that comes in, goes out, or both, or none again, with the plug in: neither end is told, as of a switch."""
+        for way in ways:
+            self._qmp("qom-set", path=f"/objects/lose-{way}", property="status", value="on" if lossy else "off")
 
     def close(self) -> None:
         """Kill what still runs and forget everything."""

@@ -60,7 +60,7 @@ cdef class Message:
         return self._partition
 
     def offset(self):
-        """-1 where it is not known: not delivered, or acks=0."""
+        """-1 where it is not known: not delivered, acks=0, or repeated after more than five batches were committed unheard."""
         return self._offset
 
     def key(self):
