@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import explain
-from kdirect.broker.topics import OFFSETS_TOPIC, Topic
+from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -175,12 +175,16 @@ class ClusterHandlers:
 
     def create_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         names = [t.name for t in request.topics]
-        return build(
-            p.CreateTopicsResponse,
-            topics=[self._create(t, request.validate_only, names.count(t.name) > 1) for t in {t.name: t for t in request.topics}.values()],
-        )
+        rows: list[dict[str, Any]] = []
+        left = MAX_PARTITIONS
+        for wanted in {t.name: t for t in request.topics}.values():
+            rows.append(self._create(wanted, request.validate_only, names.count(wanted.name) > 1, left))
+            left -= max(0, rows[-1]["num_partitions"])
+        return build(p.CreateTopicsResponse, topics=rows)
 
-    def _create(self, wanted: Any, validate_only: bool, twice: bool) -> dict[str, Any]:
+    def _create(self, wanted: Any, validate_only: bool, twice: bool, left: int) -> dict[str, Any]:
+        """`left`: how many partitions the request may still ask for."""
+
         def refused(code: int, message: str) -> dict[str, Any]:
             return {
                 "name": wanted.name,
@@ -215,8 +219,8 @@ class ClusterHandlers:
             return refused(
                 ErrorCode.INVALID_REPLICATION_FACTOR, f"replication factor {wanted.replication_factor}: there is one broker; use 1"
             )
-        if partitions < 1:
-            return refused(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions; give at least 1")
+        if not 1 <= partitions <= left:
+            return refused(ErrorCode.INVALID_PARTITIONS, f"{partitions} partitions; give at least 1, at most {MAX_PARTITIONS} in a request")
         topics = self._server.topics
         configs = {c.name: c.value for c in wanted.configs}
         try:
@@ -275,9 +279,19 @@ class ClusterHandlers:
         return out
 
     def create_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.CreatePartitionsResponse, results=[self._grow(t, request.validate_only) for t in request.topics])
+        rows: list[dict[str, Any]] = []
+        left = MAX_PARTITIONS
+        for wanted in request.topics:
+            topic = self._server.topics.get(wanted.name)
+            before = topic.partition_count if topic is not None else 0
+            rows.append(self._grow(wanted, request.validate_only, left))
+            if rows[-1]["error_code"] == 0:
+                left -= wanted.count - before
+        return build(p.CreatePartitionsResponse, results=rows)
 
-    def _grow(self, wanted: Any, validate_only: bool) -> dict[str, Any]:
+    def _grow(self, wanted: Any, validate_only: bool, left: int) -> dict[str, Any]:
+        """`left`: how many partitions the request may still ask for."""
+
         def result(code: int, message: str | None) -> dict[str, Any]:
             return {"name": wanted.name, "error_code": code, "error_message": message}
 
@@ -289,6 +303,11 @@ class ClusterHandlers:
         if wanted.count <= topic.partition_count:
             return result(
                 ErrorCode.INVALID_PARTITIONS, f"topic {topic.name} has {topic.partition_count} partitions; they can only become more"
+            )
+        if wanted.count > MAX_PARTITIONS or wanted.count - topic.partition_count > left:
+            return result(
+                ErrorCode.INVALID_PARTITIONS,
+                f"{wanted.count} partitions; give at most {MAX_PARTITIONS}, of all topics of a request together",
             )
         if wanted.assignments is not None:
             problem = self._bad_assignment([a.broker_ids for a in wanted.assignments])

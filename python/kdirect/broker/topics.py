@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import time
 import uuid
@@ -29,9 +30,12 @@ from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition, check_topic_name
 
+log = logging.getLogger("kdirect.broker")
+
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
-MAX_PARTITIONS = 100_000
+# Of a topic, and of what one request may ask for, as in Kafka: partitions are made on the event loop, while everybody waits.
+MAX_PARTITIONS = 10_000
 PRODUCER_ID_BLOCK = 1000
 
 
@@ -123,6 +127,10 @@ class Registry:
                 if any(dict(x.config.overrides or {}) != topic.configs for x in partitions):
                     self._logs.alter_topic(name, topic.configs)
         for topic in self._topics.values():
+            there = found[topic.name][-1].topic_partition.partition + 1 if topic.name in found else 1
+            if topic.partition_count > max(there, MAX_PARTITIONS):
+                log.error("topic %s cannot have %d partitions: it keeps the %d that are there", topic.name, topic.partition_count, there)
+                topic.partition_count = there
             self._make_partitions(topic, 0)
         self._save()
 
@@ -209,7 +217,9 @@ class Registry:
         return topic
 
     def grow(self, topic: Topic, partitions: int) -> None:
-        """Add partitions up to `partitions` in all."""
+        """Add partitions up to `partitions` in all; ConfigError when that is too many, LogError."""
+        if partitions > MAX_PARTITIONS:
+            raise ConfigError(f"topic {topic.name}: {partitions} partitions", hint=f"give at most {MAX_PARTITIONS}")
         before = topic.partition_count
         topic.partition_count = partitions
         try:
