@@ -32,6 +32,7 @@ from functools import partial
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from kdirect.client.admin import TopicInfo
 from kdirect.client.arrow_rows import by_partition, by_topic, timestamps_ms
@@ -132,6 +133,7 @@ class Producer:
         self._java_keys = self._keys.is_default
         self._on_delivery = on_delivery
         self._partitions: dict[str, int] = {}
+        self._count_again_at = 0.0
         self._places: dict[str, list[TopicPartition]] = {}
         self._sticky: dict[str, list[int]] = {}
         self._compression: str = self.settings["compression.type"]
@@ -271,6 +273,9 @@ class Producer:
             now = timestamp if timestamp is not None else time.time_ns() // 1_000_000
             for name, columns, rows in by_topic(data, topic):
                 count = self._partition_count(name)
+                given = columns.get("partition")
+                if given is not None and pa.types.is_integer(given.type) and (pc.max(given).as_py() or 0) >= count:
+                    count = self._count(name, refresh=True)
                 for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name)):
                     self._send_columns(self._place(name, partition), part, now, on_delivery)
             return data.num_rows
@@ -443,17 +448,32 @@ class Producer:
     # -- partitions ------------------------------------------------------------------------------------
 
     def _partition_count(self, topic: str) -> int:
-        count = self._partitions.get(topic)
-        if count is None:
-            self._check()
-            count = self._partitions[check_topic_name(topic)] = len(
-                self._session.cluster.partitions(topic, create=self.settings["allow.auto.create.topics"])
-            )
+        """How many partitions `topic` has, asked anew every metadata.max.age.ms: they can become more."""
+        now = time.monotonic()
+        if now >= self._count_again_at:
+            self._count_again_at = now + self.settings["metadata.max.age.ms"] / 1000
+            for known in list(self._partitions):
+                self._count(known)
+        return self._partitions.get(topic) or self._count(topic)
+
+    def _count(self, topic: str, *, refresh: bool = False) -> int:
+        self._check()
+        before = self._partitions.get(check_topic_name(topic))
+        try:
+            create = before is None and self.settings["allow.auto.create.topics"]
+            count = len(self._session.cluster.partitions(topic, refresh=refresh, create=create))
+        except KdirectError:
+            if before is None:
+                raise
+            return before  # its broker is away, or the topic: what is sent to it will say so
+        if count != before:
+            self._partitions[topic] = count
+            self._places[topic] = [TopicPartition(topic, i) for i in range(count)]
         return count
 
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
         """The partition of a record with `key` and about `size` bytes."""
-        count = self._partitions.get(topic) or self._partition_count(topic)
+        count = self._partition_count(topic)
         if self._java_keys:
             if key is not None:
                 return (murmur2(key) & 0x7FFFFFFF) % count
@@ -497,9 +517,11 @@ class Producer:
         places = self._places.get(topic)
         if places is None or self._closed:
             self._check()
-            places = self._places[topic] = [TopicPartition(topic, i) for i in range(self._partition_count(topic))]
+            self._partition_count(topic)
+            places = self._places[topic]
         if not 0 <= partition < len(places):
-            check_partition(topic, partition, len(places))
+            check_partition(topic, partition, self._count(topic, refresh=True))
+            places = self._places[topic]
         return places[partition]
 
     def list_topics(self) -> dict[str, TopicInfo]:

@@ -14,6 +14,7 @@ import logging
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ from kdirect.errors import (
     BrokerUnavailableError,
     ClosedError,
     KdirectError,
+    ProtocolError,
     QueuePairError,
     RdmaError,
     TimedOutError,
@@ -96,10 +98,10 @@ class Session:
         self._admin: Admin | None = None
         self._transport: str | None = None
         self._reason = ""
-        self._idle: dict[TopicPartition, list[_DirectSource]] = {}
-        self._idle_count = 0
+        self._idle: deque[_DirectSource] = deque()  # parked; the one that has been longest is first
         self._spare: list[Channel] = []
         self._watcher: DirectFetcher | None = None
+        self._slotless: dict[TopicPartition, float] = {}  # partitions that the broker has no slot for, and until when not to ask again
 
     def _check(self) -> None:
         if self.closed:
@@ -252,26 +254,38 @@ class Session:
             return {}
         with self._lock:
             if self.transport == "tcp":
-                starts = self.admin.list_offsets(dict.fromkeys(wanted, EARLIEST_OFFSET))
-                ends = self.admin.list_offsets(dict.fromkeys(wanted, LATEST_OFFSET))
-                return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
-            for attempt in (0, 1):
+                return self._asked_watermarks(wanted)
+            now = time.monotonic()
+            for attempt in (0, 1, 2):
+                slotless = [tp for tp in wanted if self._slotless.get(tp, 0.0) > now]
                 try:
-                    return self._slot_watermarks(wanted, same)
+                    out = self._slot_watermarks([tp for tp in wanted if tp not in slotless], same)
+                    return out | self._asked_watermarks(slotless) if slotless else out
                 except (QueuePairError, BrokerUnavailableError, ClosedError):
-                    if self._watcher is not None:
-                        self._watcher.close()
-                        self._watcher = None
+                    self._drop_watcher()
                     if attempt:
                         raise
                 except AccessDeniedError as e:
-                    log.warning("watermarks over TCP: %s", e)
-                    starts = self.admin.list_offsets(dict.fromkeys(wanted, EARLIEST_OFFSET))
-                    ends = self.admin.list_offsets(dict.fromkeys(wanted, LATEST_OFFSET))
-                    return {tp: (starts[tp][0], ends[tp][0]) for tp in wanted}
-            raise AssertionError("unreachable")
+                    # Most likely there are more partitions than slots: those that have one keep it, the others are asked for.
+                    without = [tp for tp in wanted if self._watcher is None or tp not in self._watcher] or wanted
+                    log.warning("watermarks of %d partitions, %s among them, are asked for over TCP: %s", len(without), without[0], e)
+                    self._slotless |= dict.fromkeys(without, now + self.settings["metadata.max.age.ms"] / 1000)
+            return self._asked_watermarks(wanted)
+
+    def _asked_watermarks(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+        starts = self.admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET))
+        ends = self.admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET))
+        return {tp: (starts[tp][0], ends[tp][0]) for tp in tps}
+
+    def _drop_watcher(self) -> None:
+        watcher, self._watcher = self._watcher, None
+        self._slotless.clear()
+        if watcher is not None:
+            watcher.close()
 
     def _slot_watermarks(self, wanted: list[TopicPartition], same: bool) -> dict[TopicPartition, tuple[int, int]]:
+        if not wanted:
+            return {}
         if self._watcher is None or self._watcher.channel.closed:
             self._watcher = DirectFetcher(self.channel(wanted[0]), self.settings)
         watcher = self._watcher
@@ -307,25 +321,16 @@ class Session:
         """A source of bytes that stands at `offset`: a warm one if there is one."""
         if self.transport == "tcp":
             return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
-        with self._lock:
-            warm = self._idle.get(tp, [])
-            for source in list(warm):
-                if source.next_offset == offset or len(warm) > 1:
-                    warm.remove(source)
-                    self._idle_count -= 1
-                    if source.next_offset == offset and not source.fetcher.channel.closed:
-                        return source
-                    source.fetcher.close()
-            spare = warm.pop() if warm else None
-            if spare is not None:
-                self._idle_count -= 1
-        if spare is not None and not spare.fetcher.channel.closed:
+        while (warm := self._warm(tp, offset)) is not None:
             try:
-                spare.fetcher.assign({tp: offset})
-                spare.next_offset = offset
-                return spare
-            except (QueuePairError, BrokerUnavailableError, ClosedError):
-                spare.fetcher.close()
+                if warm.go_on(offset):
+                    return warm
+            except (QueuePairError, BrokerUnavailableError, ClosedError, ProtocolError, AccessDeniedError) as e:
+                log.debug("%s: a parked reader is of no use any more: %s", tp, e)
+            except BaseException:
+                warm.close()
+                raise
+            warm.close()
         fetcher: DirectFetcher | None = None
         try:
             fetcher = DirectFetcher(self.channel(tp), self.settings)
@@ -339,16 +344,26 @@ class Session:
             return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
         return _DirectSource(fetcher, tp, offset)
 
-    def _park(self, source: _DirectSource | _TcpSource) -> None:
+    def _warm(self, tp: TopicPartition, offset: int) -> _DirectSource | None:
+        """Take a parked source of `tp`: one that stands at `offset`, else the one that was parked last."""
+        with self._lock:
+            parked = [source for source in self._idle if source.tp == tp]
+            found = next((source for source in parked if source.next_offset == offset), parked[-1] if parked else None)
+            if found is not None:
+                self._idle.remove(found)
+            return found
+
+    def _park(self, source: _DirectSource | _TcpSource | None) -> None:
         if isinstance(source, _DirectSource) and not self.closed:
             stream = source.fetcher.stream(source.tp) if source.tp in source.fetcher else None
             if stream is not None and stream.buffer_bytes > PARKED_BUFFER_BYTES:
                 stream.close()  # what was READ and not consumed is READ again
             with self._lock:
-                if self._idle_count < IDLE_READERS and not source.fetcher.channel.closed:
-                    self._idle.setdefault(source.tp, []).append(source)
-                    self._idle_count += 1
-                    return
+                if not source.fetcher.channel.closed:
+                    self._idle.append(source)
+                    source = self._idle.popleft() if len(self._idle) > IDLE_READERS else None
+            if source is None:
+                return
         source.close()
 
     # -- writing ---------------------------------------------------------------------------------------
@@ -368,9 +383,8 @@ class Session:
             self.closed = True
             if self._pid != os.getpid():
                 return
-            for sources in self._idle.values():
-                for source in sources:
-                    source.close()
+            for source in self._idle:
+                source.close()
             self._idle.clear()
             for channel in self._spare:
                 channel.close()
@@ -388,6 +402,19 @@ class _DirectSource:
         self.fetcher = fetcher
         self.tp = tp
         self.next_offset = offset
+
+    def go_on(self, offset: int) -> bool:
+        """Stand at `offset` after a pause; False: make a new source.  What was READ before counts only while a slot says that the partition
+        is still the one it was READ from: it may have been deleted meanwhile, and another made under its name."""
+        if self.fetcher.channel.closed:
+            return False
+        stream = self.fetcher.stream(self.tp)
+        if self.next_offset == offset and not stream.sealed and self.fetcher.feed(self.tp).slot_index >= 0:
+            self.fetcher.refresh()
+            return not stream.revoked
+        self.fetcher.assign({self.tp: offset})
+        self.next_offset = offset
+        return True
 
     def feed(self, decoder: ArrowDecoder) -> int:
         address, length = self.fetcher.window(self.tp)
