@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import random
 import struct
 import threading
@@ -199,6 +200,41 @@ def test_a_batch_larger_than_a_segment_is_refused(open_partition, batch) -> None
     assert p.head is None, "and cost no preallocation"
     with pytest.raises(LogError, match=r"segment\.bytes"):
         p.ensure_head(9000)
+
+
+@pytest.mark.parametrize("how", ["append", "ensure_head", "roll"])
+def test_an_empty_head_that_is_too_small_by_now_is_replaced(open_partition, batch, how) -> None:
+    """``segment.bytes`` was raised over it: nothing is sealed, and yet there must be room."""
+    p = open_partition(segment_bytes=16384)
+    small = p.ensure_head(100)
+    told = []
+    p.before_roll.append(lambda _: told.append("before"))
+    p.on_roll.append(lambda _, old, new: told.append((old, new)))
+    p.reconfigure(LogConfig(segment_bytes=1 << 20))
+    data = batch(value_bytes=20_000)
+    if how == "append":
+        appender = threading.Thread(target=p.append, args=(data,), daemon=True)
+        appender.start()
+        appender.join(10)
+        assert not appender.is_alive(), "it tries again and again"
+    elif how == "ensure_head":
+        assert p.ensure_head(20_000) is p.head
+    else:
+        assert p.roll() is p.head
+    assert p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size == 1 << 20
+    assert told == ["before", (small, p.head)] and small.sealed and len(p.segments) == 1
+    if how != "append":
+        p.append(data)
+    assert offsets(p.read(0, 1 << 20)) == [0]
+    before = p.head
+    p.reconfigure(LogConfig(segment_bytes=16384))
+    p.roll()
+    assert p.head is not before, "it had records"
+    small = p.head
+    p.roll()
+    assert p.head is small, "an empty head with room is left alone"
+    p = open_partition()
+    assert offsets(p.read(0, 1 << 20)) == [0] and p.log_end_offset == 1
 
 
 # -- retention ----------------------------------------------------------------------------------------------------

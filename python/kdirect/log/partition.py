@@ -14,7 +14,7 @@ Threads: every public method may be called from any thread.  Locks, in the order
 segment list together with the kernel's head: never held during an fsync or an allocation), then a
 segment's lock, then the kernel's mutex.  Appends take the kernel's mutex only, until they need room.
 
-Callbacks: ``before_roll(partition)`` runs before a head that has records is sealed, ``on_roll(partition,
+Callbacks: ``before_roll(partition)`` runs before a head is sealed that has records or is too small, ``on_roll(partition,
 sealed, new)`` after the next active segment is in place (also when a dormant segment becomes the head: then
 both stand for the same file, and the old object keeps its shorter mapping).  They run in the thread that rolls, which
 holds ``_roll_lock``: they must not wait for a thread that may append or roll.
@@ -240,17 +240,7 @@ class Partition:
             if not old.is_head:
                 return old
             old.keep_length = True
-            if old.size:
-                return self._roll(now_ms())
-            prepared = self._prepare()
-            with self._lock:
-                old.seal()
-                old.supersede()
-                self._segments = self._segments[:-1]
-                new = self._publish(prepared, now_ms())
-            self._rolls += 1
-            self._tell(old, new)
-            return new
+            return self._roll(now_ms()) if old.size else self._replace_empty(old, now_ms())
 
     def _check_open(self) -> None:
         if self._closed:
@@ -284,13 +274,16 @@ class Partition:
         return new
 
     def _roll(self, now_ms: int) -> Segment:
-        """Seal the head, publish the next.  Nothing has changed when it raises."""
+        """Seal the head, publish the next.  An empty head stays, unless it was opened for a smaller ``segment.bytes`` than
+        there is now.  Nothing has changed when it raises."""
         self._check_open()
         old = self._segments[-1]
-        if not old.is_head or old.size == 0:
+        if not old.is_head or (old.size == 0 and self.kernel.capacity >= self.config.segment_bytes):
             return old
         for callback in self.before_roll:
             callback(self)
+        if old.size == 0:
+            return self._replace_empty(old, now_ms)
         prepared = self._prepare()
         thaw = None
         try:
@@ -314,6 +307,24 @@ class Partition:
         if now - self._head_since < SPARE_WITHIN_S:
             self._spare.start(self.config)
         self._head_since = now
+        self._tell(old, new)
+        return new
+
+    def _replace_empty(self, old: Segment, now_ms: int) -> Segment:
+        """Put another file in place of an empty head's, under the same name; rolls when it has got records meanwhile."""
+        prepared = self._prepare()
+        thaw = self.kernel.freeze()
+        if old.size:
+            self.kernel.thaw(thaw)
+            prepared.discard()
+            return self._roll(now_ms)
+        with self._lock:
+            old.seal()
+            old.supersede()
+            self._segments = self._segments[:-1]
+            new = self._publish(prepared, now_ms)
+        self._rolls += 1
+        self._head_since = time.monotonic()
         self._tell(old, new)
         return new
 
