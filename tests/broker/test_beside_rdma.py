@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import threading
 import time
 
 import confluent_kafka
@@ -10,6 +12,10 @@ from confluent_kafka import admin as confluent_admin
 
 import kdirect
 from kdirect.errors import KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.batch import encode_single_bytes
+from kdirect.format.codec import decode_records
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -37,3 +43,46 @@ def test_segments_may_grow_over_a_head_that_a_producer_left_empty(broker):
     other.flush(10)
     assert delivered == [(None, 0)]
     assert "t" in client.list_topics(timeout=10).topics, "the broker serves others"
+
+
+def test_producers_without_acknowledgements_beside_an_rdma_producer_lose_nothing(broker, raw, caplog):
+    """Their appends wait for their turn on the head; no answer is what they get then, too, and what is behind them is served."""
+    create(broker)
+    caplog.set_level(logging.WARNING, logger="kdirect.broker")
+    stop = threading.Event()
+    with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        producer.produce_sync("t", b"rdma", partition=0)
+
+        def write():
+            while not stop.is_set():
+                producer.produce("t", b"rdma", partition=0)
+                time.sleep(0.001)
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        try:
+            connection = raw()
+            for i in range(300):
+                batch = encode_single_bytes(b"kafka %d" % i)
+                row = {"name": "t", "partition_data": [{"index": 0, "records": batch}]}
+                silent = build(p.ProduceRequest, transactional_id=None, acks=0, timeout_ms=1000, topic_data=[row])
+                connection.socket.sendall(p.encode_request(silent, 8, 99, "raw"))
+                if i % 10 == 0:
+                    connection.send(build(p.ApiVersionsRequest), 0)
+            assert [connection.receive().error_code for _ in connection.waiting[:]] == [0] * 30
+            row["partition_data"][0]["records"] = encode_single_bytes(b"last")
+            last = build(p.ProduceRequest, transactional_id=None, acks=1, timeout_ms=1000, topic_data=[row])
+            assert connection.call(last, 8).responses[0].partition_responses[0].error_code == 0
+        finally:
+            stop.set()
+            writer.join()
+    assert broker.statistics()["rdma_recalls"] >= 1, "the RDMA producer had the partition for itself"
+    partition = broker.server.logs.partitions[TP]
+    values: list[bytes] = []
+    offset = 0
+    while offset < partition.high_watermark:
+        for data in partition.read(offset, 1 << 20):
+            rows, _, offset = decode_records(data, "t", 0, offset)
+            values += [r.value for r in rows if r.value != b"rdma"]
+    assert values == [*(b"kafka %d" % i for i in range(300)), b"last"]
+    assert not [r for r in caplog.records if "closing" in r.getMessage()]

@@ -46,11 +46,11 @@ BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so tha
 
 
 class Waiting:
-    """What `dispatch` returns for a request whose answer comes later: `encode` of what the coroutine returns."""
+    """What `dispatch` returns for a request whose answer comes later: `encode` of what the coroutine returns (None: none is sent)."""
 
     __slots__ = ("answer", "blocking", "encode")
 
-    def __init__(self, answer: Coroutine[Any, Any, Any], encode: Callable[[Any], Sequence[Any]], *, blocking: bool) -> None:
+    def __init__(self, answer: Coroutine[Any, Any, Any], encode: Callable[[Any], Sequence[Any] | None], *, blocking: bool) -> None:
         self.answer = answer
         self.encode = encode
         self.blocking = blocking

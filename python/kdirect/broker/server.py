@@ -262,13 +262,13 @@ class BrokerServer:
         except Exception as e:
             log.exception("%s version %d of %s failed", api.name, version, connection.peer)
             raise ProtocolError(f"{api.name} failed in the broker") from e
-        if answer is None:
-            return None
         if isinstance(answer, Coroutine):
             return Waiting(answer, partial(self._encode, header), blocking=blocking)
         return self._encode(header, answer)
 
-    def _encode(self, header: p.RequestHeader, answer: Any) -> Sequence[Any]:
+    def _encode(self, header: p.RequestHeader, answer: Any) -> Sequence[Any] | None:
+        if answer is None:  # a Produce that asked for no answer had to wait
+            return None
         assert header.api is not None
         head = p.response_header(header.api, header.api_version, header.correlation_id)
         if isinstance(answer, list):
