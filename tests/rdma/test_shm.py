@@ -293,15 +293,32 @@ def test_registering_while_others_read(fenced: Rig) -> None:
 
 
 # -- descriptors, mappings, threads ----------------------------------------------------------------------------
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def descriptors() -> dict[str, int]:
+    """Those of the kinds that only the provider opens in this process, which may open others, or close them, at any time."""
+    with open("/proc/net/unix") as f:
+        links = {f"socket:[{fields[6]}]" for fields in map(str.split, f) if fields[4] == "0005"}  # SOCK_SEQPACKET
+    found = {"memory": 0, "eventfd": 0, "link": 0}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            what = os.readlink(f"/proc/self/fd/{name}")
+            if what.startswith("/memfd:kdirect"):
+                found["memory"] += 1
+            elif what == "anon_inode:[eventfd]":
+                found["eventfd"] += 1
+            elif what in links:
+                found["link"] += 1
+    return found
 
 
 def mappings(inode: int | None = None) -> list[str]:
-    """Access flags of the mappings of memfds in this process, or of one file."""
+    """Access flags of the mappings of kdirect's memfds in this process, or of one file."""
     with open("/proc/self/maps") as f:
         lines = [line.split() for line in f]
-    return [line[1] for line in lines if (int(line[4]) == inode if inode is not None else any("memfd:" in word for word in line))]
+    return [line[1] for line in lines if (int(line[4]) == inode if inode is not None else any("memfd:kdirect" in word for word in line))]
+
+
+def services() -> int:
+    return sum(thread.name == "kdirect-shm" for thread in threading.enumerate())
 
 
 def test_nothing_leaks() -> None:
@@ -327,16 +344,18 @@ def test_nothing_leaks() -> None:
         thief = rig.end()
         with contextlib.suppress(TransportError):
             thief.qp.connect(shm_link.Address(bytes(16), *place(), 1, rig.device._service.name).pack(), True)
+        epolls = [device._service._epoll for device in (rig.device, rig.other_device)]
         rig.close()
+        assert all(epoll.closed for epoll in epolls)
 
     for closer in ("children", "device"):
         cycle(closer)
     gc.collect()
-    before = (descriptors(), len(mappings()), threading.active_count())
+    before = (descriptors(), len(mappings()), services())
     for closer in ("children", "device") * 4:
         cycle(closer)
     gc.collect()
-    assert (descriptors(), len(mappings()), threading.active_count()) == before
+    assert (descriptors(), len(mappings()), services()) == before
 
 
 def place() -> tuple[bytes, int]:
@@ -356,7 +375,7 @@ def test_peers_that_come_and_go_leave_nothing_behind(shm_rig: Rig) -> None:
                 end.send_cq.close()
                 end.recv_cq.close()
 
-    def count() -> tuple[int, int]:
+    def count() -> tuple[dict[str, int], int]:
         gc.collect()
         return descriptors(), len(mappings())
 
@@ -404,26 +423,32 @@ def test_mappings_follow_the_grant_and_go_with_it(shm_rig: Rig) -> None:
 
 def test_an_idle_device_uses_no_cpu(shm_rig: Rig) -> None:
     shm_rig.pair()
-    time.sleep(0.05)
-    threads = [t for t in threading.enumerate() if t.name == "kdirect-shm"]
-    assert threads
+    threads = [device._service._thread for device in (shm_rig.device, shm_rig.other_device)]
+    assert [thread.name for thread in threads] == ["kdirect-shm"] * 2
 
     def switches() -> list[str]:
         found = []
         for thread in threads:
             with open(f"/proc/self/task/{thread.native_id}/status") as f:
-                found += [line for line in f if "ctxt_switches" in line]
+                found += [line for line in f if line.startswith("State") or "ctxt_switches" in line]
         return found
 
+    def settled() -> bool:
+        before = switches()
+        time.sleep(0.05)
+        return switches() == before and sum("S (sleeping)" in line for line in before) == len(threads)
+
+    eventually(settled)
     before = switches()
     time.sleep(0.3)
     assert switches() == before
 
 
 def test_a_device_costs_nothing_before_it_is_used() -> None:
-    before = (descriptors(), threading.active_count())
+    before = (descriptors(), services())
     device = shm.ShmDevice()
-    assert (descriptors(), threading.active_count()) == before
+    assert (descriptors(), services()) == before
+    assert device._service._epoll is None
     device.close()
 
 
@@ -509,7 +534,7 @@ def test_a_listener_that_never_answers(shm_rig: Rig) -> None:
 def test_strangers_at_the_door(shm_rig: Rig, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rubbish, half greetings and silence: dropped, nothing kept, and peers still get in."""
     rng = random.Random(seed)
-    monkeypatch.setattr(shm_link, "HANDSHAKE_TIMEOUT_S", 0.2)
+    memory = Memory.anonymous(4096)  # what they send along
     b = End(shm_rig.other_device)
     name = shm_link.Address.unpack(b.qp.address).name
     shm_rig.pair()
@@ -517,17 +542,19 @@ def test_strangers_at_the_door(shm_rig: Rig, seed: int, monkeypatch: pytest.Monk
     before = descriptors()
     hello = shm_link._HELLO.pack(b"KDSL", 1, 1, bytes(16), bytes(16), 1, 1, 1, 1)
     strangers = []
-    for i in range(60):
-        s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        s.connect(b"\0" + name)
-        data = [b"", rng.randbytes(rng.randint(1, 300)), hello[: rng.randint(1, len(hello))], hello, b"KDSL" + rng.randbytes(60)][i % 5]
-        if data:
-            shm_link.send_fds(s, data, [0] * rng.randint(0, 6))
-        strangers.append(s)
-    eventually(lambda: not shm_rig.other_device._service._pending)
+    with monkeypatch.context() as patched:
+        patched.setattr(shm_link, "HANDSHAKE_TIMEOUT_S", 0.2)
+        for i in range(60):
+            s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            s.connect(b"\0" + name)
+            data = [b"", rng.randbytes(rng.randint(1, 300)), hello[: rng.randint(1, len(hello))], hello, b"KDSL" + rng.randbytes(60)][i % 5]
+            if data:
+                shm_link.send_fds(s, data, [memory.fd] * rng.randint(0, 6))
+            strangers.append(s)
+        eventually(lambda: not shm_rig.other_device._service._pending)
     for s in strangers:
         s.close()
-    eventually(lambda: descriptors() <= before)
+    eventually(lambda: all(n <= before[kind] for kind, n in descriptors().items()))
     a = shm_rig.end()
     b.qp.connect(a.qp.address, False)
     a.qp.connect(b.qp.address, True)
