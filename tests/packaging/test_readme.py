@@ -47,17 +47,19 @@ def broker(tmp_path: Path):
 def run_python(code: str, tmp_path: Path) -> str:
     script = tmp_path / "example.py"
     script.write_text(code)
-    run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=170, check=False)
+    run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     return run.stdout
 
 
+@pytest.mark.timeout(600)
 def test_plain_python(tmp_path: Path) -> None:
     assert run_python(block("import tempfile"), tmp_path).split() == ["shm", "[[b'hello']]"]
 
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 def test_kcat_then_spark(broker: str, tmp_path: Path) -> None:
     if shutil.which("kcat") is None:
         pytest.skip("kcat is not installed (apt-get install kcat)")
