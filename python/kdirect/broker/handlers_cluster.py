@@ -263,7 +263,7 @@ class ClusterHandlers:
         topics = self._server.topics
         topic = topics.get(name) if name is not None else topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
-        if topic is None or topic.deleting:
+        if topic is None:  # one that is being deleted stays when that failed: it may be tried again
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name is not None else ErrorCode.UNKNOWN_TOPIC_ID
             return {**out, "error_code": code, "error_message": "there is no such topic"}
         out.update(name=topic.name, topic_id=topic.topic_id)
@@ -273,7 +273,7 @@ class ClusterHandlers:
             return {**out, "error_code": ErrorCode.INVALID_REQUEST, "error_message": f"topic {topic.name} is the broker's own"}
         try:
             self._server.delete_topic(topic)
-        except KdirectError as e:
+        except (KdirectError, OSError) as e:
             refused = explain(e, f"deletion of topic {topic.name}")
             return {**out, "error_code": refused[0], "error_message": refused[1]}
         return out

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -161,8 +161,21 @@ class OffsetStore:
 
     def forget_topic(self, topic: str) -> None:
         """The topic was deleted: so are the offsets in it."""
+        self._forget_where(lambda name: name == topic)
+
+    def forget_missing_topics(self) -> None:
+        """Finish what a crash in the middle of a deletion left: a topic of that name that is created again begins without offsets."""
+        self._forget_where(lambda name: self._topics.get(name) is None)
+
+    def _forget_where(self, gone: Callable[[str], bool]) -> None:
         for group in list(self._offsets):
-            self.forget(group, [tp for tp in self._offsets[group] if tp.topic == topic])
+            partitions = [tp for tp in self._offsets[group] if gone(tp.topic)]
+            try:
+                self.forget(group, partitions)
+            except KdirectError as e:  # the topic is gone all the same, and the next start tries again
+                log.error("offsets of group %s in deleted topics stay on disk: %s", group, e)
+                for tp in partitions:
+                    self._offsets[group].pop(tp, None)
 
     def save_group(self, group: str, record: GroupRecord) -> None:
         self._append(group, [(records.group_key(group), records.group_value(record))])

@@ -105,6 +105,7 @@ class BrokerServer:
             self.topics.open()
             self._start_access(loop)
             self.groups.restore(self.offsets.load())
+            self.offsets.forget_missing_topics()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
         except BaseException:

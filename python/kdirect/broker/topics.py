@@ -156,6 +156,13 @@ class Registry:
                 rows[t.name]["deleting"] = True
         replace_file(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
 
+    def _save_soon(self) -> None:
+        """Save what need not be on disk yet: the next start, or the next change of a topic, finishes it."""
+        try:
+            self._save()
+        except LogError as e:
+            log.error("%s", e)
+
     def _remember(self, topic: Topic) -> None:
         self._topics[topic.name] = topic
         self._by_id[topic.topic_id] = topic
@@ -210,9 +217,11 @@ class Registry:
             self._make_partitions(topic, 0)
         except KdirectError:
             topic.deleting = True
-            self._logs.delete_topic(name)
-            self._forget(topic)
-            self._save()
+            try:
+                self._logs.delete_topic(name)
+            finally:
+                self._forget(topic)
+            self._save_soon()
             raise
         return topic
 
@@ -231,12 +240,18 @@ class Registry:
             raise
 
     def delete(self, topic: Topic) -> None:
-        """Delete a topic and its partitions."""
+        """Delete a topic and its partitions.  LogError: it is there as before, or, when it is marked as `deleting` already, to be
+        deleted by the next try or the next start."""
+        before = topic.deleting
         topic.deleting = True
-        self._save()
+        try:
+            self._save()
+        except LogError:
+            topic.deleting = before
+            raise
         self._logs.delete_topic(topic.name)
         self._forget(topic)
-        self._save()
+        self._save_soon()
 
     def configure(self, topic: Topic, configs: Mapping[str, str]) -> None:
         """Replace the topic's own properties; ConfigError leaves the old ones."""

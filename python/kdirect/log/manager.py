@@ -264,8 +264,8 @@ class LogManager:
             self._check_open()
             doomed = self.partitions_of(topic)
             for partition in doomed:
+                partition.delete()  # when this fails, the next try finds it here
                 del self.partitions[partition.topic_partition]
-                partition.delete()
             if doomed:
                 self.checkpoint()
             return len(doomed)
