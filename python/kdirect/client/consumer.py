@@ -229,11 +229,25 @@ class Consumer:
         return self._queue.pop() if self._wait(self._pull, timeout) else None
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
-        """Up to `num_messages` records: waits for the first one only, then takes what is at hand."""
+        """Up to `num_messages` records: waits up to `timeout` seconds for the first one only (None or negative: for ever), then takes what
+        is at hand.  What was taken is returned: errors, commits and rebalances that come meanwhile are the next call's."""
         if num_messages < 1:
             raise ConfigError(f"consume of {num_messages} messages", hint="give at least 1")
-        out: list[Message] = [] if self._attention else self._queue.take(num_messages)
-        while len(out) < num_messages and self._wait(self._pull, 0.0 if out else timeout, tell=not out):
+        if not self._wait(self._pull, timeout):
+            return []
+        out: list[Message] = self._queue.take(num_messages)
+        while len(out) < num_messages:
+            try:
+                if not self._pull(0.0):
+                    break
+            except KdirectError as e:
+                log.info("%d records are handed out before the next call meets: %s", len(out), e)
+                if isinstance(e, LOST):
+                    self._reading.lost()
+                break
+            except BaseException:  # a signal's handler raised: nobody gets them
+                self._reading.rewind(out)
+                raise
             out += self._queue.take(num_messages - len(out))
         return out
 
@@ -241,7 +255,8 @@ class Consumer:
         self, timeout: float | None = None, *, max_bytes: int = 4 << 20, max_rows: int = 1 << 20, include_headers: bool = False
     ) -> pa.RecordBatch | None:
         """Records of one partition as columns (key, value, topic, partition, offset, timestamp, timestampType, and headers on demand),
-        about `max_bytes` or `max_rows` at most, or None when there are none within `timeout` seconds.  May be mixed with `poll`."""
+        about `max_bytes` or `max_rows` at most, or None when there are none within `timeout` seconds (None or negative: wait for ever).
+        May be mixed with `poll`."""
         found: list[pa.RecordBatch] = []
 
         def take(wait_ms: float) -> bool:
@@ -255,16 +270,17 @@ class Consumer:
     def _pull(self, wait_ms: float) -> bool:
         return not self._queue.empty or self._reading.pull(wait_ms)
 
-    def _wait(self, take: Callable[[float], bool], timeout: float | None, *, tell: bool = True) -> bool:
-        """Until `take` got something, the time is over, or there is an error to tell."""
+    def _wait(self, take: Callable[[float], bool], timeout: float | None) -> bool:
+        """Until `take` got something, the time is over, or there is an error to tell.  Commits positions, and gives partitions back: nothing
+        may have been taken that was not returned yet."""
         self._polls += 1
         self._waiting = True
         try:
-            return self._go_on(take, timeout, tell)
+            return self._go_on(take, timeout)
         finally:
             self._waiting = False
 
-    def _go_on(self, take: Callable[[float], bool], timeout: float | None, tell: bool) -> bool:
+    def _go_on(self, take: Callable[[float], bool], timeout: float | None) -> bool:
         reading = self._reading
         if self._closed or self._attention or self._membership is not None or self._topics is not None:
             self._serve(timeout)
@@ -288,7 +304,7 @@ class Consumer:
                     raise
                 log.info("reading anew after: %s", e)
                 continue
-            if tell and (reading.untold or reading.failed):
+            if reading.untold or reading.failed:
                 reading.tell()
             now = time.monotonic()
             if deadline is None:

@@ -173,6 +173,14 @@ class Reading:
             )
         return EARLIEST_OFFSET if self._reset == "earliest" else LATEST_OFFSET
 
+    def rewind(self, messages: Iterable[Message]) -> None:
+        """Hand these out again, which came in this order: nobody got them."""
+        first: dict[TopicPartition, int] = {}
+        for m in messages:
+            first.setdefault(TopicPartition(m.topic(), m.partition()), m.offset())
+        for tp, offset in first.items():
+            self._move(tp, offset)
+
     def _known(self, tp: TopicPartition) -> None:
         if tp not in self.positions:
             raise ConfigError(f"{tp} is not assigned", hint="name partitions of assignment()")
@@ -300,7 +308,7 @@ class Reading:
 
         if len(self.queue):
             tp = TopicPartition(self.queue.topic, self.queue.partition)
-            if tp in self.positions and take(tp):
+            if tp in self.positions and self._attempt(take, tp):
                 return found[0]
         self._go_round(take, wait_ms)
         return found[0] if found else None
@@ -388,17 +396,21 @@ class Reading:
         after = self.positions[tp]
         decoder = ArrowDecoder(tp.topic, tp.partition, start_offset=start, stop_offset=NO_STOP, include_headers=include_headers,
                                target_bytes=max_bytes, target_rows=max_rows, max_decompressed_bytes=self._max_batch)  # fmt: skip
-        fed = 0
-        while fed < len(in_hand) and not decoder.full:
-            fed += decoder.feed(memoryview(in_hand)[fed:])
-        if fed < len(in_hand):  # the target was reached: the rest stays messages
-            self.queue.load(memoryview(in_hand)[fed:], tp.topic, tp.partition, decoder.next_offset, self._max_batch)
-            return decoder.take() if decoder.rows else None
         try:
-            self._feed(tp, decoder, after)
-        except KdirectError:
-            if not decoder.rows:
-                raise  # else: what is good first; the next call comes to the same place again
+            fed = 0
+            while fed < len(in_hand) and not decoder.full:
+                fed += decoder.feed(memoryview(in_hand)[fed:])
+            if fed < len(in_hand):  # the target was reached: the rest stays messages
+                self.queue.load(memoryview(in_hand)[fed:], tp.topic, tp.partition, decoder.next_offset, self._max_batch)
+                return decoder.take() if decoder.rows else None
+            try:
+                self._feed(tp, decoder, after)
+            except KdirectError:
+                if not decoder.rows:
+                    raise  # else: what is good first; the next call comes to the same place again
+        except BaseException:
+            self._move(tp, start)  # what the decoder has, nobody gets
+            raise
         self.positions[tp] = max(after, decoder.next_offset)
         return decoder.take() if decoder.rows else None
 

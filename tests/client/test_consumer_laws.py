@@ -1,0 +1,142 @@
+"""What a consumer promises when something goes wrong inside a call: nothing taken is lost, and a record counts as done only when the
+next call asks for another."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import kdirect
+from kdirect.client import connect
+from kdirect.errors import KdirectError
+from kdirect.model import TopicPartition
+
+PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+QUICK = {"heartbeat.interval.ms": 50, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
+
+
+@pytest.fixture
+def make():
+    """Consumers of a broker; settings as keyword arguments with `_` for `.`."""
+    consumers = []
+
+    def make(broker, **settings) -> kdirect.Consumer:
+        settings = {name.replace("_", "."): value for name, value in settings.items()}
+        consumers.append(kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **QUICK, **settings}))
+        return consumers[-1]
+
+    yield make
+    for c in consumers:
+        c.close()
+
+
+def fill(broker, count, partitions=1, size=0):
+    """Topic `t` with `count` records round robin, padded to `size` bytes, each a batch of its own: 64 KiB of them are loaded at a time."""
+    session = connect(broker.bootstrap_servers)
+    session.admin.create_topic("t", partitions, if_not_exists=True)
+    with session.producer() as producer:
+        for i in range(count):
+            producer.produce("t", (b"%d" % i).ljust(size), partition=i % partitions)
+    return [TopicPartition("t", p) for p in range(partitions)]
+
+
+def consumed(consumer, count, timeout=30.0):
+    """The offsets of the next `count` records by `consume`; errors that may pass are waited out."""
+    out = []
+    deadline = time.monotonic() + timeout
+    while len(out) < count and time.monotonic() < deadline:
+        try:
+            out += [m.offset() for m in consumer.consume(count - len(out), 0.2)]
+        except KdirectError as e:
+            assert e.retriable, e
+    return out
+
+
+# -- what was taken is returned --------------------------------------------------------------------------------
+
+
+@PATHS
+def test_consume_returns_what_it_took_before_the_broker_went(broker_process, make, transport):
+    broker = broker_process()
+    (tp,) = fill(broker, 100)
+    consumer = make(broker, transport=transport, connect_timeout_ms=300)
+    consumer.assign({tp: 0})
+    assert consumer.poll(20).offset() == 0  # the others are in hand
+    broker.kill()
+    taken = [m.offset() for m in consumer.consume(1000, 1.0)]
+    assert len(taken) > 1 and consumer.position(tp) == taken[-1] + 1
+    broker.start()
+    fill(broker, 10)
+    assert taken + consumed(consumer, 109 - len(taken)) == list(range(1, 110))
+
+
+@PATHS
+@pytest.mark.parametrize("error", [KeyboardInterrupt, kdirect.errors.BrokerUnavailableError])
+def test_what_is_raised_inside_consume_loses_nothing(broker, make, transport, error, monkeypatch):
+    """A signal's handler may raise anywhere: what was taken is handed out again.  A connection's end is the next call's."""
+    (tp,) = fill(broker, 3000, size=100)
+    consumer = make(broker, transport=transport)
+    consumer.assign({tp: 0})
+    pull, calls = consumer._reading.pull, []
+
+    def third_raises(wait_ms):
+        if len(calls) < 3 and consumer._reading.queue.popped:
+            calls.append(consumer._reading.queue.popped)
+            if len(calls) == 3:
+                raise error("here")
+        return pull(wait_ms)
+
+    monkeypatch.setattr(consumer._reading, "pull", third_raises)
+    taken = []
+    try:
+        taken = [m.offset() for m in consumer.consume(3000, 20)]
+    except KeyboardInterrupt:
+        assert error is KeyboardInterrupt
+    assert len(calls) == 3 and calls[-1] < 3000
+    assert consumer.position(tp) == len(taken) == (0 if error is KeyboardInterrupt else calls[-1])
+    assert taken + consumed(consumer, 3000 - len(taken)) == list(range(3000))
+
+
+@PATHS
+def test_what_is_raised_while_columns_are_read_loses_nothing(broker, make, transport, monkeypatch):
+    (tp,) = fill(broker, 1000)
+    consumer = make(broker, transport=transport)
+    consumer.assign({tp: 0})
+    assert consumer.poll(20).offset() == 0  # what is in hand goes into the columns too
+    feed = consumer._reading._feed
+
+    def once(*arguments):
+        monkeypatch.undo()
+        feed(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(consumer._reading, "_feed", once)
+    with pytest.raises(KeyboardInterrupt):
+        consumer.poll_arrow(20)
+    assert consumer.position(tp) == 1
+    offsets = []
+    while len(offsets) < 999:
+        offsets += consumer.poll_arrow(20).column("offset").to_pylist()
+    assert offsets == list(range(1, 1000))
+
+
+@PATHS
+def test_a_call_commits_nothing_that_it_has_not_returned(broker, make, transport, monkeypatch):
+    (tp,) = fill(broker, 3000, size=100)
+    consumer = make(broker, group_id="g", transport=transport, auto_commit_interval_ms=3_600_000)
+    consumer.subscribe("t")
+    pull = consumer._reading.pull
+
+    def due(wait_ms):
+        found = pull(wait_ms)
+        if found:
+            consumer._commit_due = consumer._attention = True  # as the group's clock says, in the middle of the call
+        return found
+
+    monkeypatch.setattr(consumer._reading, "pull", due)
+    taken = consumer.consume(2500, 20)
+    assert len(taken) > 700, "more than one run of batches"
+    assert consumer.committed([tp]) == {tp: None}
+    consumer.consume(1, 20)
+    assert consumer.committed([tp]) == {tp: len(taken)}
