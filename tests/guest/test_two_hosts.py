@@ -21,10 +21,12 @@ from tests.guest.machine import Machine, Network, cable
 ROOT = Path(__file__).resolve().parent.parent.parent
 BROKER, CLIENT = "192.168.78.1", "192.168.78.2"
 SERVERS = f"{BROKER}:9092"
-LIMIT_S = 420
+LIMIT_S = 1200
 MEMORY_MIB = 1536
 LONGER_THAN_RETRIES_S = 3.0  # an RNIC gives up after half a second
 SHORTER_THAN_RETRIES_S = 0.15
+SURELY_SHORTER_S = 0.35  # with what the calls around it took
+PROBE_LIMIT_S = 60.0
 SOME = 100  # records
 
 pytestmark = pytest.mark.timeout(LIMIT_S)
@@ -48,10 +50,10 @@ class Hosts:
         assert found[1] is not None, found[0]
         return int(found[1]), int(found[2]), int(found[3])
 
-    def wait_until(self, what: Callable[[tuple[int, int, int]], bool], timeout_s: float = 120) -> tuple[int, int, int]:
+    def wait_until(self, what: Callable[[tuple[int, int, int]], bool], timeout_s: float = 300) -> tuple[int, int, int]:
         deadline = time.monotonic() + timeout_s
         while not what(now := self.status()):
-            assert time.monotonic() < deadline, f"stuck at {now}; the client says:\n" + "\n".join(self.client.lines[-30:])
+            assert time.monotonic() < deadline, f"stuck at {now}; the client says:\n" + "\n".join(self.client.lines[-60:])
             time.sleep(0.3)
         return now
 
@@ -115,17 +117,27 @@ def test_produce_and_consume_between_hosts(hosts: Hosts) -> None:
 
 
 def test_losses_shorter_than_the_retries_are_not_noticed(hosts: Hosts) -> None:
-    """Frames are lost for a moment, with the plugs in: a plug that is pulled stays out for longer, as the guest looks once a second."""
-    hosts.start("short-loss")
-    seen = len(hosts.client.lines)
-    for _ in range(3):
-        hosts.client.set_loss(True)
-        time.sleep(SHORTER_THAN_RETRIES_S)
-        hosts.client.set_loss(False)
-        acknowledged, read, _ = hosts.status()
-        hosts.wait_until(lambda now, a=acknowledged, r=read: now[0] >= a + SOME and now[1] >= r + SOME)
-    check(hosts.stop())
-    assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and BROKE.search(line)]
+    """Frames are lost for a moment, with the plugs in: a plug that is pulled stays out for longer, as the guest looks once a second.
+    A loss that this machine made longer than it was meant to be is a cut; then everything once more."""
+    for attempt in range(5):
+        hosts.start(f"short-loss-{attempt}")
+        hosts.wait_until(lambda now: now[2] >= SOME)
+        seen = len(hosts.client.lines)
+        took = []
+        for _ in range(3):
+            begin = time.monotonic()
+            hosts.client.set_loss(True)
+            time.sleep(SHORTER_THAN_RETRIES_S)
+            hosts.client.set_loss(False)
+            took.append(time.monotonic() - begin)
+            acknowledged, read, _ = hosts.status()
+            hosts.wait_until(lambda now, a=acknowledged, r=read: now[0] >= a + SOME and now[1] >= r + SOME)
+        short = max(took) < SURELY_SHORTER_S
+        check(hosts.stop(), cut=not short)
+        if short:
+            assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and BROKE.search(line)]
+            return
+    pytest.fail(f"no loss was ever as short as meant; the last three took {took} s")
 
 
 def test_what_was_committed_without_the_producer_hearing_of_it_is_there_once(hosts: Hosts) -> None:
@@ -169,7 +181,9 @@ def test_a_cut_in_the_middle(hosts: Hosts, place: str) -> None:
     assert UNREACHABLE.match(found[1] or ""), found[0]
     now = hosts.wait_until(lambda now: now[0] >= held[0] + SOME and now[1] >= held[1] + SOME)
     hosts.wait_until(lambda later: later[2] >= now[2] + SOME)  # over RDMA again
-    assert hosts.ask("probe", r"probe (.*)", 60)[1] == "ok"
+    deadline = time.monotonic() + PROBE_LIMIT_S
+    while (found := hosts.ask("probe", r"probe (.*)", 60))[1] != "ok":  # each has a few seconds, which a busy machine may need itself
+        assert time.monotonic() < deadline, found[0]
     check(hosts.stop(), cut=True)
     told = [line for line in hosts.client.lines[seen:] if line.startswith("log ")]
     # In one run of some forty nothing was said of a queue pair after a cut at this end: then the port's event is what there was to say.
