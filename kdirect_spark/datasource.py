@@ -29,9 +29,10 @@ KAFKA_ROW = StructType(
 HEADERS = StructField("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])))
 
 
-def row_schema(include_headers: bool) -> StructType:
-    """The row of Spark's Kafka connector."""
-    return StructType([*KAFKA_ROW.fields, HEADERS]) if include_headers else KAFKA_ROW
+def row_schema(settings: SourceSettings) -> StructType:
+    """The row of Spark's Kafka connector, or the columns of it that are wanted."""
+    row = [*KAFKA_ROW.fields, HEADERS] if settings.include_headers else KAFKA_ROW.fields
+    return StructType(row if settings.columns is None else [field for field in row if field.name in settings.columns])
 
 
 class KdirectDataSource(DataSource):
@@ -42,7 +43,7 @@ class KdirectDataSource(DataSource):
         return FORMAT
 
     def schema(self) -> StructType:
-        return row_schema(source_settings(self.options, streaming=None).include_headers)
+        return row_schema(source_settings(self.options, streaming=None))
 
     def reader(self, schema: StructType) -> DataSourceReader:
         return KdirectBatchReader(self._source(schema, streaming=False))
@@ -59,7 +60,7 @@ class KdirectDataSource(DataSource):
     def _source(self, schema: StructType, *, streaming: bool) -> SourceSettings:
         options: MutableMapping[str, str] = self.options
         settings = source_settings(options, streaming=streaming)
-        expected = row_schema(settings.include_headers)
+        expected = row_schema(settings)
         if schema.simpleString() != expected.simpleString():
             raise ConfigError(
                 f"kdirect's rows have a fixed schema, {expected.simpleString()}, not {schema.simpleString()}",

@@ -301,13 +301,16 @@ def plan_stream(
     end: Mapping[TopicPartition, int],
     watermarks: Watermarks,
     created_again: Collection[str] = (),
+    *,
+    is_start: bool = False,
 ) -> Plan:
     """Ranges of one micro-batch.
 
     `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are new and are read from
     their earliest record; those of `start` that `end` lacks are gone.  An end before its start means that the partition was
     deleted and created again (or cut back), and so are, whatever their offsets, the topics in `created_again`: what is there now
-    is read from the earliest record.
+    is read from the earliest record.  With `is_start` nothing was read before: an end before its start is then a start that was asked
+    for and lies beyond the end, and nothing is read.
     """
     ranges, losses = [], []
     for tp in sorted(start.keys() - end.keys()):
@@ -331,7 +334,7 @@ def plan_stream(
                 f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "
                 "starting offset lies beyond its end"
             )
-            begin = min(earliest, stop)
+            begin = stop if is_start else min(earliest, stop)
         else:
             begin = start[tp]
         ranges.append(_within(tp, begin, stop, earliest, latest, losses))

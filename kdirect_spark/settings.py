@@ -71,9 +71,11 @@ WITHOUT_EFFECT = frozenset(_TUNING.split())
 
 _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
+COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
+HEADERS = "headers"
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "partitionDiscoveryIntervalMs", "kafka.group.id")
 _SINK_ONLY = ("topic",)
-_SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "includeHeaders")
+_SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", "includeHeaders")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +91,7 @@ class SourceSettings:
     ending_option: str = "endingOffsets"
     fail_on_data_loss: bool = True
     include_headers: bool = False
+    columns: tuple[str, ...] | None = None  # None: all
     retries: int = 3
     retry_interval_ms: int = 10
     max_offsets: int | None = None
@@ -162,6 +165,7 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         ending_option=ending_option,
         fail_on_data_loss=values["failOnDataLoss"],
         include_headers=values["includeHeaders"],
+        columns=_columns(values["columns"], values["includeHeaders"]),
         retries=values["fetchOffset.numRetries"],
         retry_interval_ms=values["fetchOffset.retryIntervalMs"],
         max_offsets=values["maxOffsetsPerTrigger"],
@@ -303,6 +307,23 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
             hint="give one for whole topic names, such as events-.*",
         ) from None
     return SubscribePattern(pattern)
+
+
+def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] | None:
+    """Those of a row's columns that are named, in the row's order; None: all of them."""
+    if names is None:
+        return None
+    there = {name.lower(): name for name in (*COLUMNS, HEADERS)}
+    wanted = set()
+    for name in names:
+        if name.lower() not in there:
+            raise ConfigError(f"option columns: there is no column {name!r}", hint=f"choose from {', '.join(there.values())}")
+        wanted.add(there[name.lower()])
+    if not wanted:
+        raise ConfigError("option columns names no column", hint="give names separated by commas, or leave it out for all")
+    if HEADERS in wanted and not include_headers:
+        raise ConfigError("option columns: headers are read with includeHeaders only", hint="set includeHeaders to true")
+    return tuple(name for name in there.values() if name in wanted)
 
 
 def _starting(values: dict[str, Any], streaming: bool | None) -> tuple[Limit, str]:

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from kdirect.errors import ConfigError, DataLossError, KdirectError, OffsetOutOfRangeError, UnknownTopicError
 from kdirect.model import TopicPartition
 from kdirect_spark import offsets, worker
-from kdirect_spark.offsets import AtTimes, Latest, Limit, OffsetRange, Offsets, Plan
+from kdirect_spark.offsets import AtTimes, Limit, OffsetRange, Offsets, Plan
 from kdirect_spark.prefetch import prefetched
 from kdirect_spark.settings import SourceSettings
 
@@ -37,6 +37,8 @@ except ImportError:
     ADMISSION_CONTROL = False
 
 log = logging.getLogger("kdirect_spark")
+
+GROUP_RETRY_S = 1.0  # between attempts to commit a group's offsets
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,8 @@ class _StreamReader(DataSourceStreamReader):
         self._seen: Offsets | None = None
         self._begun = False
         self._planned: tuple[dict, frozenset[str]] | None = None
+        self._noted: Offsets | None = None  # as the group's
+        self._note_again_at = 0.0
 
     def initialOffset(self) -> dict:
         """Where a new query starts.  The engine asks until the first micro-batch has run, and gets the same answer each time."""
@@ -166,10 +170,10 @@ class _StreamReader(DataSourceStreamReader):
             partitions = self._view.partitions(must_exist=True, refresh=True)
             watermarks = self._view.watermarks(partitions)
             initial = self._view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
-            if self._target is not None:
-                # Records that came since the target was set belong to the next run.
+            if (ceiling := self._ceiling()) is not None:
+                # Records that came since the ends were asked for belong to what comes after them.
                 named = offsets.named_offsets(settings.starting)
-                initial = {tp: n if tp in named else min(n, self._target.get(tp, n)) for tp, n in initial.items()}
+                initial = {tp: n if tp in named else min(n, ceiling.get(tp, n)) for tp, n in initial.items()}
             self._initial = initial
         return offsets.to_json(self._initial)
 
@@ -177,12 +181,16 @@ class _StreamReader(DataSourceStreamReader):
         if start == end:
             return []
         begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
-        if begin == self._initial and not self._begun and self._is_first_run_again(begin, stop):
-            return []
+        is_start = begin == self._initial
+        if is_start and not self._begun:  # the first micro-batch, which did not end, runs again; where it starts was asked for anew
+            if self._is_first_run_again(begin, stop):
+                return []
+            begin = {tp: n for tp, n in begin.items() if tp in stop}  # partitions that were added since come with the next one
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
         if self._planned is None or self._planned[0] != start:
             self._planned = (start, self._view.take_created_again())
-        plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1]).check(self._settings.fail_on_data_loss, log.warning)
+        plan = offsets.plan_stream(begin, stop, watermarks, self._planned[1], is_start=is_start)
+        plan.check(self._settings.fail_on_data_loss, log.warning)
         return self._view.input_partitions(plan)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -190,13 +198,18 @@ class _StreamReader(DataSourceStreamReader):
 
     def commit(self, end: dict) -> None:
         """With `kafka.group.id`: note `end` as the group's offsets, for tools that show lag.  The checkpoint alone decides where a
-        query goes on, so a failure is said and no more."""
-        if self._settings.group_id is None:
+        query goes on, so a failure is said and no more.  The engine calls it when it makes the next micro-batch."""
+        self._note_group(offsets.from_json(end, "end offset"))
+
+    def _note_group(self, done: Offsets) -> None:
+        now = time.monotonic()
+        if self._settings.group_id is None or done in (self._noted, self._initial) or now < self._note_again_at:
             return
         try:
-            done = offsets.from_json(end, "end offset")
             self._view.session().admin.commit_offsets(self._settings.group_id, done)
+            self._noted = done
         except KdirectError as e:
+            self._note_again_at = now + GROUP_RETRY_S
             log.warning("offsets of group %s could not be committed: %s", self._settings.group_id, e)
 
     def stop(self) -> None:
@@ -208,6 +221,10 @@ class _StreamReader(DataSourceStreamReader):
             log.debug("closing the planner's session: %s", e)
 
     # -- for the versions below
+
+    def _ceiling(self) -> Offsets | None:
+        """Ends that the engine was told of before it asked where the query starts: it may not start behind them."""
+        return self._target
 
     def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
         """Ends of everything that can be read after `start`, and the earliest offsets."""
@@ -249,14 +266,12 @@ class KdirectLegacyStreamReader(_StreamReader):
                 raise ConfigError(f"option {option} needs pyspark 4.2 or later", hint="upgrade pyspark, or remove the option")
         super().__init__(settings)
 
-    def initialOffset(self) -> dict:
-        if self._initial is None and isinstance(self._settings.starting, Latest) and self._seen is not None:
-            self._initial = self._seen  # the engine asked for the latest offset first: start there, not later
-        return super().initialOffset()
+    def _ceiling(self) -> Offsets | None:
+        return self._seen  # the engine asks for the latest offset first
 
     def latestOffset(self) -> dict:  # type: ignore[override]
         if self._seen is None:
-            self._view.partitions(must_exist=True, refresh=True)
+            self._view.partitions(must_exist=False, refresh=True)
         return offsets.to_json(self._available({})[0])
 
 
@@ -276,6 +291,7 @@ if ADMISSION_CONTROL:
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
             begin = offsets.from_json(start, "start offset")
+            self._note_group(begin)  # everything before it has been processed, the last micro-batch too, for which no commit() may follow
             if self._is_first_of_moving(begin):
                 return offsets.to_json(begin)
             end, earliest = self._available(begin)
@@ -288,7 +304,7 @@ if ADMISSION_CONTROL:
             return offsets.to_json(end)
 
         def prepareForTriggerAvailableNow(self) -> None:
-            self._view.partitions(must_exist=True, refresh=True)
+            self._view.partitions(must_exist=False, refresh=True)  # a new query asks for its initial offset next, which looks for them
             self._target = None
             self._target = self._available({})[0]
 
@@ -319,12 +335,13 @@ def stream_reader(settings: SourceSettings) -> _StreamReader:
 
 
 def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of one RangePartition as Arrow batches of Spark's Kafka row, decoded ahead in a thread."""
+    """The records of one RangePartition as Arrow batches of the wanted columns of Spark's Kafka row, decoded ahead in a thread."""
     if not isinstance(partition, RangePartition):
         return  # Spark makes one empty partition of a plan that has none
     tp = TopicPartition(partition.topic, partition.partition)
     work = OffsetRange(tp, partition.start, partition.stop)
-    batches = prefetched(_decode(settings, work), settings.prefetch_bytes, lambda b: _next_offset(b) >= work.stop)
+    done = _Done(work.start)
+    batches = prefetched(_decode(settings, work, done), settings.prefetch_bytes, lambda _: done.offset >= work.stop)
     try:
         yield from batches
     finally:
@@ -332,9 +349,16 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
         worker.settle()
 
 
-def _decode(settings: SourceSettings, work: OffsetRange) -> Generator[pa.RecordBatch, None, None]:
-    tp, position = work.topic_partition, work.start
-    while position < work.stop:
+@dataclass
+class _Done:
+    """How far a task's reading has come: the offset behind the last batch that was yielded.  Of the thread that decodes."""
+
+    offset: int
+
+
+def _decode(settings: SourceSettings, work: OffsetRange, done: _Done) -> Generator[pa.RecordBatch, None, None]:
+    tp, columns = work.topic_partition, settings.columns and list(settings.columns)
+    while (position := done.offset) < work.stop:
         reader = None
         session = None
         try:
@@ -342,20 +366,20 @@ def _decode(settings: SourceSettings, work: OffsetRange) -> Generator[pa.RecordB
             reader = session.reader(tp, position, work.stop, include_headers=settings.include_headers, target_bytes=settings.batch_bytes)
             for batch in reader.batches():
                 if batch.num_rows:
-                    position = _next_offset(batch)
-                    yield batch
+                    done.offset = _next_offset(batch)
+                    yield batch.select(columns) if columns else batch
             return
         except UnknownTopicError as e:
-            loss = f"{tp} is gone; offsets {position} to {work.stop} were still to be read"
+            loss = f"{tp} is gone; offsets {done.offset} to {work.stop} were still to be read"
             _lost(settings, loss, e)
             return
         except OffsetOutOfRangeError as e:
             earliest, latest = BrokerView(settings).watermarks([tp]).get(tp, (0, 0))
-            loss = f"{tp} holds offsets {earliest} to {latest}; {position} to {work.stop} were to be read"
+            loss = f"{tp} holds offsets {earliest} to {latest}; {done.offset} to {work.stop} were to be read"
             _lost(settings, loss, e)
-            if not position < earliest < work.stop:
+            if not done.offset < earliest < work.stop:
                 return
-            position = earliest
+            done.offset = earliest
         finally:
             if reader is not None:
                 _note(settings, work, session, reader)
@@ -369,7 +393,7 @@ def _lost(settings: SourceSettings, loss: str, cause: Exception) -> None:
 
 
 def _next_offset(batch: pa.RecordBatch) -> int:
-    return batch.column(4)[batch.num_rows - 1].as_py() + 1 if batch.num_rows else -1
+    return batch.column(4)[batch.num_rows - 1].as_py() + 1
 
 
 def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:

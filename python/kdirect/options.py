@@ -359,12 +359,15 @@ SPARK = Options("Spark options", (
     Option("kafka.group.id", "str", None, "Stream source: commit what each micro-batch has read as this group's offsets, so that lag shows in Kafka's tools.",
            aliases=("group.id",)),
     Option("includeHeaders", "bool", False, "Source: add the column headers. The sink writes a headers column whenever there is one."),
+    Option("columns", "list", None, "Source: the rows have these columns only, for example `value,offset`, in the order that they have without it. A batch "
+           "query that reads columns (docs/spark.md) needs no telling."),
     Option("topic", "str", None, "Sink: the topic to write to; goes before a topic column."),
     Option("prefetchBytes", "bytes", 16 << 20, "Source: decoded bytes a task may hold ahead of Spark.", low=1),
     Option("arrowBatchBytes", "bytes", 1 << 20, "Source: size of the Arrow batches handed to Spark.", low=1024, high=256 << 20),
     Option("partitionDiscoveryIntervalMs", "ms", 1000, "Stream source: how often to look for new topics and partitions.", low=0),
     Option("taskStatisticsDir", "str", None, "Source: an existing directory where each task writes a JSON line of what its reader did (READs, bytes, transport)."),
     Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
+    Option("queryName", "str", None, "Spark's own, handed to a stream's sink."),
     Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
 ), ignore_case=True)
 # fmt: on

@@ -176,6 +176,31 @@ def test_many_segments_and_splits_over_all_transports(read, topics, tmp_path):
     assert [bytes(r.value) for r in read(name).orderBy("offset").select("value").limit(5).collect()] == values[:5]
 
 
+def test_tasks_do_not_read_a_deleted_topic_for_its_namesake(read, topics):
+    """Spark's workers keep readers warm where they stopped; what they stand in must still be there."""
+
+    def values(start, stop):
+        span = {"startingOffsets": json.dumps({name: {"0": start}}), "endingOffsets": json.dumps({name: {"0": stop}})}
+        return {bytes(r.value)[:3] for r in read(name, **span).select("value").collect()}
+
+    def fill(prefix):
+        for _ in range(4):  # a batch ends where a reader stopped
+            topics.fill(name, [prefix + bytes(50_000)] * 10)
+
+    name = topics.create()
+    for _ in range(2):
+        fill(b"old")
+        for _ in range(3):  # in both workers
+            assert values(0, 10) == {b"old"}
+        topics.delete(name)
+        topics.create_named(name)
+        fill(b"new")
+        for _ in range(3):
+            assert values(10, 40) == {b"new"}
+        topics.delete(name)
+        topics.create_named(name)
+
+
 def test_a_limit_ends_the_reading(read, topics):
     name = topics.create()
     topics.fill(name, [bytes(1000)] * 30_000)

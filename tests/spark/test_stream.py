@@ -324,8 +324,61 @@ def test_group_offsets_are_committed_for_lag_tools(read_stream, topics, sink, ch
     run(read_stream(name, startingOffsets="earliest", kafka__group__id="lag-1", maxOffsetsPerTrigger="4"), sink, checkpoint)
     request = ConsumerGroupTopicPartitions("lag-1", [TopicPartition(name, 1)])
     found = topics.admin.list_consumer_group_offsets([request])["lag-1"].result(20)
-    # Spark tells a source of a finished micro-batch when the next one is made.
-    assert 8 <= found.topic_partitions[0].offset <= 12
+    assert found.topic_partitions[0].offset == 12, "the last micro-batch counts too, though none follows it"
+
+
+def test_a_query_with_a_name_writes_to_kdirect(read_stream, topics, broker, checkpoint):
+    source, target = topics.create(), topics.create()
+    topics.fill(source, values(0, 3))
+    writer = read_stream(source, startingOffsets="earliest").writeStream.queryName("copy").format("kdirect")
+    writer = writer.option("kafka.bootstrap.servers", broker.address).option("topic", target).option("checkpointLocation", checkpoint)
+    assert writer.trigger(availableNow=True).start().awaitTermination(90)
+    assert [row[3] for row in topics.consume(target, 1)] == values(0, 3)
+
+
+def test_partitions_added_before_a_failed_first_micro_batch_runs_again(read_stream, topics, sink, checkpoint, refused):
+    name = topics.create(1)
+    topics.fill(name, values(0, 5))
+
+    def broken(df, batch_id):
+        raise ValueError("a bug of the user's")
+
+    with refused("a bug of the user's"):
+        run(read_stream(name, startingOffsets="earliest"), broken, checkpoint)
+    topics.add_partitions(name, 2)
+    topics.fill(name, values(5, 8), 1)
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
+    assert sink.values == values(0, 8)
+
+
+def test_a_start_beyond_the_end(read_stream, topics, sink, checkpoint, refused):
+    name = topics.create(1)
+    topics.fill(name, values(0, 5))
+    beyond = json.dumps({name: {"0": 1000}})
+    with refused("DataLossError", "the starting offset lies beyond its end"):
+        run(read_stream(name, startingOffsets=beyond), sink, checkpoint)
+    run(read_stream(name, startingOffsets=beyond, failOnDataLoss="false"), sink, checkpoint + "-2")
+    assert sink.rows == [], "what was not asked for is not read"
+    topics.fill(name, values(5, 8))
+    run(read_stream(name, startingOffsets=beyond, failOnDataLoss="false"), sink, checkpoint + "-2")
+    assert sink.values == values(5, 8)
+
+
+def test_a_query_resumed_without_one_of_its_topics_goes_on_with_the_others(read_stream, topics, sink, checkpoint, refused):
+    gone, kept = topics.create(), topics.create()
+    for name in (gone, kept):
+        topics.fill(name, values(0, 2))
+    both = f"{gone},{kept}"
+    run(read_stream(both, startingOffsets="earliest"), sink, checkpoint)
+    topics.delete(gone)
+    topics.fill(kept, values(2, 4))
+    with refused("DataLossError", f"{gone}-0 is gone"):
+        run(read_stream(both), sink, checkpoint)
+    run(read_stream(both, failOnDataLoss="false"), sink, checkpoint)
+    assert sorted(row[3] for row in sink.rows if row[0] == kept) == values(0, 4)
+    with refused(f"has no topic {gone}"):  # a new query names it in vain
+        run(read_stream(both, startingOffsets="earliest"), sink, checkpoint + "-2")
 
 
 def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refused):
