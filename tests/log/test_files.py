@@ -393,6 +393,20 @@ def test_a_full_disk_is_one_clear_error_and_the_log_goes_on(small_disk, batch) -
     m.close()
 
 
+def test_a_partition_that_a_full_disk_refused_can_be_made_later(small_disk, batch) -> None:
+    with LogManager([small_disk], LogConfig(segment_bytes=64 << 10)) as m:
+        ballast = small_disk / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+        for _ in range(2):
+            with pytest.raises(LogError, match="cannot create partition t-0 .*No space left"):
+                m.create_partition(TP, {"retention.ms": "1000"})
+            assert not (small_disk / "t-0").exists() and TP not in m.partitions
+        ballast.unlink()
+        assert m.create_partition(TP, {"retention.ms": "1000"}).append(batch()).error == 0
+
+
 def test_a_full_disk_at_the_first_append_after_a_start(small_disk, batch) -> None:
     m = LogManager([small_disk], LogConfig(segment_bytes=64 << 10)).open()
     p = m.create_partition(TP)

@@ -228,10 +228,14 @@ class LogManager:
             directory = parent / str(topic_partition)
             try:
                 directory.mkdir()
-                if config.overrides:
-                    checkpoint.write_properties(directory / checkpoint.TOPIC_PROPERTIES, config.overrides)
-                partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id)
-                checkpoint.sync_directory(parent)
+                try:
+                    if config.overrides:
+                        checkpoint.write_properties(directory / checkpoint.TOPIC_PROPERTIES, config.overrides)
+                    partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id)
+                    checkpoint.sync_directory(parent)
+                except BaseException:
+                    shutil.rmtree(directory, ignore_errors=True)  # or the next try would find it
+                    raise
             except OSError as e:
                 raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check its space and permissions") from e
             self.partitions[topic_partition] = partition
