@@ -21,6 +21,7 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
+from kdirect.client.partitioner import partition_for_key
 from kdirect.errors import (
     BrokerUnavailableError,
     BufferFullError,
@@ -71,6 +72,12 @@ def test_a_control_connection_that_ends_is_told_and_what_is_under_way_is_repeate
     assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"before", b"one", b"two", b"three", b"after"]
     told = r"t-0: (the connection to its leader ended \(the cable is out\)|the RDMA connection broke \(.*\)); \d+ requests are repeated"
     assert re.search(told, caplog.text)
+
+
+def stall(broker):
+    """Stop a broker's process, until every thread of it stands."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
 
 
 def kafka_messages(servers, topic, partition=0):
@@ -132,6 +139,75 @@ def test_own_partitioner_and_records_without_keys(made):
         bad.produce("t", b"")
     producer = make()
     assert len({producer.send("t", b"%d" % i).result(10).partition() for i in range(20)}) == 1  # a run, not one each
+
+
+@PATHS
+def test_keys_go_by_the_new_number_of_partitions_after_the_metadatas_age(made, transport):
+    broker, make = made
+    create(broker)
+    producer = make(transport=transport, metadata_max_age_ms=300)
+    patient = make(transport=transport)
+    keys = [b"%d" % i for i in range(40)]
+    assert {p.send("t", b"", k).result(10).partition() for p in (producer, patient) for k in keys} == {0}
+    connect(broker.bootstrap_servers).admin.create_partitions("t", 4)
+    time.sleep(0.4)
+    assert [producer.send("t", b"", k).result(10).partition() for k in keys] == [partition_for_key(k, 4) for k in keys]
+    assert {patient.send("t", b"", k).result(10).partition() for k in keys} == {0}
+
+
+@PATHS
+def test_a_partition_that_was_added_is_found_at_once_when_it_is_named(made, transport):
+    broker, make = made
+    create(broker)
+    producer, columns = make(transport=transport), make(transport=transport)
+    producer.produce_sync("t", b"old")
+    columns.send_arrow(pa.record_batch({"value": pa.array([b"old"])}), "t")
+    columns.flush()
+    admin = connect(broker.bootstrap_servers).admin
+    with pytest.raises(UnknownTopicError, match="partition 3"):
+        producer.produce("t", b"", partition=3)
+    admin.create_partitions("t", 4)
+    assert producer.produce_sync("t", b"new", partition=3) == 0
+    rows = pa.record_batch({"value": pa.array([b"a", b"b", b"c"]), "partition": pa.array([2, 2, 3], pa.int32())})
+    columns.send_arrow(rows, "t")
+    columns.flush()
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", 2)] == [b"a", b"b"]
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", 3)] == [b"new", b"c"]
+    with pytest.raises(UnknownTopicError, match="partition 4"):
+        producer.produce("t", b"", partition=4)
+
+
+@pytest.mark.parametrize("end", ["killed", "stopped"])
+@PATHS
+def test_while_the_broker_is_away_the_number_of_partitions_stands(broker_process, transport, end):
+    """And asking for it takes no longer than max.block.ms."""
+    broker = broker_process()
+    create(broker, partitions=2)
+    keys = [b"%d" % i for i in range(20)]
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": 60_000, "max.block.ms": 0,
+                "metadata.max.age.ms": 300}  # fmt: skip
+    with kdirect.Producer(settings) as producer:
+        for partition in (0, 1):
+            producer.produce("t", b"first", partition=partition)
+        assert producer.flush() == 0
+        stall(broker) if end == "stopped" else broker.kill()
+        time.sleep(0.4)
+        began = time.monotonic()
+        for key in keys:
+            producer.produce("t", key, key)
+        with pytest.raises(UnknownTopicError, match="partition 2"):
+            producer.produce("t", b"", partition=2)
+        assert time.monotonic() - began < 2, "asked for longer than max.block.ms"
+        os.kill(broker.pid, signal.SIGCONT) if end == "stopped" else broker.start()
+        connect(settings).admin.create_partitions("t", 4)
+        time.sleep(0.4)
+        producer.produce("t", b"last", b"key")
+        assert producer.flush() == 0
+    for partition in (0, 1):
+        mine = [k for k in keys if partition_for_key(k, 2) == partition]
+        values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", partition)]
+        assert [v for v in values if v != b"last"] == [b"first", *mine]
+    assert b"last" in [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", partition_for_key(b"key", 4))]
 
 
 # -- reports -----------------------------------------------------------------------------------------------

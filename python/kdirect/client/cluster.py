@@ -91,14 +91,20 @@ class Backoff:
     def remaining_ms(self) -> float:
         return max(0.0, (self.deadline - time.monotonic()) * 1000)
 
-    def wait(self) -> bool:
-        """Sleep before the next attempt; False, without sleeping, when the deadline would pass meanwhile."""
+    def pause(self) -> float | None:
+        """Seconds before the next attempt; None when the deadline would pass meanwhile."""
         pause = self._next * random.uniform(0.8, 1.2)
         if time.monotonic() + pause >= self.deadline:
-            return False
-        time.sleep(pause)
+            return None
         self._next = min(self._next * 2, self._most)
-        return True
+        return pause
+
+    def wait(self) -> bool:
+        """Sleep before the next attempt; False, without sleeping, when the deadline would pass meanwhile."""
+        pause = self.pause()
+        if pause is not None:
+            time.sleep(pause)
+        return pause is not None
 
 
 class _Process:
@@ -136,13 +142,14 @@ class Cluster:
 
     # -- connections -------------------------------------------------------------------------------------------
 
-    def control_connection(self) -> Connection:
-        """A shared connection to any broker, opened when there is none.  BrokerUnavailableError after `connect.timeout.ms`."""
+    def control_connection(self, timeout_ms: float | None = None) -> Connection:
+        """A shared connection to any broker, opened when there is none.  BrokerUnavailableError after `timeout_ms`, or after
+        `connect.timeout.ms`, whichever is shorter."""
         state = self._state()
         control = state.control
         if control is not None and control.alive():
             return control
-        backoff = self.backoff(self.settings["connect.timeout.ms"])
+        backoff = self.backoff(self._connect_ms(timeout_ms))
         while True:
             errors: list[KdirectError] = []
             with state.lock:
@@ -157,10 +164,11 @@ class Cluster:
             if not any(e.retriable for e in errors) or not backoff.wait():
                 raise _best(errors)
 
-    def connection_for(self, tp: TopicPartition, channel: str = "control") -> Connection:
+    def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> Connection:
         """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there is none such; BrokerUnavailableError when
-        its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`."""
-        return self._to_leader(tp, lambda node, timeout_ms: self._connection_to(node, channel, timeout_ms))
+        its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
+        `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than that."""
+        return self._to_leader(tp, lambda node, left_ms: self._connection_to(node, channel, left_ms), timeout_ms)
 
     def connection_to(self, node: Node) -> Connection:
         """The shared control connection to `node`; one attempt."""
@@ -259,7 +267,7 @@ class Cluster:
         """Partition counts of all topics, asked from the broker now; the brokers' own topics only with `internal`."""
         return {t.name: len(t.partitions) for t in self.refresh(None).values() if internal or not t.internal}
 
-    def topic(self, name: str, *, refresh: bool = False, create: bool = False) -> TopicMetadata:
+    def topic(self, name: str, *, refresh: bool = False, create: bool = False, timeout_ms: float | None = None) -> TopicMetadata:
         """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it.  With `create` the broker is asked to
         make a topic that is missing, if it does so on demand, and its partitions are waited for."""
         state = self._state()
@@ -267,7 +275,7 @@ class Cluster:
         if held is not None and not refresh and time.monotonic() - held[0] < self.settings["metadata.max.age.ms"] / 1000:
             return held[1]
         backoff = self.backoff(self.timeout_ms)
-        found = self.refresh([name], create=create).get(name)
+        found = self.refresh([name], create=create, timeout_ms=timeout_ms).get(name)
         while create and found is not None and not found.partitions and backoff.wait():
             found = self.refresh([name]).get(name)
         if found is None:
@@ -278,9 +286,9 @@ class Cluster:
         """Partition numbers of `topic`, ascending; `create` as for `topic`."""
         return [p.partition for p in self.topic(topic, refresh=refresh, create=create).partitions]
 
-    def leader(self, tp: TopicPartition) -> Node:
+    def leader(self, tp: TopicPartition, timeout_ms: float | None = None) -> Node:
         """UnknownTopicError, or BrokerError LEADER_NOT_AVAILABLE (retriable)."""
-        leader = self.topic(tp.topic).partition(tp.partition).leader
+        leader = self.topic(tp.topic, timeout_ms=timeout_ms).partition(tp.partition).leader
         node = self._state().nodes.get(leader)
         if node is None:
             self.forget(tp.topic)
@@ -308,9 +316,10 @@ class Cluster:
         """Ask for the leaders of `topic` before they are used again."""
         self._state().topics.pop(topic, None)
 
-    def refresh(self, topics: list[str] | None, *, create: bool = False) -> dict[str, TopicMetadata]:
+    def refresh(self, topics: list[str] | None, *, create: bool = False, timeout_ms: float | None = None) -> dict[str, TopicMetadata]:
         """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).  Returns the topics that exist; with
-        `create` a broker that creates topics on demand makes those that do not."""
+        `create` a broker that creates topics on demand makes those that do not.  `timeout_ms` bounds connecting and answer together."""
+        deadline = time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         state = self._state()
         request = protocol.MetadataRequest
         for name in topics or ():
@@ -318,12 +327,13 @@ class Cluster:
         names = None if topics is None else [request.MetadataRequestTopic(name=n) for n in topics]
 
         def ask(connection: Connection) -> Any:
-            response = connection.request(request(topics=names, allow_auto_topic_creation=create))
+            left_ms = None if timeout_ms is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            response = connection.request(request(topics=names, allow_auto_topic_creation=create), left_ms)
             if response.error_code:
                 raise broker_error(response.error_code, f"metadata from {connection.peer}")
             return response
 
-        response = self.call(self.control_connection, ask)
+        response = self.call(lambda: self.control_connection(timeout_ms), ask, timeout_ms)
         now = time.monotonic()
         found: dict[str, TopicMetadata] = {}
         failed: dict[str, int] = {}
@@ -462,12 +472,16 @@ class Cluster:
                 return connection
             connection.close()
 
-    def _to_leader(self, tp: TopicPartition, connect: Callable[[Node, float], Connection]) -> Connection:
-        backoff = self.backoff(self.settings["connect.timeout.ms"])
+    def _connect_ms(self, timeout_ms: float | None) -> float:
+        most: float = self.settings["connect.timeout.ms"]
+        return most if timeout_ms is None else min(most, timeout_ms)
+
+    def _to_leader(self, tp: TopicPartition, connect: Callable[[Node, float], Connection], timeout_ms: float | None = None) -> Connection:
+        backoff = self.backoff(self._connect_ms(timeout_ms))
         while True:
             node = None
             try:
-                node = self.leader(tp)
+                node = self.leader(tp, None if timeout_ms is None else backoff.remaining_ms())
                 return connect(node, backoff.remaining_ms())
             except (BrokerUnavailableError, TimedOutError, BrokerError) as e:
                 # Errors of the metadata request itself (no node yet) have been waited for in `control_connection`.

@@ -1,7 +1,8 @@
 """What became of records: futures, delivery reports, and the batches that carry them.
 
-Owns: `Delivery` (a future that its own `result` drives forward), and `Sent`, the tag under which a request travels and by which its outcome
-finds the records again.  No I/O and no lock: the producer calls in with its own held, and runs callbacks without it.
+Owns: `Delivery` (a future that its own `result` drives forward), `Gathering`, a partition's open batch with those who want to hear of its
+records, and `Sent`, the tag under which a request travels and by which its outcome finds the records again.  No I/O and no lock: the
+producer calls in with its own held, and runs callbacks without it.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kdirect.client.gather import RecordBuilder
 from kdirect.client.message import Message
 from kdirect.errors import DeliveryError, KdirectError, TimedOutError
 from kdirect.model import CREATE_TIME, TopicPartition
@@ -111,3 +113,29 @@ class Sent:
         heard = self._whole is not None or len(self._reports) == self.records
         self._reports = []
         return heard
+
+
+class Gathering:
+    """The open batch of one partition, and full ones that wait for room."""
+
+    __slots__ = ("builder", "deadline", "due", "full", "held", "reports", "tp")
+
+    def __init__(self, tp: TopicPartition, compression: str) -> None:
+        self.tp = tp
+        self.builder = RecordBuilder(compression)
+        self.reports: list[Report] = []
+        self.full: deque[Sent] = deque()
+        self.held = 0
+        self.due = self.deadline = 0.0
+
+    @property
+    def records(self) -> int:
+        return int(self.builder.records) + sum(sent.records for sent in self.full)
+
+    def close_batch(self) -> None:
+        """The open batch, if it has a record, is full."""
+        n = self.builder.records
+        if n:
+            self.full.append(Sent(self.tp, self.builder.take(), n, self.reports, self.deadline, self.held))
+            self.reports = []
+            self.held = 0

@@ -1,7 +1,8 @@
 """`kdirect.Producer`: records and Arrow batches into topics, and word of what became of them.
 
 Owns: the choice of partition, records on their way into batches, back-pressure, delivery reports, and the one thread that sends what
-lingers.  How a request reaches its partition, over which datapath, and what is repeated when that breaks is `produce_paths`.
+lingers.  How a request reaches its partition, over which datapath, and what is repeated when that breaks is `produce_paths`; how many
+partitions there are is `topics`.
 
 Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs inside `poll` and `flush`.  What
 differs is a table in docs/clients.md; the rules that matter:
@@ -36,14 +37,15 @@ import pyarrow.compute as pc
 
 from kdirect.client.admin import TopicInfo
 from kdirect.client.arrow_rows import by_partition, by_topic, timestamps_ms
-from kdirect.client.deliveries import DeliveredBatch, Delivery, OnDelivery, Report, Sent
-from kdirect.client.gather import RecordBuilder, as_bytes
-from kdirect.client.partitioner import Keys, check_partition, murmur2
+from kdirect.client.deliveries import DeliveredBatch, Delivery, Gathering, OnDelivery, Sent
+from kdirect.client.gather import as_bytes
+from kdirect.client.partitioner import Keys, murmur2
 from kdirect.client.produce_paths import DirectPath, ProducePaths
 from kdirect.client.session import Session, connect
-from kdirect.errors import BufferFullError, ClosedError, ConfigError, DeliveryError, KdirectError
+from kdirect.client.topics import Topics
+from kdirect.errors import BufferFullError, ConfigError, DeliveryError, KdirectError
 from kdirect.format.codec import ArrowEncoder
-from kdirect.model import TopicPartition, check_topic_name
+from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
 
 log = logging.getLogger("kdirect.client")
@@ -64,7 +66,7 @@ _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
 def _forked() -> None:
     for producer in list(_alive):
         producer._lock = threading.RLock()  # another thread of the parent may have held it
-        producer._places = {}
+        producer.topics.close()
         producer._open = {}
         producer._closed = True
 
@@ -81,32 +83,6 @@ def _at_exit() -> None:
 
 os.register_at_fork(after_in_child=_forked)
 atexit.register(_at_exit)
-
-
-class _Gathering:
-    """The open batch of one partition, and full ones that wait for room."""
-
-    __slots__ = ("builder", "deadline", "due", "full", "held", "reports", "tp")
-
-    def __init__(self, tp: TopicPartition, compression: str) -> None:
-        self.tp = tp
-        self.builder = RecordBuilder(compression)
-        self.reports: list[Report] = []
-        self.full: deque[Sent] = deque()
-        self.held = 0
-        self.due = self.deadline = 0.0
-
-    @property
-    def records(self) -> int:
-        return int(self.builder.records) + sum(sent.records for sent in self.full)
-
-    def close_batch(self) -> None:
-        """The open batch, if it has a record, is full."""
-        n = self.builder.records
-        if n:
-            self.full.append(Sent(self.tp, self.builder.take(), n, self.reports, self.deadline, self.held))
-            self.reports = []
-            self.held = 0
 
 
 class Producer:
@@ -132,9 +108,8 @@ class Producer:
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
         self._java_keys = self._keys.is_default
         self._on_delivery = on_delivery
-        self._partitions: dict[str, int] = {}
-        self._count_again_at = 0.0
-        self._places: dict[str, list[TopicPartition]] = {}
+        self.topics = Topics(self._session, self.settings)
+        self._partition_count, self._place, self._check = self.topics.count, self.topics.place, self.topics.check
         self._sticky: dict[str, list[int]] = {}
         self._compression: str = self.settings["compression.type"]
         self._batch_bytes: int = self.settings["batch.bytes"]
@@ -144,15 +119,14 @@ class Producer:
         self._delivery_s: float = self.settings["delivery.timeout.ms"] / 1000
         self._at_once = self._linger_s == 0 and self._compression == "none"
         self._encoder = ArrowEncoder(compression=self._compression, batch_bytes=self._batch_bytes)
-        self._open: dict[TopicPartition, _Gathering] = {}  # those with records
-        self._idle_builders: dict[TopicPartition, _Gathering] = {}
+        self._open: dict[TopicPartition, Gathering] = {}  # those with records
+        self._idle_builders: dict[TopicPartition, Gathering] = {}
         self._sent: deque[Sent] = deque()  # handed to a path, oldest first
         self._held = 0
         self._reports: deque[tuple[Any, KdirectError | None, Any]] = deque()
         self._serving = False
         self._failed = 0
         self._closed = False
-        self._pid = os.getpid()
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._thread_state = IDLE
@@ -272,11 +246,10 @@ class Producer:
                 return 0
             now = timestamp if timestamp is not None else time.time_ns() // 1_000_000
             for name, columns, rows in by_topic(data, topic):
-                count = self._partition_count(name)
                 given = columns.get("partition")
-                if given is not None and pa.types.is_integer(given.type) and (pc.max(given).as_py() or 0) >= count:
-                    count = self._count(name, refresh=True)
-                for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name)):
+                highest = (pc.max(given).as_py() or 0) if given is not None and pa.types.is_integer(given.type) else 0
+                count = self.topics.count_for(name, highest)
+                for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name, count)):
                     self._send_columns(self._place(name, partition), part, now, on_delivery)
             return data.num_rows
 
@@ -318,7 +291,7 @@ class Producer:
         if gathering is None:
             gathering = self._idle_builders.get(tp)
             if gathering is None:
-                gathering = self._idle_builders[tp] = _Gathering(tp, self._compression)
+                gathering = self._idle_builders[tp] = Gathering(tp, self._compression)
         builder = gathering.builder
         if builder.records and builder.size + size > self._batch_bytes:
             gathering.close_batch()
@@ -343,7 +316,7 @@ class Producer:
     def _leads_direct(self, tp: TopicPartition) -> bool:
         return isinstance(self.paths.open(tp), DirectPath)
 
-    def _push(self, gathering: _Gathering, room_ms: float) -> bool:
+    def _push(self, gathering: Gathering, room_ms: float) -> bool:
         """Hand a partition's batches to its path, in order; False when there is no room for one within `room_ms`."""
         gathering.close_batch()
         full = gathering.full
@@ -447,30 +420,6 @@ class Producer:
 
     # -- partitions ------------------------------------------------------------------------------------
 
-    def _partition_count(self, topic: str) -> int:
-        """How many partitions `topic` has, asked anew every metadata.max.age.ms: they can become more."""
-        now = time.monotonic()
-        if now >= self._count_again_at:
-            self._count_again_at = now + self.settings["metadata.max.age.ms"] / 1000
-            for known in list(self._partitions):
-                self._count(known)
-        return self._partitions.get(topic) or self._count(topic)
-
-    def _count(self, topic: str, *, refresh: bool = False) -> int:
-        self._check()
-        before = self._partitions.get(check_topic_name(topic))
-        try:
-            create = before is None and self.settings["allow.auto.create.topics"]
-            count = len(self._session.cluster.partitions(topic, refresh=refresh, create=create))
-        except KdirectError:
-            if before is None:
-                raise
-            return before  # its broker is away, or the topic: what is sent to it will say so
-        if count != before:
-            self._partitions[topic] = count
-            self._places[topic] = [TopicPartition(topic, i) for i in range(count)]
-        return count
-
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
         """The partition of a record with `key` and about `size` bytes."""
         count = self._partition_count(topic)
@@ -479,16 +428,16 @@ class Producer:
                 return (murmur2(key) & 0x7FFFFFFF) % count
         elif (wanted := self._keys.of(key, count)) >= 0:
             return wanted
-        return self._run(topic, size)
+        return self._run(topic, count, size)
 
-    def _run(self, topic: str, size: int) -> int:
+    def _run(self, topic: str, count: int, size: int) -> int:
         """The partition for `size` more bytes of records that have no preference."""
         sticky = self._sticky.get(topic)
-        if sticky is None:
-            sticky = self._sticky[topic] = [random.randrange(self._partition_count(topic)), STICKY_BYTES]
+        if sticky is None or sticky[0] >= count:
+            sticky = self._sticky[topic] = [random.randrange(count), STICKY_BYTES]
         sticky[1] += size + RECORD_OVERHEAD
         if sticky[1] > STICKY_BYTES:
-            sticky[0] = self._next_free(topic, sticky[0], self._partition_count(topic))
+            sticky[0] = self._next_free(topic, sticky[0], count)
             sticky[1] = 0
         return sticky[0]
 
@@ -506,23 +455,6 @@ class Producer:
                 if self.paths.is_direct(self._place(topic, partition)):
                     return partition
         return (current + 1) % count
-
-    def _check(self) -> None:
-        if self._pid != os.getpid():
-            raise ClosedError("the producer belongs to the process that was forked from", hint="make one in this process")
-        if self._closed:
-            raise ClosedError("the producer is closed", hint="make a new one")
-
-    def _place(self, topic: str, partition: int) -> TopicPartition:
-        places = self._places.get(topic)
-        if places is None or self._closed:
-            self._check()
-            self._partition_count(topic)
-            places = self._places[topic]
-        if not 0 <= partition < len(places):
-            check_partition(topic, partition, self._count(topic, refresh=True))
-            places = self._places[topic]
-        return places[partition]
 
     def list_topics(self) -> dict[str, TopicInfo]:
         """All topics that are not internal."""
@@ -607,14 +539,11 @@ class Producer:
             return 0 if done and not self._open else len(self)
 
     def _give_up_all(self) -> None:
-        for tp in {sent.tp for sent in self._sent} | set(self._places_in_flight()):
+        for tp in {sent.tp for sent in self._sent} | set(self.topics.places()):
             self.paths.expire(tp)
         for gathering in list(self._open.values()):
             self._push(gathering, 0.0)
         self._drive()
-
-    def _places_in_flight(self) -> list[TopicPartition]:
-        return [tp for places in self._places.values() for tp in places]
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
         """Give up records: those not sent yet (`in_queue`) were not committed; those under way (`in_flight`) may be.  Their callbacks and
@@ -624,7 +553,7 @@ class Producer:
             if in_queue:
                 self._drop_gathered("the record was purged")
             if in_flight:
-                for tp in self._places_in_flight():
+                for tp in self.topics.places():
                     self.paths.expire(tp)
                 self._drive()
             self.paths.errors.clear()
@@ -657,6 +586,7 @@ class Producer:
                 return
             self._drop_gathered("the producer was closed")
             self._closed = True
+            self.topics.close()
             self.paths.abort()
             for tag, base_offset, error in self.paths.outcomes():
                 self._resolve(tag, base_offset, error)

@@ -1,0 +1,104 @@
+"""The topics that a producer writes: how many partitions each has, and their places.
+
+Owns: the counts, asked anew every metadata.max.age.ms (partitions can become more) and before it is said that a partition does not exist,
+and one `TopicPartition` each.  Which of them a record goes to is the producer's.
+
+Law: every record passes `place`, so a producer that was closed or forked is told there, at no cost to the others: the places are gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import Any
+
+from kdirect.client.partitioner import check_partition
+from kdirect.client.session import Session
+from kdirect.errors import ClosedError, KdirectError
+from kdirect.model import TopicPartition, check_topic_name
+
+log = logging.getLogger("kdirect.client")
+
+LEAST_PATIENCE_MS, MOST_PATIENCE_MS = 100, 1000  # for news of a topic that is known already
+
+
+class Topics:
+    """See the module.  One thread at a time: the producer's lock."""
+
+    def __init__(self, session: Session, settings: dict[str, Any]) -> None:
+        self._session = session
+        self._age_s: float = settings["metadata.max.age.ms"] / 1000
+        self._create: bool = settings["allow.auto.create.topics"]
+        self._block_ms: int = max(LEAST_PATIENCE_MS, settings["max.block.ms"])
+        self._counts: dict[str, int] = {}
+        self._places: dict[str, list[TopicPartition]] = {}
+        self._again_at = 0.0
+        self._pid = os.getpid()
+        self.closed = False
+
+    def check(self) -> None:
+        """ClosedError unless the producer may be used."""
+        if self._pid != os.getpid():
+            raise ClosedError("the producer belongs to the process that was forked from", hint="make one in this process")
+        if self.closed:
+            raise ClosedError("the producer is closed", hint="make a new one")
+
+    def close(self) -> None:
+        """The producer has ended, here or in the process that was forked from."""
+        self.closed = True
+        self._places = {}
+
+    def count(self, topic: str) -> int:
+        """How many partitions `topic` has.  While its broker is away, or does not answer, the old count stands."""
+        now = time.monotonic()
+        if now >= self._again_at:
+            self._again_at = now + self._age_s
+            if self._counts:
+                self._refresh(list(self._counts), min(MOST_PATIENCE_MS, self._block_ms))
+        return self._counts.get(topic) or self._first(topic)
+
+    def count_for(self, topic: str, highest: int) -> int:
+        """How many partitions `topic` has, asked anew when `highest` is none of them."""
+        if highest >= self.count(topic):
+            self._refresh([topic], self._block_ms)
+        return self._counts[topic]
+
+    def _first(self, topic: str) -> int:
+        self.check()
+        found = self._session.cluster.partitions(check_topic_name(topic), create=self._create)
+        self._learn(topic, len(found))
+        return len(found)
+
+    def _refresh(self, topics: list[str], timeout_ms: float) -> None:
+        """Ask anew about topics that are known."""
+        self.check()
+        try:
+            found = self._session.cluster.refresh(topics, timeout_ms=timeout_ms)
+        except KdirectError as e:
+            log.debug("news of %d topics: %s", len(topics), e)
+            return  # the broker is away, or a topic: what is sent to it will say so
+        for name, topic in found.items():
+            if topic.partitions:
+                self._learn(name, len(topic.partitions))
+
+    def _learn(self, topic: str, count: int) -> None:
+        if count != self._counts.get(topic):
+            self._counts[topic] = count
+            self._places[topic] = [TopicPartition(topic, i) for i in range(count)]
+
+    def place(self, topic: str, partition: int) -> TopicPartition:
+        """The partition; UnknownTopicError when there is none such."""
+        places = self._places.get(topic)
+        if places is None:
+            self.check()
+            self.count(topic)
+            places = self._places[topic]
+        if not 0 <= partition < len(places):
+            check_partition(topic, partition, self.count_for(topic, partition))
+            places = self._places[topic]
+        return places[partition]
+
+    def places(self) -> list[TopicPartition]:
+        """Every partition of the topics written so far."""
+        return [tp for places in self._places.values() for tp in places]
