@@ -400,7 +400,7 @@ def test_a_partition_that_a_full_disk_refused_can_be_made_later(small_disk, batc
             while True:
                 f.write(bytes(4096))
         for _ in range(2):
-            with pytest.raises(LogError, match="cannot create partition t-0 .*No space left"):
+            with pytest.raises(LogError, match=r"cannot create partition t-0 .*No space left"):
                 m.create_partition(TP, {"retention.ms": "1000"})
             assert not (small_disk / "t-0").exists() and TP not in m.partitions
         ballast.unlink()
@@ -465,6 +465,47 @@ def test_slots_of_a_deleted_topic_are_revoked(tmp_path, batch) -> None:
         assert not (tmp_path / "log" / "t-0").exists()
         del view
         assert m.create_partition(TP).log_end_offset == 0
+
+
+def test_topics_are_deleted_beside_checkpoints(memory_path) -> None:
+    """Two threads, one set of files: none fails, and what was deleted last is not in them."""
+    with LogManager([memory_path], LogConfig(segment_bytes=64 << 10)) as m:
+        m.create_partition(TP)
+        failed: list[BaseException] = []
+        done = threading.Event()
+
+        def checkpoints() -> None:
+            try:
+                while not done.is_set():
+                    m.checkpoint()
+            except BaseException as e:
+                failed.append(e)
+
+        threads = [threading.Thread(target=checkpoints) for _ in range(2)]
+        for t in threads:
+            t.start()
+        try:
+            for i in range(60):
+                m.create_partition(TopicPartition(f"d{i}", 0))
+                m.delete_topic(f"d{i}")
+                for name in (checkpoint.RECOVERY_POINTS, checkpoint.HIGH_WATERMARKS):
+                    assert set(checkpoint.read_offsets(memory_path / name)) == {TP}
+        finally:
+            done.set()
+            for t in threads:
+                t.join(30)
+        assert not failed and not any(t.is_alive() for t in threads)
+
+
+def test_a_topic_is_deleted_though_there_can_be_no_checkpoint(tmp_path, caplog) -> None:
+    with LogManager([tmp_path], LogConfig(segment_bytes=64 << 10)) as m:
+        m.create_partition(TP)
+        in_the_way = tmp_path / f"{checkpoint.RECOVERY_POINTS}.tmp"
+        in_the_way.mkdir()
+        assert m.delete_topic("t") == 1 and not m.partitions and not (tmp_path / "t-0").exists()
+        assert "no checkpoint after the deletion of topic t" in caplog.text
+        in_the_way.rmdir()
+        m.create_partition(TP)
 
 
 def test_close_while_others_append(tmp_path, batch) -> None:

@@ -57,6 +57,7 @@ class LogManager:
         self._wanted_cluster_id = cluster_id
         self._locks: list[int] = []
         self._lock = threading.RLock()
+        self._checkpoint_lock = threading.Lock()
         self._opened = False
 
     # -- open, close --------------------------------------------------------------------------------------
@@ -270,8 +271,11 @@ class LogManager:
             for partition in doomed:
                 partition.delete()  # when this fails, the next try finds it here
                 del self.partitions[partition.topic_partition]
-            if doomed:
-                self.checkpoint()
+            try:
+                if doomed:
+                    self.checkpoint()
+            except OSError as e:  # the next one leaves them out, too
+                log.error("no checkpoint after the deletion of topic %s: %s", topic, e)
             return len(doomed)
 
     def _check_open(self) -> None:
@@ -305,15 +309,16 @@ class LogManager:
 
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets and high watermarks, so that a crash costs less."""
-        partitions = self._each()
-        for directory in self.log_dirs:
-            mine = [p for p in partitions if p.directory.parent == directory]
-            checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
-            checkpoint.write_offsets(
-                directory / checkpoint.LOG_STARTS,
-                {p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset},
-            )
-            checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
+        with self._checkpoint_lock:  # two threads would write the same temporary files
+            partitions = list(self.partitions.values())  # without `_lock`: who deletes a topic holds it and comes here
+            for directory in self.log_dirs:
+                mine = [p for p in partitions if p.directory.parent == directory]
+                checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
+                checkpoint.write_offsets(
+                    directory / checkpoint.LOG_STARTS,
+                    {p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset},
+                )
+                checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
 
     def _each(self) -> list[Partition]:
         with self._lock:
