@@ -407,6 +407,29 @@ def test_a_partition_that_a_full_disk_refused_can_be_made_later(small_disk, batc
         assert m.create_partition(TP, {"retention.ms": "1000"}).append(batch()).error == 0
 
 
+def test_retention_makes_room_on_a_full_disk(small_disk, batch) -> None:
+    """Though the head is to be rolled first, and a new one has no room before the old segments are gone."""
+    with LogManager([small_disk], LogConfig(segment_bytes=128 << 10, segment_ms=5000, retention_ms=1000)) as m:
+        p = m.create_partition(TP)
+        for _ in range(5):
+            p.append(batch(value_bytes=60_000, timestamp_ms=NOW - 100_000), NOW - 100_000)
+            p.roll()
+        for age in (6000, 0):  # as an RDMA producer does: without a look at the clock
+            data = batch(timestamp_ms=NOW - age)
+            ctypes.memmove(p.head.address + p.kernel.end_position, data, len(data))
+            assert p.kernel.commit(p.kernel.end_position, len(data), NOW).error == 0
+        p._spare.give_back()
+        ballast = small_disk / "ballast"
+        with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+        assert len(p.segments) == 6
+        assert m.apply_retention(NOW) == 5
+        assert [(s.base_offset, s.size > 0, s.is_head) for s in p.segments] == [(5, True, False), (7, False, True)]
+        assert p.log_start_offset == 5 and len(p.read(5, 1 << 20)) == 1
+        ballast.unlink()
+
+
 def test_a_full_disk_at_the_first_append_after_a_start(small_disk, batch) -> None:
     m = LogManager([small_disk], LogConfig(segment_bytes=64 << 10)).open()
     p = m.create_partition(TP)

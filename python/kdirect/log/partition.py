@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError
+from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
 from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.head import SPARE_WITHIN_S, PreparedHead, SpareHead, reopen_as_head
@@ -556,8 +556,15 @@ class Partition:
         the log start; how many.  A head whose records are all too old is rolled first."""
         with self._roll_lock:
             self._check_open()
-            self._roll_if_overdue(now_ms)
-            return self._delete_oldest(self._expired(now_ms))
+            deleted = 0
+            try:
+                self._roll_if_overdue(now_ms)
+            except StorageFullError:  # what may go makes room
+                deleted = self._delete_oldest(self._expired(now_ms))
+                if not deleted:
+                    raise
+                self._roll_if_overdue(now_ms)
+            return deleted + self._delete_oldest(self._expired(now_ms))
 
     def _roll_if_overdue(self, now_ms: int) -> None:
         """Appends roll by time themselves; a head written by RDMA is looked at here."""
