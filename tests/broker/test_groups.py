@@ -31,6 +31,7 @@ class World:
         self.tokens = 0
         self.answers: dict[int, JoinResult | SyncResult] = {}
         self.persisted = 0
+        self.client = "client"
 
     def take(self, effects):
         for effect in effects:
@@ -46,7 +47,7 @@ class World:
     ):
         self.tokens += 1
         effects = self.coordinator.join(
-            self.tokens, group, member, instance, "client", "/host", session, rebalance, kind, list(protocols), self.now, **more
+            self.tokens, group, member, instance, self.client, "/host", session, rebalance, kind, list(protocols), self.now, **more
         )
         self.take(effects)
         return self.tokens
@@ -181,6 +182,23 @@ def test_bounds_of_what_a_member_may_ask():
     assert w.answers[w.sync(1, "unknown")].error == E.UNKNOWN_MEMBER_ID
     assert w.leave("unknown") == E.UNKNOWN_MEMBER_ID
     assert w.coordinator.leave("other", "m", None, w.now)[0] == E.UNKNOWN_MEMBER_ID
+
+
+def test_names_that_no_record_can_hold_are_refused():
+    """A member's id is its client or instance id with 37 characters behind it; bytes count, not characters."""
+    w = World()
+    for long in ("g" * 32768, "ü" * 16384):
+        assert w.answers[w.join(group=long)].error == E.INVALID_GROUP_ID
+        assert w.answers[w.join(protocols=[("range", b""), (long, b"")])].error == E.INVALID_REQUEST
+        assert w.answers[w.join(kind=long)].error == E.INVALID_REQUEST
+        assert w.coordinator.check_commit(long, -1, "", None, w.now) == E.INVALID_GROUP_ID
+    assert w.answers[w.join(instance="i" * 32731)].error == E.INVALID_REQUEST
+    w.client = "c" * 32731
+    assert w.answers[w.join()].error == E.INVALID_REQUEST
+    assert not w.coordinator.groups and not w.persisted
+    w.client = "c" * 32730
+    assert len(w.answers[w.join()].member_id) == 32767
+    assert len(w.answers[w.join(group="g" * 32767, instance="i" * 32730)].member_id) == 32767
 
 
 def test_an_id_that_is_not_used_is_forgotten():

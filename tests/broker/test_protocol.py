@@ -225,6 +225,14 @@ def test_group_records(record):
     assert g.parse_key(g.group_key("g")) == "g"
 
 
+def test_a_text_that_no_group_record_can_hold_is_a_declared_error():
+    most, more = "ü" * 16383 + "u", "ü" * 16384
+    assert g.parse_key(g.offset_key(most, "t", 0)) == (most, "t", 0)
+    for pack in (lambda: g.group_key(more), lambda: g.offset_key("g", more, 0), lambda: g.offset_value(g.CommittedOffset(1, 1, more, 1))):
+        with pytest.raises(FormatError, match="32768 bytes"):
+            pack()
+
+
 @given(st.binary(max_size=120))
 def test_any_group_record_is_one_or_a_declared_error(data):
     for parse in (g.parse_key, g.parse_offset_value, g.parse_group_value, g.subscribed_topics):

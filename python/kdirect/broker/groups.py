@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from kdirect.format.group_records import TEXT_BYTES
 from kdirect.format.protocol import ErrorCode
 
 EMPTY = "Empty"
@@ -29,6 +30,12 @@ DEAD = "Dead"
 
 # How long a member that has been told its id has to come back with it.
 FOREVER = float("inf")
+MEMBER_ID_SUFFIX = f"-{uuid.UUID(int=0)}"  # as long as any that is put behind a client id or an instance id
+
+
+def fits(name: str) -> bool:
+    """May the name be in the group's record?  Newer versions of the protocol carry longer ones."""
+    return len(name.encode()) <= TEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +159,12 @@ class GroupCoordinator:
     ) -> list[Effect]:
         """A JoinGroup request.  `require_member_id`: a new dynamic member is first given an id (version 4 and later)."""
         s = self.settings
-        if not group_id:
+        if not group_id or not fits(group_id):
             return _refuse(token, ErrorCode.INVALID_GROUP_ID, member_id)
+        if not all(
+            fits(x) for x in (client_id + MEMBER_ID_SUFFIX, (instance_id or "") + MEMBER_ID_SUFFIX, protocol_type, *dict(protocols))
+        ):
+            return _refuse(token, ErrorCode.INVALID_REQUEST, member_id)
         if not s.min_session_timeout_ms <= session_timeout_ms <= s.max_session_timeout_ms:
             return _refuse(token, ErrorCode.INVALID_SESSION_TIMEOUT, member_id)
         group = self.groups.get(group_id)
@@ -203,7 +214,7 @@ class GroupCoordinator:
         """A member without an id: a new one, or a static one that was restarted."""
         instance_id = fresh.instance_id
         token = fresh.join_token
-        fresh.member_id = f"{instance_id if instance_id is not None else fresh.client_id}-{uuid.uuid4()}"
+        fresh.member_id = (instance_id if instance_id is not None else fresh.client_id) + f"-{uuid.uuid4()}"
         if instance_id is not None and instance_id in group.static:
             self._replace_static(group, fresh, now_ms, understands_skip, out)
         elif instance_id is None and require_member_id:
@@ -437,7 +448,7 @@ class GroupCoordinator:
 
     def check_commit(self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float) -> int:
         """May these offsets be committed?  A commit is a heartbeat too."""
-        if not group_id:
+        if not group_id or not fits(group_id):
             return ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
         if generation < 0 and (group is None or group.state in (EMPTY, DEAD)):

@@ -146,8 +146,8 @@ class GroupHandlers:
         record = GroupRecord(group.protocol_type or "", group.generation, group.protocol, group.leader, _wall_ms(), members)
         try:
             self._server.offsets.save_group(group.group_id, record)
-        except (KdirectError, OSError) as e:
-            # The group works on; after a restart its members have to join again.
+        except Exception as e:
+            # The group works on, and so do the others; after a restart its members have to join again.
             explain(e, f"saving of group {group.group_id}")
 
     def _arm(self, group_id: str) -> None:
@@ -163,9 +163,11 @@ class GroupHandlers:
     def _expire(self) -> None:
         self._timer = None
         self._timer_at = FOREVER
-        self._run("", self.coordinator.expire(_clock_ms()))
-        for group_id in list(self.coordinator.groups):
-            self._arm(group_id)
+        try:
+            self._run("", self.coordinator.expire(_clock_ms()))
+        finally:  # the timer is that of all groups
+            for group_id in list(self.coordinator.groups):
+                self._arm(group_id)
 
     def expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""

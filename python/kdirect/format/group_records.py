@@ -25,6 +25,7 @@ _I32 = struct.Struct(">i")
 _OFFSET_V3 = struct.Struct(">hqi")
 _I64 = struct.Struct(">q")
 
+TEXT_BYTES = 32767  # of one string, in UTF-8
 OFFSET_KEY_VERSIONS = (0, 1)
 GROUP_KEY_VERSION = 2
 
@@ -62,6 +63,8 @@ def _text(value: str | None) -> bytes:
     if value is None:
         return _I16.pack(-1)
     raw = value.encode()
+    if len(raw) > TEXT_BYTES:
+        raise FormatError(f"a text of {len(raw)} bytes does not fit into a record of __consumer_offsets", hint=f"{TEXT_BYTES} bytes do")
     return _I16.pack(len(raw)) + raw
 
 
