@@ -25,8 +25,8 @@ export PATH := $(BIN):$(PATH)
 export SPARK_LOCAL_IP ?= 127.0.0.1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS
 
-SOURCES := $(sort $(shell find python kdirect_spark -type f \
-	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.json' \)))
+SOURCES := $(sort $(shell find python kdirect_spark jvm_shim/src -type f \
+	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.json' -o -path 'jvm_shim/*' \)))
 
 ARGS ?=
 ROWS ?=
@@ -128,7 +128,13 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
 		$(BIN)/python -m pip --disable-pip-version-check install '.[spark,delta,dev,bench]'; \
 		touch $(VENV)/.dependencies; \
 	fi
+	@echo "compiling the JVM shim for this Spark, unless it is there: $$($(BIN)/python -m kdirect_spark.shim 2>&1 || true)"
 	@touch $@
+
+.PHONY: jar
+jar: install ## Put the JVM shim's jar into dist/, for spark-submit --jars (build.sbt makes the same with sbt)
+	@mkdir -p dist
+	@$(BIN)/python -m kdirect_spark.shim --output dist/kdirect-spark-shim.jar
 
 .PHONY: clean
 clean: ## Remove what builds and runs leave behind, but for .venv

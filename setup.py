@@ -6,6 +6,7 @@ KDIRECT_EXT=kdirect.log,kdirect.rdma.shm limits a build to modules whose names s
 """
 
 import os
+import shutil
 from pathlib import Path
 
 from Cython.Build import cythonize
@@ -30,6 +31,8 @@ class FreshBuildPy(build_py):
             if built.is_file() and not (built.suffix == ".so" and source.exists()):
                 built.unlink()
         super().run()
+        # The sources of the JVM shim travel with the connector, which compiles them for the Spark at hand.
+        shutil.copytree(ROOT / "jvm_shim" / "src", Path(self.build_lib, "kdirect_spark", "jvm_shim", "src"), dirs_exist_ok=True)
 
 
 def extensions() -> list[Extension]:

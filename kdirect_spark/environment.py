@@ -27,11 +27,14 @@ PLAIN_FILES = "FileSystemBasedCheckpointFileManager"
 
 
 def configure(builder: Any) -> Any:
-    """Set on a `SparkSession.builder` what the connector runs best with, and return it.
+    """Set on a `SparkSession.builder` what the connector runs best with, and return it: settings, and the shim's jar, for which records
+    are columns in the JVM (`kdirect_spark.shim`; set ``spark.kdirect.columnar`` to ``false`` to leave it out).
 
     Names the running interpreter in PYSPARK_PYTHON where that is not set: Spark's planner otherwise takes the `python3` of PATH, which
     is another one when the virtual environment is not activated, and finds no format("kdirect").  Call it before the session exists.
     """
+    from kdirect_spark import shim  # here, so that it can be run by itself
+
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     set_already = getattr(builder, "_options", {})
     for name, (value, _) in CONFS.items():
@@ -41,6 +44,11 @@ def configure(builder: Any) -> Any:
         plain = _spark_class(PLAIN_FILES)
         if plain is not None:
             builder = builder.config(CHECKPOINT_FILES, plain)
+    if not ("spark.remote" in set_already or os.environ.get("SPARK_REMOTE")) and str(set_already.get(shim.CONF, "true")).lower() == "true":
+        compiled = shim.jar_or_none()
+        if compiled is not None:
+            jars = [jar for jar in str(set_already.get("spark.jars") or "").split(",") if jar not in ("", str(compiled))]
+            builder = builder.config("spark.jars", ",".join([*jars, str(compiled)]))
     return builder
 
 

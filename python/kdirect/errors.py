@@ -159,6 +159,10 @@ class BufferFullError(KdirectError, BufferError):
     retriable = True
 
 
+class ShimError(KdirectError):
+    """The JVM shim cannot be had here; Spark reads rows instead of columns."""
+
+
 class ClosedError(KdirectError):
     """The object was closed."""
 

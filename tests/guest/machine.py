@@ -40,7 +40,7 @@ KERNEL_ARGUMENTS = (
 )
 # Not PYTHONDONTWRITEBYTECODE: what is compiled once inside serves every process there.
 PASSED_ON = re.compile(
-    r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
+    r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|XDG_CACHE_HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
 )
 BOOT_LIMIT_S = 120
 QUEUES = {"in": "tx", "out": "rx"}  # as the guest sees a frame go: QEMU names the queues of the network behind the device

@@ -20,6 +20,9 @@ import kdirect
 ROOT = Path(__file__).resolve().parent.parent.parent
 PACKAGES = {"kdirect": ROOT / "python/kdirect", "pyspark_kdirect": ROOT / "python/pyspark_kdirect", "kdirect_spark": ROOT / "kdirect_spark"}
 
+# The sources of the JVM shim, which the connector compiles where it runs.
+SHIM = {f"kdirect_spark/{path.relative_to(ROOT)}" for path in (ROOT / "jvm_shim" / "src").rglob("*") if path.is_file()}
+
 
 def build(hook: str, target: Path) -> Path:
     code = f"import sys; from setuptools import build_meta; build_meta.{hook}(sys.argv[1])"
@@ -61,7 +64,7 @@ def shipped(suffixes: tuple[str, ...]) -> set[str]:
 @pytest.mark.timeout(900)
 def test_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    expected = shipped((".py", ".pxd", ".h", ".json"))
+    expected = shipped((".py", ".pxd", ".h", ".json")) | SHIM
     compiled = {re.sub(r"\.cpython-[\w-]+\.so$", "", n) for n in names if n.endswith(".so")}
     assert compiled == {n.removesuffix(".pyx") for n in shipped((".pyx",))}
     assert {n for n in names if not n.endswith(".so")} == expected
@@ -71,6 +74,7 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> No
         "kdirect/format/messages/GetProduceAccessRequest.json",
         "kdirect_spark/__init__.py",
         "pyspark_kdirect/__init__.py",
+        "kdirect_spark/jvm_shim/src/main/resources/META-INF/services/org.apache.spark.sql.sources.DataSourceRegister",
     } <= expected
 
 
@@ -103,9 +107,17 @@ def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> No
         for p in home.rglob("*")
         if p.suffix in (".py", ".pyx", ".pxd", ".h", ".json") and p.is_file() and "__pycache__" not in p.parts
     }
-    needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile"}
+    needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile", "build.sbt"}
+    needed |= {name.removeprefix("kdirect_spark/") for name in SHIM}
     assert not needed - sdist_names
     assert not {n for n in sdist_names if n.endswith((".so", ".c", ".pyc")) or n.startswith(("build/", ".venv"))}
+
+
+def test_sbt_and_pip_agree_on_versions() -> None:
+    sbt = (ROOT / "build.sbt").read_text()
+    metadata = (ROOT / "pyproject.toml").read_text()
+    assert re.search(r'^version = "(.*)"', metadata, re.M)[1] == re.search(r'version := "(.*)"', sbt)[1]
+    assert re.search(r'"pyspark==(.*)"', metadata)[1] == re.search(r'sparkVersion = "(.*)"', sbt)[1]
 
 
 def test_tests_run_against_the_installed_package() -> None:
