@@ -353,17 +353,18 @@ class Session:
                 self._idle.remove(found)
             return found
 
-    def _park(self, source: _DirectSource | _TcpSource | None) -> None:
-        if isinstance(source, _DirectSource) and not self.closed:
+    def _park(self, source: _DirectSource | _TcpSource) -> None:
+        """Keep a source for the next reader of its partition; too many, and the one that has been parked longest is closed."""
+        if isinstance(source, _DirectSource):
             stream = source.fetcher.stream(source.tp) if source.tp in source.fetcher else None
             if stream is not None and stream.buffer_bytes > PARKED_BUFFER_BYTES:
                 stream.close()  # what was READ and not consumed is READ again
             with self._lock:
-                if not source.fetcher.channel.closed:
+                if stream is not None and not self.closed and not source.fetcher.channel.closed:
                     self._idle.append(source)
-                    source = self._idle.popleft() if len(self._idle) > IDLE_READERS else None
-            if source is None:
-                return
+                    if len(self._idle) <= IDLE_READERS:
+                        return
+                    source = self._idle.popleft()
         source.close()
 
     # -- writing ---------------------------------------------------------------------------------------
