@@ -338,7 +338,7 @@ def test_answers_that_never_come_may_have_been_committed(behind, proxy, new_topi
 
 def test_a_silent_broker_times_the_request_out_and_it_is_sent_again(behind, proxy, cluster, new_topic):
     tp = TopicPartition(new_topic(), 0)
-    c = behind(request_timeout_ms=150)
+    c = behind(request_timeout_ms=1000)
     control = c.control_connection()
     with TcpAppender(c, tp) as appender:
         proxy.once(PRODUCE, "silent")
@@ -617,15 +617,15 @@ def test_a_reader_survives_a_restart(broker_process):
 def test_a_stopped_broker_times_a_fetch_out(broker_process):
     b = broker_process()
     tp = TopicPartition("t", 0)
-    with Cluster({"bootstrap.servers": b.bootstrap_servers, "request.timeout.ms": 150}) as c:
-        Admin(c).create_topic("t")
-        with TcpFetcher(c, tp, 0) as fetcher:
-            fetcher.fetch(max_wait_ms=0)
-            os.kill(b.pid, signal.SIGSTOP)
-            os.waitid(os.P_PID, b.pid, os.WSTOPPED)
-            try:
-                with pytest.raises(TimedOutError, match="did not answer FetchRequest"):
-                    fetcher.fetch(max_wait_ms=50)
-            finally:
-                os.kill(b.pid, signal.SIGCONT)
-            assert len(fetcher.fetch(max_wait_ms=0).data) == 0
+    with Cluster({"bootstrap.servers": b.bootstrap_servers}) as patient:
+        Admin(patient).create_topic("t")
+    with Cluster({"bootstrap.servers": b.bootstrap_servers, "request.timeout.ms": 1000}) as c, TcpFetcher(c, tp, 0) as fetcher:
+        fetcher.fetch(max_wait_ms=0)
+        os.kill(b.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, b.pid, os.WSTOPPED)
+        try:
+            with pytest.raises(TimedOutError, match="did not answer FetchRequest"):
+                fetcher.fetch(max_wait_ms=50)
+        finally:
+            os.kill(b.pid, signal.SIGCONT)
+        assert len(fetcher.fetch(max_wait_ms=0).data) == 0
