@@ -21,6 +21,7 @@ from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
+from kdirect.log.partition import Partition
 
 
 def create(connection, name="t", partitions=1, **configs):
@@ -312,6 +313,36 @@ def test_a_client_that_does_not_read_is_not_read_from(broker, raw, until):
     assert appended(other.call(produce(encode_single_bytes(b"v")), 8)) == 4
     for _ in range(count):
         assert len(fetched(connection.receive()).records) >= 4 * 900_000
+
+
+@pytest.mark.parametrize("timestamp", [5, -3])
+def test_a_lookup_by_time_holds_up_nobody_else(broker, raw, until, monkeypatch, timestamp):
+    """It opens batches, which may take seconds; who asks for the ends of the log need not wait either."""
+    connection, other = raw(), raw()
+    create(connection)
+    connection.call(produce(encode_single_bytes(b"v", None, time.time_ns() // 1_000_000)), 8)
+    begun, go_on = threading.Event(), threading.Event()
+    real = Partition.offset_for_timestamp
+
+    def slow(self, timestamp_ms):
+        begun.set()
+        assert go_on.wait(30)
+        return real(self, timestamp_ms)
+
+    monkeypatch.setattr(Partition, "offset_for_timestamp", slow)
+
+    def ask(when):
+        part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": when}
+        return build(p.ListOffsetsRequest, replica_id=-1, isolation_level=0, topics=[{"name": "t", "partitions": [part]}])
+
+    try:
+        connection.send(ask(timestamp), 7)
+        assert begun.wait(10)
+        assert other.call(build(p.MetadataRequest, topics=None), 8).topics[0].name == "t"
+        assert other.call(ask(-1), 7).topics[0].partitions[0].offset == 1
+    finally:
+        go_on.set()
+    assert connection.receive().topics[0].partitions[0].offset == 0
 
 
 def test_a_closed_client_behind_a_waiting_join_is_noticed(broker, raw, until):

@@ -13,7 +13,8 @@ import time
 import pytest
 
 from kdirect.errors import LogError, OffsetOutOfRangeError
-from kdirect.format.batch import iterate_batches
+from kdirect.format.batch import crc32c, iterate_batches
+from kdirect.format.lookup import find_record
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
@@ -118,6 +119,30 @@ def test_offsets_by_append_time(open_partition, batch) -> None:
     for i in range(10):
         assert p.append(batch(2, timestamp_ms=5), NOW + i).log_append_time == NOW + i
     assert p.offset_for_timestamp(NOW + 4) == (8, NOW + 4) and p.offset_for_timestamp(NOW + 10) is None
+
+
+def saying(data: bytes, largest: int) -> bytes:
+    """The batch with another largest timestamp in its header than its records have."""
+    data = data[:35] + struct.pack(">q", largest) + data[43:]
+    return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
+
+
+def test_a_header_that_says_more_than_its_records_ends_a_lookup(open_partition, batch, monkeypatch) -> None:
+    """With a place from where on nothing is missed; batches are not opened one after the other to the end of the log."""
+    p = open_partition()
+    p.append(batch(2, timestamp_ms=NOW - 2 * HOUR))
+    for _ in range(20):
+        p.append(saying(batch(3, timestamp_ms=NOW - HOUR), NOW))
+    p.append(batch(1, timestamp_ms=NOW))
+    opened = []
+    monkeypatch.setattr("kdirect.log.time_lookup.find_record", lambda *a: opened.append(a[1]) or find_record(*a))
+    assert p.offset_for_timestamp(NOW - HOUR) == (2, NOW - HOUR), "what records have is found as ever"
+    assert p.offset_for_timestamp(NOW - 1) == (4, NOW) == p.largest_timestamp()
+    p.delete_records(6)  # in the middle of a batch, whose largest timestamp may have been that of a record before
+    assert p.offset_for_timestamp(NOW - 1) == (10, NOW)
+    assert opened == [f"t-0 offset {i}" for i in (2, 2, 2, 5, 8)]
+    p.delete_records(62)
+    assert p.offset_for_timestamp(NOW - 1) == (62, NOW) and p.offset_for_timestamp(NOW + 1) is None
 
 
 # -- roll ------------------------------------------------------------------------------------------------------

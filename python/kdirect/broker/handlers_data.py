@@ -1,6 +1,6 @@
 """Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch, InitProducerId.
 
-Law: record bytes are neither copied nor decoded here.  A produced batch goes from the receive buffer to the
+Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the receive buffer to the
 partition, a fetched one from the segment's mapping to the socket.  Errors are per partition and leave the
 others alone.
 """
@@ -249,7 +249,16 @@ class DataHandlers:
 
     # -- offsets -----------------------------------------------------------------------------------------
 
-    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+        if any(x.timestamp >= 0 or x.timestamp == MAX_TIMESTAMP for t in request.topics for x in t.partitions):
+            return self._look_up_later(request)
+        return self._look_up(request)
+
+    async def _look_up_later(self, request: Any) -> Any:
+        """By time, batches have to be opened: on a thread, for they may be large."""
+        return await self._server.on_lookup_thread(self._look_up, request)
+
+    def _look_up(self, request: Any) -> Any:
         committed_only = request.isolation_level == 1
         return build(
             p.ListOffsetsResponse,

@@ -4,7 +4,7 @@ Owns: the one event loop's view of a broker.  It joins the rooms (log, topics, g
 nothing itself: requests are answered by the ``handlers_*`` modules.
 
 Threads: everything runs on the event loop, but for retention, flushing and checkpoints, which run one at a
-time on a thread of their own, and fsyncs that producers wait for (`flusher`).  Periodic work is coarse: an
+time on a thread of their own, lookups by time, on another, and fsyncs that producers wait for (`flusher`).  Periodic work is coarse: an
 idle broker does nothing but look at the log once in a while.
 """
 
@@ -87,6 +87,7 @@ class BrokerServer:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._maintenance = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-maintenance")
+        self._lookups = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-lookup")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush_backoff = 1
         self._stopping = False
@@ -114,6 +115,7 @@ class BrokerServer:
             if self.access is not None:
                 self.access.stop()
             self._maintenance.shutdown()
+            self._lookups.shutdown()
             self.flusher.close()
             try:
                 self.logs.close()
@@ -187,6 +189,7 @@ class BrokerServer:
         if self.access is not None:
             await _on_a_thread(self.access.stop)
         await _on_a_thread(self._maintenance.shutdown)
+        await _on_a_thread(partial(self._lookups.shutdown, cancel_futures=True))
         await _on_a_thread(self.flusher.close)
         await _on_a_thread(self.logs.close)
 
@@ -284,6 +287,10 @@ class BrokerServer:
         connection.used_access = True
         answer = self.access.handle(connection, request)
         return _result_of(answer) if isinstance(answer, asyncio.Future) else answer
+
+    async def on_lookup_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What reads the log for long, one request after the other, while the event loop serves everybody else."""
+        return await asyncio.get_running_loop().run_in_executor(self._lookups, work, *arguments)
 
     def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake who waits for it, forget what groups committed in it."""

@@ -34,11 +34,11 @@ from pathlib import Path
 from typing import TypeAlias
 
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
-from kdirect.log import checkpoint, producer_state
+from kdirect.log import checkpoint, producer_state, time_lookup
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.head import SPARE_WITHIN_S, PreparedHead, SpareHead, reopen_as_head
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
-from kdirect.log.mapped import MappedBytes, copy_bytes, find_batch, first_timestamp
+from kdirect.log.mapped import MappedBytes, find_batch, first_timestamp
 from kdirect.log.segment import Segment
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
@@ -449,36 +449,10 @@ class Partition:
         return out
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None."""
-        from kdirect.format.codec import decode_records
-
+        """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None.  Takes long: see
+        `kdirect.log.time_lookup`."""
         view, segments, _ = self._look()
-        for segment in segments:
-            if segment.end_offset <= view.log_start_offset or segment.max_timestamp < timestamp_ms:
-                continue
-            try:
-                segment.acquire()
-            except ClosedError:
-                continue
-            try:
-                position: int | None = None
-                while True:
-                    found = segment.batch_for_timestamp(timestamp_ms, view.log_start_offset, position)
-                    if found is None:
-                        break
-                    at, size, base_offset, _ = found
-                    if base_offset >= view.high_watermark:
-                        return None
-                    data = copy_bytes(segment.address + at, size)
-                    records, _, _ = decode_records(data, self.topic_partition.topic, self.topic_partition.partition)
-                    for record in records:
-                        if record.timestamp >= timestamp_ms and record.offset >= view.log_start_offset:
-                            return (record.offset, record.timestamp) if record.offset < view.high_watermark else None
-                    # The header's largest timestamp belonged to a record below the log start: go on behind this batch.
-                    position = at + size
-            finally:
-                segment.release()
-        return None
+        return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition))
 
     def largest_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's ListOffsets -3)."""

@@ -1,0 +1,50 @@
+"""Which record is the first of a time or later: ListOffsets by timestamp.
+
+Law: batches are opened here, as the only place of the room.  That takes long when they are large: not for an event loop.
+
+A batch whose header tells of a later timestamp than its records have ends the search with its last offset and what its header
+says.  No record before that is late enough, so nobody who reads on from there misses one, and a log full of such batches costs no
+more than one of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kdirect.errors import ClosedError
+from kdirect.format.batch import iterate_batches
+from kdirect.format.lookup import find_record
+from kdirect.log.kernel import KernelView
+from kdirect.log.mapped import copy_bytes
+from kdirect.log.segment import Segment
+
+
+def first_at(timestamp_ms: int, view: KernelView, segments: Sequence[Segment], name: str) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None."""
+    start = view.log_start_offset
+    for segment in segments:
+        if segment.end_offset <= start or segment.max_timestamp < timestamp_ms:
+            continue
+        try:
+            segment.acquire()
+        except ClosedError:
+            continue
+        try:
+            position: int | None = None
+            while (batch := segment.batch_for_timestamp(timestamp_ms, start, position)) is not None:
+                at, size, base_offset, next_offset = batch
+                if base_offset >= view.high_watermark:
+                    return None
+                data = copy_bytes(segment.address + at, size)
+                found = find_record(data, f"{name} offset {base_offset}", timestamp_ms, start)
+                if found is None and base_offset >= start:
+                    header = next(iterate_batches(data, check_crc=False))
+                    if header.records_count > 0 and not header.is_control:
+                        found = next_offset - 1, header.max_timestamp
+                if found is not None:
+                    return found if found[0] < view.high_watermark else None
+                # Only markers, or none since compaction, or its largest timestamp was that of a record below the log start.
+                position = at + size
+        finally:
+            segment.release()
+    return None
