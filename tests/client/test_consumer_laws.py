@@ -1,15 +1,16 @@
-"""What a consumer promises when something goes wrong inside a call: nothing taken is lost, and a record counts as done only when the
-next call asks for another."""
+"""What a consumer promises when something goes wrong inside a call: nothing taken is lost, a record counts as done only when the next
+call asks for another, and what one call could not do is left to the next."""
 
 from __future__ import annotations
 
 import time
+from itertools import islice
 
 import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import KdirectError
+from kdirect.errors import BrokerError, KdirectError, OffsetOutOfRangeError, TimedOutError
 from kdirect.model import TopicPartition
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -51,6 +52,20 @@ def consumed(consumer, count, timeout=30.0):
         except KdirectError as e:
             assert e.retriable, e
     return out
+
+
+def fails_once(monkeypatch, thing, name, error):
+    """The next call of this method raises `error`."""
+    method, calls = getattr(thing, name), []
+
+    def call(*arguments):
+        calls.append(name)
+        if len(calls) == 1:
+            raise error
+        return method(*arguments)
+
+    monkeypatch.setattr(thing, name, call)
+    return calls
 
 
 # -- what was taken is returned --------------------------------------------------------------------------------
@@ -140,3 +155,77 @@ def test_a_call_commits_nothing_that_it_has_not_returned(broker, make, transport
     assert consumer.committed([tp]) == {tp: None}
     consumer.consume(1, 20)
     assert consumer.committed([tp]) == {tp: len(taken)}
+
+
+# -- what one call could not do is left to the next ---------------------------------------------------------------
+
+
+REFUSED = BrokerError("injected", retriable=True)
+
+
+@PATHS
+@pytest.mark.parametrize("what", ["the committed offsets", "the first offsets"])
+def test_partitions_given_out_are_read_though_a_poll_failed_on_the_way(broker, make, transport, what, monkeypatch):
+    tps = fill(broker, 10, 2)
+    consumer = make(broker, group_id="g", transport=transport)
+    if what == "the committed offsets":
+        calls = fails_once(monkeypatch, consumer._membership, "committed", TimedOutError("injected"))
+    else:
+        calls = fails_once(monkeypatch, consumer._session, "earliest_offsets", REFUSED)
+    given = []
+    consumer.subscribe("t", on_assign=lambda c, partitions: given.append(partitions))
+    with pytest.raises(KdirectError, match="injected"):
+        consumer.poll(20)
+    assert calls and consumer.assignment() == []
+    got = islice(iter(lambda: consumer.poll(20), None), 10)
+    assert sorted(m.value() for m in got) == [b"%d" % i for i in range(10)]
+    assert given == [tps] == [consumer.assignment()]
+
+
+def test_without_a_reset_each_poll_says_so_until_there_is_a_committed_offset(broker, make):
+    a, b = fill(broker, 10, 2)
+    one, two = (make(broker, group_id="g", auto_offset_reset="none") for _ in range(2))
+    one.subscribe("t")
+    for _ in range(3):
+        with pytest.raises(OffsetOutOfRangeError, match="no committed offset"):
+            one.poll(20)
+    two.subscribe("t")
+    deadline = time.monotonic() + 30
+    while one._membership.rebalances < 2 or two._membership.rebalances < 1:  # nobody has read what was given out before
+        assert time.monotonic() < deadline
+        for c in (one, two):
+            try:
+                assert c.poll(0.01) is None
+            except OffsetOutOfRangeError:
+                pass
+    one.commit(offsets={a: 3, b: 3}, asynchronous=False)
+    got = {c: (m.partition(), m.offset()) for c in (one, two) if (m := c.poll(20))}
+    assert sorted(got.values()) == [(0, 3), (1, 3)] and one.assignment() != two.assignment()
+
+
+@PATHS
+def test_a_reset_that_failed_is_tried_again(broker, make, transport, monkeypatch):
+    (tp,) = fill(broker, 100)
+    connect(broker.bootstrap_servers).admin.delete_records({tp: 40})
+    consumer = make(broker, transport=transport)
+    calls = fails_once(monkeypatch, consumer._session, "earliest_offsets", REFUSED)
+    with pytest.raises(BrokerError, match="injected"):
+        consumer.assign({tp: 5})
+        consumer.poll(20)
+    assert consumer.poll(20).offset() == 40 and len(calls) == 2
+
+
+def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(broker, make, monkeypatch):
+    fill(broker, 1)
+    consumer = make(broker, metadata_max_age_ms=100)
+    consumer.subscribe("t")
+    assert consumer.poll(20).partition() == 0
+    connect(broker.bootstrap_servers).admin.create_partitions("t", 2)
+    fill(broker, 2, 2)
+    fails_once(monkeypatch, consumer._session, "earliest_offsets", REFUSED)
+    got = []
+    with pytest.raises(BrokerError, match="injected"):
+        while len(got) < 3:
+            got += consumer.consume(3, 20)
+    got += islice(iter(lambda: consumer.poll(20), None), 2 - len(got))
+    assert sorted(m.partition() for m in got) == [0, 1]

@@ -90,6 +90,7 @@ class Consumer:
         self._stored: dict[TopicPartition, int] = {}
         self._commit_due = self._metadata_due = False
         self._next_commit = self._next_metadata = float("inf")
+        self._given: list[TopicPartition] | None = None  # by the group, and not read yet
         self._attention = False  # the next poll has more to do than to hand out a record
         self._polls = 0
         self._spin_s = self.settings["poll.spin.us"] / 1e6
@@ -271,8 +272,8 @@ class Consumer:
         return not self._queue.empty or self._reading.pull(wait_ms)
 
     def _wait(self, take: Callable[[float], bool], timeout: float | None) -> bool:
-        """Until `take` got something, the time is over, or there is an error to tell.  Commits positions, and gives partitions back: nothing
-        may have been taken that was not returned yet."""
+        """Until `take` got something, the time is over, or there is an error to tell.  Commits positions and gives partitions back:
+        nothing may have been taken that was not returned yet."""
         self._polls += 1
         self._waiting = True
         try:
@@ -357,14 +358,15 @@ class Consumer:
             membership.join(self._topics)
         if membership.state != STABLE:
             left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
-            given = membership.advance(left)
-            if given is None:
-                self._attention = True
-            else:
-                self._give_out(given)
+            self._given = membership.advance(left)
+            self._attention = True  # it may take longer
+        if self._given is not None:
+            self._attention = True  # should it fail, the next poll tries again
+            self._give_out(self._given)
 
     def _give_out(self, tps: list[TopicPartition]) -> None:
         self._reading.assign(self._starts(dict.fromkeys(tps, OFFSET_STORED)))
+        self._given = None
         self._start_timers()
         self._call_back(self._callbacks[0], tps)
 
@@ -384,6 +386,7 @@ class Consumer:
             self._forget()
 
     def _forget(self) -> None:
+        self._given = None
         self._reading.assign({})
         self._committed.clear()
         self._stored.clear()
@@ -432,7 +435,7 @@ class Consumer:
         found = self._look_up(must_exist=False)
         if found == self._topics:
             return
-        before, self._topics = self._topics, found
+        before = self._topics
         membership = self._membership
         if membership is None:
             reading = self._reading
@@ -442,6 +445,7 @@ class Consumer:
             )
         elif found.keys() != before.keys() or membership.is_leader:
             membership.rebalancing = True
+        self._topics = found  # not before: should it fail, it is tried again
 
     # -- offsets -----------------------------------------------------------------------------------------------------
 

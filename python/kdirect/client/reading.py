@@ -271,7 +271,11 @@ class Reading:
     def _refused(self, tp: TopicPartition, error: KdirectError) -> None:
         """Set `tp` aside, or move it as auto.offset.reset says."""
         if isinstance(error, OffsetOutOfRangeError) and self._reset != "none":
-            offset = self.resolve({tp: self.reset_offset()})[tp]
+            try:
+                offset = self.resolve({tp: self.reset_offset()})[tp]
+            except KdirectError:
+                self._stale.add(tp)  # entered again by the next call, which comes to the same place
+                raise
             log.warning("%s; going on at offset %d (auto.offset.reset=%s)", error.message, offset, self._reset)
             self._move(tp, offset)
             return
