@@ -229,3 +229,64 @@ def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(bro
             got += consumer.consume(3, 20)
     got += islice(iter(lambda: consumer.poll(20), None), 2 - len(got))
     assert sorted(m.partition() for m in got) == [0, 1]
+
+
+# -- whose commit it is ------------------------------------------------------------------------------------------------
+
+
+def until(condition, *consumers):
+    """Poll these until the condition holds."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come to it"
+        for c in consumers:
+            c.poll(0.01)
+
+
+@pytest.mark.parametrize("how", ["the next poll", "commit", "asynchronous commit", "unsubscribe", "close"])
+def test_a_member_that_lost_its_place_does_not_commit_for_an_empty_group(broker, make, how):
+    """The coordinator of a group without members takes any commit of nobody in particular."""
+    (tp,) = fill(broker, 100)
+    answered, events = [], []
+    slow = make(broker, group_id="g", max_poll_interval_ms=1000, auto_commit_interval_ms=3_600_000)
+    slow._on_commit = lambda error, offsets: answered.append(error and error.name)
+    slow.subscribe("t", on_revoke=lambda c, t: events.append("revoked"), on_lost=lambda c, t: events.append("lost"))
+    until(lambda: slow._queue.popped >= 10, slow)
+    until(lambda: slow._membership.lost)  # no poll in time
+    quick = make(broker, group_id="g")
+    quick.subscribe("t")
+    until(lambda: quick._queue.popped and quick.position(tp) == 100, quick)
+    quick.close()
+    look = make(broker, group_id="g")
+    assert look.committed([tp]) == {tp: 100}
+    if how == "the next poll":
+        slow._commit_due = slow._attention = True  # as the group's clock says
+        slow.poll(0)
+        slow._settle_commits(wait=True)
+    elif how == "commit":
+        with pytest.raises(BrokerError) as refused:
+            slow.commit(offsets={tp: 10}, asynchronous=False)
+        assert refused.value.name == "ILLEGAL_GENERATION"
+    elif how == "asynchronous commit":
+        slow.commit(offsets={tp: 10})
+        slow.poll(0)
+        assert answered == ["ILLEGAL_GENERATION"]
+    elif how == "unsubscribe":
+        slow.unsubscribe()
+    else:
+        slow.close()
+    assert look.committed([tp]) == {tp: 100}
+    assert how == "commit" or events == ["lost"]
+
+
+def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(broker, make):
+    (tp,) = fill(broker, 1)
+    consumer = make(broker, group_id="g")
+    consumer.subscribe("t")
+    with pytest.raises(BrokerError) as refused:
+        consumer.commit(offsets={tp: 1}, asynchronous=False)
+    assert refused.value.name == "REBALANCE_IN_PROGRESS" and consumer.committed([tp]) == {tp: None}
+    until(lambda: consumer.assignment() == [tp], consumer)
+    assert consumer.commit(offsets={tp: 1}, asynchronous=False) == {tp: 1}
+    consumer.assign({tp: 0})  # ends the subscription
+    assert consumer.commit(offsets={tp: 0}, asynchronous=False) == {tp: 0} == make(broker, group_id="g").committed([tp])

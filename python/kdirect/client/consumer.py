@@ -85,7 +85,7 @@ class Consumer:
         self._patterns: list[re.Pattern[str]] = []
         self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (None, None, None)
         self._on_commit = on_commit
-        self._commits: deque[tuple[Pending, dict[TopicPartition, int]]] = deque()
+        self._commits: deque[tuple[Pending | BrokerError, dict[TopicPartition, int]]] = deque()
         self._committed: dict[TopicPartition, int | None] = {}
         self._stored: dict[TopicPartition, int] = {}
         self._commit_due = self._metadata_due = False
@@ -151,7 +151,7 @@ class Consumer:
     def unsubscribe(self) -> None:
         """Give all partitions back, and leave the group."""
         self._check()
-        self._give_back(lost=False)
+        self._give_back(lost=self._lost)
         if self._topics is not None and self._membership is not None:
             self._membership.leave()
         self._topics = None
@@ -340,10 +340,8 @@ class Consumer:
             if time.monotonic() >= self._next_metadata:
                 self._look_for_partitions()
             return
-        if self._commit_due:
-            self._commit_due = False
-            self._commit_positions()
         if self._topics is None:
+            self._commit_what_is_due()
             return
         if self._metadata_due or time.monotonic() >= self._next_metadata:
             self._look_for_partitions()
@@ -356,6 +354,7 @@ class Consumer:
             membership.join(self._topics)
         elif membership.state == OUT:
             membership.join(self._topics)
+        self._commit_what_is_due()  # not before: what is lost is others' to commit
         if membership.state != STABLE:
             left = SLICE_MS if timeout is None or timeout < 0 else min(SLICE_MS, timeout * 1000)
             self._given = membership.advance(left)
@@ -369,6 +368,11 @@ class Consumer:
         self._given = None
         self._start_timers()
         self._call_back(self._callbacks[0], tps)
+
+    @property
+    def _lost(self) -> bool:
+        """Others may have the partitions already."""
+        return self._membership is not None and bool(self._membership.lost)
 
     def _give_back(self, *, lost: bool) -> None:
         tps = self.assignment()
@@ -455,7 +459,7 @@ class Consumer:
         """Commit for the group: the record `message` as done, or `offsets` (of the next records), or, with neither, the positions.
 
         Asynchronous: sent now, answered by `on_commit` inside a later poll.  Otherwise returns what was committed; BrokerError when
-        the group has been rebalanced meanwhile.
+        the group has been rebalanced meanwhile, or this consumer is not a member now that it subscribed.
         """
         self._check()
         membership = self._membership
@@ -475,7 +479,12 @@ class Consumer:
         if not wanted:
             return None if asynchronous else {}
         if asynchronous:
-            self._commits.append((membership.send_commit(wanted), wanted))
+            sent: Pending | BrokerError
+            try:
+                sent = membership.send_commit(wanted)
+            except BrokerError as e:
+                sent = e  # told as if the coordinator had said it
+            self._commits.append((sent, wanted))
             return None
         self._settle_commits(wait=True)
         membership.commit(wanted)
@@ -489,19 +498,27 @@ class Consumer:
         positions = {tp: reading.position(tp) for tp in reading.positions}
         return {tp: o for tp, o in positions.items() if self._committed.get(tp) != o}
 
-    def _commit_positions(self) -> None:
+    def _commit_what_is_due(self) -> None:
+        if not self._commit_due:
+            return
+        self._commit_due = False
         try:
             self.commit()
         except KdirectError as e:
             log.warning("auto-commit: %s", e)
 
     def _settle_commits(self, *, wait: bool = False) -> None:
-        while self._commits and (wait or self._commits[0][0].done):
-            pending, offsets = self._commits.popleft()
+        while self._commits:
+            sent, offsets = self._commits[0]
+            if not (wait or isinstance(sent, BrokerError) or sent.done):
+                return
+            self._commits.popleft()
             assert self._membership is not None
             error: KdirectError | None = None
             try:
-                self._membership.check_commit(pending.result())
+                if isinstance(sent, BrokerError):
+                    raise sent
+                self._membership.check_commit(sent.result())
                 self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading.positions})
             except KdirectError as e:
                 error = e
@@ -603,7 +620,7 @@ class Consumer:
             if self._topics is None and self._auto_commit and self._reading.positions:
                 self._commit_at_end()
             elif self._topics is not None:
-                self._give_back(lost=bool(self._membership is not None and self._membership.lost))
+                self._give_back(lost=self._lost)
             self._settle_commits(wait=True)
         finally:
             self._closed = self._attention = True

@@ -9,6 +9,8 @@ Invariants:
 - The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no record passes through it.
 - A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no partitions any more: `lost` says why, and
   commits of the old generation are refused by the coordinator.
+- Between `join` and `leave` every commit is a member's: outside of a generation it is refused here, for the coordinator of an empty group
+  takes what nobody in particular commits.
 - The thread ends with the consumer, also when nobody closes it: it holds its owner weakly, and leaves the group when that is gone.
 """
 
@@ -45,6 +47,7 @@ OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
 _ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 _NOT_YET = frozenset((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REBALANCE_IN_PROGRESS))
 _FENCED = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
+_GONE = "the group was rebalanced meanwhile: who has the partition now reads from the last commit on"
 _HINTS: dict[int, str] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's members have no assignor in common: see partition.assignment.strategy",
     ErrorCode.INVALID_SESSION_TIMEOUT: "set session.timeout.ms between the broker's group.min and group.max.session.timeout.ms",
@@ -93,6 +96,7 @@ class Membership:
         self._cluster = cluster
         self._owner = weakref.ref(owner)
         self._topics: frozenset[str] = frozenset()
+        self._subscribed = False  # between `join` and `leave`
         self._lock = threading.Lock()  # guards state, ids, flags and the connection, not requests
         self._connection: Connection | None = None
         self._pending: Pending | None = None
@@ -110,6 +114,7 @@ class Membership:
         """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have been given up before."""
         with self._lock:
             self._topics = frozenset(topics)
+            self._subscribed = True
             self._pending = None
             self.state = JOINING
             self.rebalancing = False
@@ -285,7 +290,13 @@ class Membership:
     # -- offsets -----------------------------------------------------------------------------------------------
 
     def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
-        """Send a commit in this member's name (outside of a group's generation: in the group's); its answer goes to `check_commit`."""
+        """Send a commit in this member's name (of one that never joined, or left: in the group's); its answer goes to `check_commit`.
+        BrokerError when the member is outside of a generation."""
+        with self._lock:
+            state, generation, member_id, member = self.state, self.generation, self.member_id, self._subscribed
+        if member and state != STABLE:
+            code = ErrorCode.ILLEGAL_GENERATION if state == OUT else ErrorCode.REBALANCE_IN_PROGRESS
+            raise broker_error(code, f"a commit for group {self.group_id!r}", hint=_GONE)
         r = p.OffsetCommitRequest
         topics: dict[str, list[Any]] = {}
         for tp, offset in offsets.items():
@@ -294,12 +305,11 @@ class Membership:
                     partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
                 )
             )
-        member = self.state == STABLE
         return self._to_coordinator().submit(
             r(
                 group_id=self.group_id,
-                generation_id_or_member_epoch=self.generation if member else -1,
-                member_id=self.member_id if member else "",
+                generation_id_or_member_epoch=generation if member else -1,
+                member_id=member_id if member else "",
                 group_instance_id=self._instance_id if member else None,
                 retention_time_ms=-1,
                 topics=[r.OffsetCommitRequestTopic(name=name, partitions=partitions) for name, partitions in topics.items()],
@@ -321,7 +331,7 @@ class Membership:
                 raise broker_error(
                     code,
                     f"committing {topic.name}-{partition.partition_index} for group {self.group_id!r}",
-                    hint="the group was rebalanced meanwhile: who has the partition now reads from the last commit on" if gone else "",
+                    hint=_GONE if gone else "",
                 )
 
     def commit(self, offsets: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> None:
@@ -477,7 +487,8 @@ class Membership:
             return
         with self._lock:
             was, self.state = self.state, OUT
-            self.rebalancing = False
+            self.rebalancing = self._subscribed = False
+            self.lost = ""
         if was != OUT:
             self._send_leave()
         self._pending = None
