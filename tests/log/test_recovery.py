@@ -375,7 +375,9 @@ def test_a_gap_sets_later_segments_aside(open_partition, batch, tmp_path, caplog
         assert m.partitions[TP].log_end_offset == bases[2] + 12
 
 
-def test_a_remnant_of_a_deletion_goes(open_partition, batch, tmp_path) -> None:
+@pytest.mark.parametrize("preallocated", [True, False])
+def test_a_segment_that_is_missing_below_the_recovery_point(open_partition, batch, tmp_path, caplog, preallocated) -> None:
+    """What is older is the remnant of a deletion; but when its file is whole, it may as well be what Kafka's cleaner left: it is kept."""
     p = open_partition(segment_bytes=8192)
     for _ in range(12):
         p.append(batch(value_bytes=3000))
@@ -384,10 +386,16 @@ def test_a_remnant_of_a_deletion_goes(open_partition, batch, tmp_path) -> None:
     (directory / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 12\n")
     bases = [s.base_offset for s in p.segments]
     (directory / "t-0" / f"{bases[1]:020d}.log").unlink()
+    if preallocated:
+        os.truncate(directory / "t-0" / f"{0:020d}.log", 8192)
     with reopen(directory, segment_bytes=8192) as m:
         q = m.partitions[TP]
-        assert (q.log_start_offset, q.log_end_offset) == (bases[2], 12) and len(all_batches(q)) == 12 - bases[2]
-        assert (q.directory / f"{0:020d}.log.corrupt").exists()
+        first = bases[2] if preallocated else 0
+        assert (q.log_start_offset, q.log_end_offset) == (first, 12)
+        assert (q.directory / f"{0:020d}.log.corrupt").exists() == preallocated
+        assert f"offsets [{bases[1]}, {bases[2]}) of t-0 are missing" in caplog.text
+        got = [i.base_offset for b in q.read(first, 1 << 20) for i in iterate_batches(bytes(b))]
+        assert got == [*range(first, bases[1] if first == 0 else first), *range(bases[2], 12)]
 
 
 def test_below_the_recovery_point_only_frames_are_looked_at(open_partition, batch, tmp_path, caplog) -> None:

@@ -346,6 +346,7 @@ class AccessManager:
                 wanted = start
             if not start <= wanted <= max(high_watermark, partition.log_end_offset):
                 raise RefusedError(OFFSET_OUT_OF_RANGE, f"offset {wanted} of {tp} is outside [{start}, {high_watermark}]")
+            wanted = partition.skip_gap(wanted)
             head = partition.head
             segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
             if segment is not None and segment.sealed and not (segment is head and wanted >= partition.log_end_offset):

@@ -36,6 +36,7 @@ REWRITE_RECORDS = 10_000  # a partition with fewer superseded records is left al
 REWRITE_FACTOR = 4
 APPEND_BYTES = 256 << 10  # of one append; all of it or nothing is kept
 READ_BYTES = 1 << 20
+_FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 Row = tuple[bytes, bytes | None]
 
@@ -65,7 +66,7 @@ class OffsetStore:
         if found is None:
             found = self._topics.create(
                 OFFSETS_TOPIC, self._config["offsets.topic.num.partitions"],
-                {"segment.bytes": str(self._config["offsets.topic.segment.bytes"]), "retention.ms": "-1", "retention.bytes": "-1"},
+                {"segment.bytes": str(self._config["offsets.topic.segment.bytes"]), **_FOR_EVER},
             )  # fmt: skip
         return found
 
@@ -83,6 +84,8 @@ class OffsetStore:
         topic = self._topics.get(OFFSETS_TOPIC)
         if topic is None:
             return []
+        if not _FOR_EVER.items() <= topic.configs.items():  # copied from Kafka, whose cleaner keeps what is live; here retention would not
+            self._topics.configure(topic, {**topic.configs, **_FOR_EVER})
         for index in range(topic.partition_count):
             self._load_partition(self._partition(index))
         for index in range(topic.partition_count):

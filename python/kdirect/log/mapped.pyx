@@ -228,8 +228,8 @@ def last_batch(uint64_t address, uint64_t start, uint64_t end):
     cdef int64_t next_offset = -1
     with nogil:
         while _is_batch(data, at, end, &info):
-            if next_offset >= 0 and info.base_offset != next_offset:
-                break
+            if info.base_offset < next_offset:
+                break  # never written by this log; one that is higher stands behind what compaction has removed
             next_offset = info.base_offset + info.last_offset_delta + 1
             at += info.size
     return at, next_offset

@@ -385,6 +385,16 @@ class Partition:
             raise self._out_of_range(offset, view)
         return segments[bisect_right(bases, offset) - 1]
 
+    def skip_gap(self, offset: int) -> int:
+        """`offset`; or, where compaction has left nothing between it and the end of its segment, the beginning of the next."""
+        _, segments, bases = self._look()
+        for segment in segments[max(0, bisect_right(bases, offset) - 1) : -1]:
+            offset = max(offset, segment.base_offset)
+            if offset >= segment.end_offset or segment.position_for(offset) < segment.size:
+                break
+            offset = segment.end_offset
+        return offset
+
     def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
             f"offset {offset} of {self.topic_partition} is outside [{view.log_start_offset}, {view.log_end_offset}]",
@@ -420,7 +430,7 @@ class Partition:
         for segment in segments[i:]:
             if out and remaining <= 0:
                 break
-            start = 0 if out else segment.position_for(offset)
+            start = 0 if out else segment.position_for(max(offset, segment.base_offset))
             segment.acquire()
             owned = True
             try:
@@ -429,6 +439,8 @@ class Partition:
                 else:
                     stop = segment.size
                 if start >= stop:
+                    if segment.sealed and not out:
+                        continue  # compaction has removed its tail
                     break
                 end = segment.whole_batches(start, start + max(remaining, 0), stop)
                 if end == start:

@@ -6,7 +6,8 @@ is.  What is below the recovery point was synced and is kept, whatever follows.
 After a crash, in order:
 
 1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes without a log go.
-2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if insane.
+2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if insane.  Offsets that are
+   missing at the end of one whose file is whole are a gap, as Kafka's cleaner leaves them; reading goes on behind it.
 3. Later ones are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.  The log is
    cut at the first batch that is not whole, not committed, or not the next in offsets; what follows in that
    file becomes zeros, and later segments are renamed to ``.corrupt``.  Both indexes are rebuilt.
@@ -155,7 +156,7 @@ def _end_of(segment: Segment, length: int) -> tuple[int, int]:
 
 
 def _is_zero_length(segment: Segment, position: int, length: int) -> bool:
-    """The batch length field at `position` is zero, or lies behind the file: preallocated bytes, not a damaged batch."""
+    """The batch length field at `position` is zero, or is cut off by the end of the file: preallocated bytes, not a damaged batch."""
     with open(segment.path, "rb") as file:
         file.seek(position)
         return not any(file.read(layout.BATCH_LENGTH_PREFIX_BYTES))
@@ -262,7 +263,13 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
         log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
         _rebuild_indexes(segment, config)
     size, found_end = _end_of(segment, length) if length else (0, base)
-    if found_end != end_offset and not _is_zero_length(segment, size, length):
+    if size == length and found_end < end_offset:
+        # The file is whole.  Kafka's cleaner, which removes records that are superseded, leaves it so.
+        log.warning(
+            "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone", found_end, end_offset, directory.name
+        )
+        found_end = end_offset
+    elif found_end != end_offset and not _is_zero_length(segment, size, length):
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
         log.error(
             "%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset

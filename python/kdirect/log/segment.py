@@ -363,7 +363,8 @@ class Segment:
         return self.offset_index.entries, self.time_index.entries
 
     def position_for(self, offset: int) -> int:
-        """Position of the batch that holds `offset`; the end of the records for `end_offset` itself."""
+        """Position of the batch that holds `offset`, or of the next one where compaction has removed it; the end of the records for
+        `end_offset` itself, and where nothing is left before it."""
         if offset < self.base_offset:
             raise OffsetOutOfRangeError(f"offset {offset} lies before segment {self.path}", hint="ask the partition for the segment")
         self.acquire()
@@ -378,23 +379,31 @@ class Segment:
                 return size
             with self._lock:
                 start = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
-            found = find_batch(self.address, min(start, size), size, offset)
-            if start and (found is None or found[2] > offset):
+            found = self._find(min(start, size), size, offset)
+            if start and (found is None or (found[0] == start and found[1] > offset)):
                 log.warning(
                     "%s points to position %d for offset %d, which is wrong; reading the segment instead",
                     self.offset_index.path,
                     start,
                     offset,
                 )
-                found = find_batch(self.address, 0, size, offset)
+                found = self._find(0, size, offset)
             if found is None:
                 raise CorruptLogError(
                     f"offset {offset} was not found in {self.path}",
                     hint="the segment was damaged on disk; restart the broker to recover what is whole",
                 )
-            return int(found[0])
+            return found[0]
         finally:
             self.release()
+
+    def _find(self, start: int, size: int, offset: int) -> tuple[int, int] | None:
+        """(position, base offset) of the batch that holds `offset`, or of the next; behind the last of a segment whose tail
+        compaction has removed, the end.  None when batches are damaged before."""
+        found = find_batch(self.address, start, size, offset)
+        if found is not None:
+            return found[0], found[2]
+        return (size, offset) if self.sealed and whole_batches(self.address, start, size, size) == size else None
 
     def whole_batches(self, position: int, limit: int, end: int) -> int:
         """Position after the last whole batch that begins at `position` or later and ends at `limit` or before.  The
