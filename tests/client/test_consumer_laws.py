@@ -13,6 +13,7 @@ from kdirect.client import connect
 from kdirect.errors import BrokerError, KdirectError, OffsetOutOfRangeError, TimedOutError
 from kdirect.model import TopicPartition
 
+SYNC_GROUP = 14
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 QUICK = {"heartbeat.interval.ms": 50, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
 
@@ -201,6 +202,16 @@ def test_without_a_reset_each_poll_says_so_until_there_is_a_committed_offset(bro
     one.commit(offsets={a: 3, b: 3}, asynchronous=False)
     got = {c: (m.partition(), m.offset()) for c in (one, two) if (m := c.poll(20))}
     assert sorted(got.values()) == [(0, 3), (1, 3)] and one.assignment() != two.assignment()
+
+
+@pytest.mark.parametrize("decision", ["cut", "cut after"])
+def test_a_leader_whose_assignments_did_not_arrive_makes_them_again(broker, proxy, make, decision):
+    tps = fill(broker, 10, 2)
+    proxy.once(SYNC_GROUP, decision)
+    consumer = make(proxy, group_id="g", transport="tcp")
+    consumer.subscribe("t")
+    got = islice(iter(lambda: consumer.poll(20), None), 10)
+    assert len(list(got)) == 10 and consumer.assignment() == tps
 
 
 @PATHS

@@ -149,12 +149,19 @@ class Membership:
                     return found
             except KdirectError as e:
                 self._pending = None
+                self._join_again()
                 if isinstance(e, BrokerError) or not e.retriable:
                     raise
                 self._pause(f"{e}", drop=True)
             if time.monotonic() >= deadline:
                 return None
         return None
+
+    def _join_again(self) -> None:
+        """A leader's assignments were perhaps not taken: another sync without them would leave the whole group with nothing to read."""
+        with self._lock:
+            if self.state == SYNCING:
+                self.state = JOINING
 
     def _send_join(self) -> Pending:
         r = p.JoinGroupRequest
@@ -220,8 +227,7 @@ class Membership:
 
     def _synced(self, answer: Any) -> list[TopicPartition] | None:
         if answer.error_code:
-            with self._lock:
-                self.state = JOINING
+            self._join_again()
             if answer.error_code != ErrorCode.REBALANCE_IN_PROGRESS:
                 self._refused(answer.error_code, "syncing")
             return None
