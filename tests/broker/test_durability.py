@@ -197,6 +197,7 @@ def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch)
     monkeypatch.setattr(offset_store, "REWRITE_RECORDS", 100)
     with kdirect.Broker(log_dirs=tmp_path) as b:
         store = b.server.offsets
+        b.server.topics.create("t", 1, {})
         tp = TopicPartition("t", 0)
 
         def commit(group, offset):
