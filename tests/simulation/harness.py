@@ -171,7 +171,7 @@ class SimConnection:
         self._last_ns = 0
         self._arriving: deque[SimPending] = deque()
 
-    def submit(self, message: Any) -> SimPending:
+    def submit_later(self, message: Any) -> SimPending:
         simulation, network = self.simulation, self.simulation.network
         pending = SimPending(self)
         data = bytes(message.topic_data[0].partition_data[0].records)
@@ -219,6 +219,18 @@ class SimConnection:
         self.closed = True
 
 
+class SimAttempt:
+    """A call that takes no time."""
+
+    done = True
+
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self.result = call
+
+    def wait(self, seconds: float) -> bool:
+        return True
+
+
 class SimSession:
     """What a producer needs of a session and its cluster."""
 
@@ -243,7 +255,7 @@ class SimSession:
             self._actor.controls.append(control)
         return Channel(control, "sim", **sizes)  # type: ignore[arg-type]
 
-    def connection_for(self, tp: TopicPartition, channel: str = "control") -> SimConnection:
+    def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> SimConnection:
         return SimConnection(self._simulation)
 
     def forget(self, topic: str) -> None:
@@ -252,13 +264,7 @@ class SimSession:
     timeout_ms = 200
 
     def backoff(self, timeout_ms: float, attempts: int = 0) -> Any:
-        def wait() -> bool:
-            if timeout_ms <= 0:
-                return False
-            self._simulation.sleep(0.001 * 2 ** min(attempts, 6))
-            return True
-
-        return types.SimpleNamespace(wait=wait)
+        return types.SimpleNamespace(pause=lambda: 0.001 * 2 ** min(attempts, 6) if timeout_ms > 0 else None)
 
     def new_producer_id(self) -> tuple[int, int]:
         self._simulation.last_producer_id += 1
@@ -388,7 +394,9 @@ class Simulation:
         clock = types.SimpleNamespace(monotonic=lambda: self.network.now_ns / 1e9, sleep=self.sleep, time=lambda: self.network.now_ns / 1e9)
         for module in (kdirect.client.paths, kdirect.client.produce_paths, kdirect.client.tcp, kdirect.broker.produce_access):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(kdirect.client.paths, "Connection", lambda *address: types.SimpleNamespace(close=lambda: None))
+        monkeypatch.setattr(kdirect.client.produce_paths, "Connection", lambda *address: types.SimpleNamespace(close=lambda: None))
+        for module in (kdirect.client.produce_paths, kdirect.client.tcp):
+            monkeypatch.setattr(module, "Attempt", SimAttempt)
         monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
         self._open()
 

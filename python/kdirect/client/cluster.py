@@ -435,11 +435,15 @@ class Cluster:
             return connection
         with state.lock:
             connecting = state.connecting.setdefault(address, threading.Lock())
-        with connecting:
+        if not connecting.acquire(timeout=max(0.0, timeout_ms / 1000)):
+            raise TimedOutError(f"no connection to {host}:{port} within {timeout_ms:.0f} ms", hint="another thread still tries; try again")
+        try:
             connection = state.shared.get(address)
             if connection is None or connection.closed:
                 connection = state.shared[address] = self._open(state, host, port, timeout_ms)
             return connection
+        finally:
+            connecting.release()
 
     def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
         connection = Connection(

@@ -12,6 +12,8 @@ Invariants:
   reads becomes the reader and hands other threads what belongs to them.
 - A request that timed out is abandoned, the connection stays: its answer is dropped when it comes.
   Grants of the broker live as long as their connection, so one slow answer must not revoke them.
+- Requests leave in the order they were submitted.  `submit_later` never waits: what the socket does not take now leaves with the next
+  call that comes by, whatever it is for.
 - A connection belongs to the process that opened it; in a forked child every call is a ClosedError.
 """
 
@@ -138,6 +140,8 @@ class Connection:
             self._poll_in.register(self._socket, select.POLLIN)
             self._poll_out = select.poll()
             self._poll_out.register(self._socket, select.POLLOUT)
+            self._poll_both = select.poll()
+            self._poll_both.register(self._socket, select.POLLIN | select.POLLOUT)
             self._exchange_versions(deadline)
         except BaseException:
             self.close()
@@ -156,6 +160,7 @@ class Connection:
         self._send_lock = threading.Lock()
         self._wake = threading.Condition(threading.Lock())  # guards all that follows but the read buffer, which is the reader's
         self._pending: deque[Pending] = deque()
+        self._unsent: deque[tuple[memoryview, Pending, bool]] = deque()  # the rest of a frame, its request, is it answered
         self._correlation_id = 0
         self._reading = False
         self._in_syscalls = 0  # threads between entry to and exit from calls on the socket: it is closed when none is left
@@ -257,8 +262,12 @@ class Connection:
 
     def submit(self, message: Any, timeout_ms: float | None = None) -> Pending:
         """Send `message` without waiting for the answer.  An error raised here means that the broker did not get the
-        whole request and did not act on it.  For acks=0 the Pending is never done: do not wait for it."""
+        whole request and did not act on it.  For acks=0 the Pending is done when the request has left."""
         return self._submit(message, None, time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000)
+
+    def submit_later(self, message: Any) -> Pending:
+        """As `submit`, but never waits for a socket that is full: the rest leaves with later calls, of `poll` or `Pending.wait`."""
+        return self._submit(message, None, None)
 
     def alive(self) -> bool:
         """False when the connection is closed, or when a look at the socket shows that the broker closed it while it lay idle."""
@@ -269,12 +278,13 @@ class Connection:
         return not self.closed
 
     def poll(self) -> None:
-        """Take in the responses that have arrived, without blocking."""
+        """Take in the responses that have arrived, and send what the socket takes, without blocking."""
         self._check()
+        self._send_rest()
         while self._pending and self._read_one(time.monotonic(), None):
             pass
 
-    def _submit(self, message: Any, version: int | None, deadline: float) -> Pending:
+    def _submit(self, message: Any, version: int | None, deadline: float | None) -> Pending:
         self._check_process()
         if version is None:
             version = self.version_for(message)
@@ -291,20 +301,22 @@ class Connection:
                 self._in_syscalls += 1
                 if message.expect_response():
                     self._pending.append(pending)
-            sent = 0
+                self._unsent.append((memoryview(frame), pending, message.expect_response()))
+            self._requests += 1
             try:
-                view = memoryview(frame)
-                while sent < len(view):
-                    sent += self._send_some(view[sent:], deadline)
-                self._requests += 1
-                self._bytes_sent += sent
+                self._push(0.0 if deadline is None else deadline)
             except BaseException as e:
+                if deadline is None and isinstance(e, TimedOutError):
+                    return pending  # the rest is sent later
                 # An interrupted frame cannot be taken back: what follows it would be read as its rest.
                 error = e if isinstance(e, KdirectError) else self._lost("sending", e)
                 with self._wake:
+                    whole = bool(self._unsent) and self._unsent[-1][1] is pending and len(self._unsent[-1][0]) == len(frame)
+                    if whole:
+                        self._unsent.pop()
                     if pending in self._pending:
                         self._pending.remove(pending)
-                    if sent or not isinstance(error, TimedOutError):
+                    if not whole or not isinstance(error, TimedOutError):
                         self._fail(error)
                 if error is e or not isinstance(e, Exception):
                     raise
@@ -312,6 +324,36 @@ class Connection:
             finally:
                 self._leave()
         return pending
+
+    def _push(self, deadline: float) -> None:
+        """Send what is not sent, in order.  TimedOutError at the deadline; what is left stays.  Called with `_send_lock` held."""
+        while self._unsent and self._error is None:
+            view, pending, answered = self._unsent[0]
+            sent = self._send_some(view, deadline)
+            self._bytes_sent += sent
+            if sent < len(view):
+                self._unsent[0] = (view[sent:], pending, answered)
+                continue
+            self._unsent.popleft()
+            if not answered:
+                pending._response = True  # all that there will be
+
+    def _send_rest(self) -> None:
+        """Send what the socket takes now of what is left, unless another thread is at it."""
+        if not self._unsent or self._error is not None or not self._send_lock.acquire(blocking=False):
+            return
+        with self._wake:
+            self._in_syscalls += 1
+        try:
+            self._push(0.0)
+        except TimedOutError:
+            pass
+        except (KdirectError, OSError) as e:
+            with self._wake:
+                self._fail(e if isinstance(e, KdirectError) else self._lost("sending", e))
+        finally:
+            self._send_lock.release()
+            self._leave()
 
     def _send_some(self, view: memoryview, deadline: float) -> int:
         while True:
@@ -447,8 +489,16 @@ class Connection:
                     self._buffer[: len(left)] = left
                     self._start, self._end = 0, len(left)
                 target = memoryview(self._buffer)[self._end :]
-            if not self._poll_in.poll(max(0.0, (deadline - time.monotonic()) * 1000)):
+            self._send_rest()
+            left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+            events = (self._poll_both if self._unsent else self._poll_in).poll(left_ms)
+            if not events:
                 return None
+            if events[0][1] == select.POLLOUT:
+                target.release()
+                if left_ms <= 0 or self._error is not None:
+                    return None
+                continue
             try:
                 count = self._socket.recv_into(target)
             except (BlockingIOError, InterruptedError):
@@ -508,6 +558,9 @@ class Connection:
             self._error = error
             while self._pending:
                 self._pending.popleft()._error = error
+            for _, pending, answered in list(self._unsent):
+                if not answered:
+                    pending._error = error
             try:
                 self._socket.shutdown(socket.SHUT_RDWR)  # wakes threads that sleep in poll
             except OSError:

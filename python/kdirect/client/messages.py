@@ -88,7 +88,7 @@ class MessageConnection(Connection):
                         raise self._lost("sending", None)
                     self._free.append(completion.wr_id)
                 now = time.monotonic()
-                if len(self._pending) > self.count:
+                if len(self._pending) - len(self._unsent) >= self.count:  # those that are at the broker; this one is among both
                     self._read_one(min(deadline, now + 0.1), None)
                 elif not self._free:
                     self.channel.send_cq.wait(10, self._spin_us)
@@ -113,6 +113,7 @@ class MessageConnection(Connection):
         cq = self.channel.recv_cq
         try:
             while not self._arrived:
+                self._send_rest()
                 for completion in cq.poll(64):
                     if not completion.ok or completion.opcode != Opcode.RECV:
                         raise self._lost("answering", None)

@@ -3,8 +3,9 @@
 Law of the room: a path knows one partition and its requests under way; it says what became of them to the `ProducePaths` that it is
 given.  Which path a partition has, and what follows when one ends, is decided there (`kdirect.client.produce_paths`).
 
-Every path has the same face: `accept` a request (False: look again, this path may have ended), `settle`, `collect` outcomes, `take_pending`
-when it ends, `in_flight`, `last_offset`, `statistics`, `close`.
+Every path has the same face: `accept` a request (False: look again, this path may have ended), `settle`, `collect` outcomes, `lost` (what
+is under way will not be answered here) and `bring_on` (so take it elsewhere), `take_pending` when it ends, `in_flight`, `last_offset`,
+`statistics`, `close`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdirect.client.connection import Connection, broker_error
+from kdirect.client.connection import broker_error
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp import Append, TcpAppender
@@ -43,8 +44,8 @@ log = logging.getLogger("kdirect.client")
 # What FileWriter.try_* return.
 SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
 
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0  # between two attempts to reach a partition that was lost
 REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
-PROBE_MS = 1000  # how long a broker that was lost is waited for before it counts as still away
 
 
 class Outcome(NamedTuple):
@@ -64,14 +65,14 @@ class DirectPath:
     def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
         self.tp = tp
         self._settings = paths.settings
-        self.channel, router = paths.ack_router(tp)
+        self.channel, self.router = paths.ack_router(tp)
         window = self._settings["max.in.flight"]
         entries = 2
         while entries < 2 * window:
             entries *= 2
         self._mode = paths.mode
         self._ring = self.channel.remote_writable_memory(entries * layout.ACK_BYTES)
-        self.writer = FileWriter(str(tp), router, self.channel.qp, self._ring, entries // 2)
+        self.writer = FileWriter(str(tp), self.router, self.channel.qp, self._ring, entries // 2)
         self.writer.identity = paths.identity(tp)
         self.writer.compare_and_swap = self._settings["rdma.produce.atomic"] == "cas"
         if self._settings["rdma.notify"] == "send":
@@ -215,8 +216,23 @@ class DirectPath:
                 return True
         except TimedOutError:
             return False
+        except (ClosedError, QueuePairError):
+            pass  # the queue pair was closed beneath it
         paths.recover(self)
         return False
+
+    @property
+    def ended(self) -> bool:
+        """The queue pair broke, or the control connection ended, with which the broker takes its grants back."""
+        return self.channel.closed or bool(self.router.broken)
+
+    @property
+    def lost(self) -> bool:
+        w = self.writer
+        return bool(w.failures or (w.in_flight and (w.revoked or self.ended)))
+
+    def bring_on(self, paths: ProducePaths) -> None:
+        paths.recover(self)
 
     def collect(self, paths: ProducePaths) -> None:
         """Outcomes of what is acknowledged."""
@@ -244,7 +260,9 @@ class DirectPath:
 
 
 class TcpPath:
-    """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs."""
+    """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs.  It repeats by itself what it lost."""
+
+    lost = False
 
     def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
         self.tp = tp
@@ -290,6 +308,9 @@ class TcpPath:
             self._collect(paths)
         return True
 
+    def bring_on(self, paths: ProducePaths) -> None:
+        """Nothing is ever lost."""
+
     def collect(self, paths: ProducePaths) -> None:
         """Outcomes of what is answered."""
         if self._sent and not self._sent[0][0].done:
@@ -330,7 +351,8 @@ class TcpPath:
 class LostPath:
     """Requests of a partition to which there is no way now: the broker is away, or was a moment ago.
 
-    Every call on it tries once to open a path and to send them; those that are not on their way by their deadline have failed.
+    Every call on it tries once to open a path and to send them, and so does every look at outcomes; those that are not on their way by
+    their deadline have failed.
     """
 
     last_offset = -1
@@ -338,34 +360,47 @@ class LostPath:
     def __init__(self, ended: DirectPath, pending: deque[tuple[Any, int, Any]], deadline: float) -> None:
         self.tp = ended.tp
         self._connection = ended.channel.connection
+        self._doubted = ended.ended  # it may not answer: to be asked first, for opening waits as long as request.timeout.ms
         self._pending = pending
         self._deadline = deadline
         self._not_before = 0.0
-        self._pause = 0.01
+        self._pause = FIRST_PAUSE_S
         self._why: KdirectError | None = None
 
     @property
     def in_flight(self) -> int:
         return sum(records for _, records, _ in self._pending)
 
+    @property
+    def lost(self) -> bool:
+        return bool(self._pending)
+
+    def bring_on(self, paths: ProducePaths) -> None:
+        self.revive(paths)
+
+    def _next_attempt(self, paths: ProducePaths) -> float:
+        return max(self._not_before, paths.away_until(self._connection))
+
     def revive(self, paths: ProducePaths) -> bool:
         """Try once; True when this path has ended, for a better one or because its time is over."""
         now = time.monotonic()
-        if now < self._not_before:
+        if now < self._next_attempt(paths):
             return False
-        tp, old = self.tp, self._connection
+        tp = self.tp
         try:
-            if old.closed:  # opening would wait for the broker as long as connect.timeout.ms
-                Connection(old.host, old.port, old.client_id, PROBE_MS).close()
+            if (self._doubted or self._connection.closed) and not paths.answers(self._connection):
+                return False
             paths._paths.pop(tp, None)
             paths.open(tp)
         except (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError, AccessDeniedError) as e:
             paths._paths[tp] = self
             self._why = e
             if now + self._pause < self._deadline and not paths.session.closed:
-                paths._drop_channel()
+                if not isinstance(e, AccessDeniedError):
+                    paths._drop_channel()
+                    self._doubted = True
                 self._not_before = time.monotonic() + self._pause
-                self._pause = min(2 * self._pause, 1.0)
+                self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
                 return False
             self._give_up(paths, e)
             return True
@@ -385,17 +420,22 @@ class LostPath:
 
     def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
         if not self.revive(paths):
-            time.sleep(min(max(0.0, self._not_before - time.monotonic()), left_ms(self.tp, deadline) / 1000))
+            self._wait(paths, time.monotonic() + left_ms(self.tp, deadline) / 1000)
         return False
 
     def settle(self, paths: ProducePaths, deadline: float) -> bool:
         if not self.revive(paths):
-            time.sleep(max(0.0, min(self._not_before, deadline) - time.monotonic()))
+            self._wait(paths, deadline)
         return False
+
+    def _wait(self, paths: ProducePaths, until: float) -> None:
+        """Until there is something to try again."""
+        if not paths.await_answer(self._connection, until):
+            time.sleep(max(0.0, min(self._next_attempt(paths), until) - time.monotonic()))
 
     def collect(self, paths: ProducePaths) -> None:
         """Nothing is known but that their time is over."""
-        if time.monotonic() >= self._deadline:
+        if self._pending and time.monotonic() >= self._deadline:
             self._give_up(paths, self._why)
 
     def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:

@@ -21,12 +21,25 @@ import time
 from collections import deque
 from typing import Any
 
+from kdirect.client.attempt import Attempt
 from kdirect.client.channel import Channel
 from kdirect.client.connection import Connection
 from kdirect.client.direct_write import AckRouter, FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.messages import MessageConnection
-from kdirect.client.paths import NO_ROOM_BUFFER, SENT, DirectPath, LostPath, Outcome, Path, TcpPath, full, left_ms
+from kdirect.client.paths import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    NO_ROOM_BUFFER,
+    SENT,
+    DirectPath,
+    LostPath,
+    Outcome,
+    Path,
+    TcpPath,
+    full,
+    left_ms,
+)
 from kdirect.client.session import Session
 from kdirect.errors import (
     AccessDeniedError,
@@ -70,6 +83,8 @@ class ProducePaths:
         self._router: AckRouter | None = None
         self._channel: Channel | None = None
         self._outcomes: deque[Outcome] = deque()
+        self._asked: dict[tuple[str, int], Attempt[None]] = {}  # brokers that were lost
+        self._away: dict[tuple[str, int], tuple[float, float]] = {}  # brokers that did not answer: when to ask again, for how long (s)
         self._retired: dict[str, int] = {}
         self._closed = False
 
@@ -130,11 +145,16 @@ class ProducePaths:
     # -- answers ---------------------------------------------------------------------------------------
 
     def outcomes(self) -> list[Outcome]:
-        """Take the outcomes that are known, without waiting."""
+        """Take the outcomes that are known, without waiting for more, and bring on its way again what was lost: whoever looks for outcomes
+        need not call anything else to have them."""
         if self._router is not None and not self._router.broken:
             self._router.drain()
-        for path in list(self._paths.values()):
+        for tp, path in list(self._paths.items()):
+            if self._paths.get(tp) is not path:
+                continue  # it ended with the queue pair of one before
             path.collect(self)
+            if path.lost:
+                path.bring_on(self)
         taken = list(self._outcomes)
         self._outcomes.clear()
         return taken
@@ -189,11 +209,13 @@ class ProducePaths:
     def _give_up(self, path: Path, error: DeliveryError) -> None:
         """End a path whose requests are not waited for any more."""
         path.collect(self)
-        pending = path.take_pending(self)
+        pending = path.take_failures(self) if isinstance(path, DirectPath) else deque()
+        pending.extend(path.take_pending(self))
         self.renew(path.tp)  # what is given up leaves a gap in the sequence
         if isinstance(path, DirectPath):
             self._drop_channel()  # a broker that is silent would not answer a release; it sees the queue pair go
-        self._retire(path.tp)
+        if self._paths.get(path.tp) is path:
+            self._retire(path.tp)
         for _, _, tag in pending:
             self.fail(error, tag)
 
@@ -314,9 +336,52 @@ class ProducePaths:
         return self._messages
 
     def _drop_channel(self) -> None:
+        """End the queue pair, and with it the access to every partition.  What they have under way is repeated over the next one."""
         channel, self._channel, self._router = self._channel, None, None
-        if channel is not None:
-            channel.close()
+        if channel is None:
+            return
+        ended = [path for path in self._paths.values() if isinstance(path, DirectPath) and path.channel is channel]
+        pending = []
+        for path in ended:
+            path.collect(self)
+            again = path.take_failures(self)
+            again.extend(path.take_pending(self))
+            pending.append(again)
+        channel.close()
+        for path, again in zip(ended, pending, strict=True):
+            self._retire(path.tp)
+            if again:
+                self._paths[path.tp] = LostPath(path, again, time.monotonic() + self.timeout_ms / 1000)
+
+    def answers(self, connection: Connection) -> bool:
+        """Does the broker of `connection` answer on another?  Opening a path to one that does not would wait long.  Raises when it does
+        not; False while that is not known."""
+        address = connection.host, connection.port
+        asked = self._asked.get(address)
+        if asked is None:
+            client_id, timeout_ms = connection.client_id, self.settings["connect.timeout.ms"]
+            asked = self._asked[address] = Attempt(lambda: Connection(*address, client_id, timeout_ms).close())
+        if not asked.done:
+            return False
+        del self._asked[address]
+        pause = self._away.pop(address, (0.0, FIRST_PAUSE_S))[1]
+        try:
+            asked.result()
+        except KdirectError:
+            self._away[address] = (time.monotonic() + pause, min(2 * pause, LONGEST_PAUSE_S))
+            raise
+        return True
+
+    def await_answer(self, connection: Connection, until: float) -> bool:
+        """Wait for what `answers` does not know yet; False when nothing is asked."""
+        asked = self._asked.get((connection.host, connection.port))
+        if asked is not None:
+            asked.wait(until - time.monotonic())
+        return asked is not None
+
+    def away_until(self, connection: Connection) -> float:
+        """When to look again for a broker that did not answer; its partitions do it by turns, not each."""
+        return self._away.get((connection.host, connection.port), (0.0, 0.0))[0]
 
     def wait_router(self, tp: TopicPartition, deadline: float) -> None:
         """The window is taken by other partitions of this queue pair: wait for any acknowledgement."""
@@ -344,10 +409,12 @@ class ProducePaths:
     def recover(self, path: DirectPath) -> None:
         """Access ended, a request was refused, or the queue pair broke.  Take what was not committed, and bring it on its way again, in
         order.  A request that was refused for good is reported and left out."""
-        router, writer = self._router, path.writer
-        if router is not None and not router.broken:
+        if self._paths.get(path.tp) is not path:
+            return  # it ended with the queue pair of another
+        router, writer = path.router, path.writer
+        if not path.ended:
             router.drain()
-        refused = bool(writer.failures)
+        refused = bool(writer.failures) and not path.ended
         answered = writer.wait_answers(REFUSED_WAIT_MS) if refused else not writer.in_flight
         path.collect(self)
         again = path.take_failures(self)
@@ -360,7 +427,7 @@ class ProducePaths:
             again.extend(pending)
             pending = again
         # Whichever is noticed first: the queue pair's end, or the control connection's, with which the broker takes its grants back.
-        if router is not None and router.broken:
+        if router.broken:
             log.warning("%s: the RDMA connection broke (%s); %d requests are repeated", path.tp, router.broken, len(pending))
         elif path.channel.closed:
             why = path.channel.connection.error or "closed with its queue pair"
@@ -368,7 +435,7 @@ class ProducePaths:
         elif pending:
             log.info("%s: access ended; %d requests are repeated", path.tp, len(pending))
         self._retire(path.tp)
-        if pending or path.channel.closed or router is None or router.broken:
+        if pending or path.ended:
             lost = self._paths[path.tp] = LostPath(path, pending, time.monotonic() + self.timeout_ms / 1000)
             lost.revive(self)
 

@@ -13,6 +13,7 @@ Invariants:
   is missing is sent again behind that one.  A batch that was given up may have left a gap: when the broker says so, by refusing the
   next, that one and those behind it, which cannot be in the log, go on under the next epoch.
 - An error says whether the batch may have been committed nevertheless.
+- No call waits longer than it is told, but for the first connection: one that was lost is looked for by a thread (`Attempt`).
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from kdirect.client.attempt import Attempt
 from kdirect.client.cluster import Backoff, Cluster
 from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.client.idempotence import ProducerIdentity
@@ -54,6 +56,7 @@ MAX_WINDOW = 128
 ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
 
 RENUMBERED_AT_MOST = 2
+UNANSWERED_WAIT_S = 0.01  # with acks=0 nothing tells that a request has left
 _OUT_OF_SEQUENCE = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH))
 
 # The broker may have written the batch although it answers with an error.
@@ -257,6 +260,7 @@ class Append:
     __slots__ = (
         "_appender",
         "_attempts",
+        "_cause",
         "_deadline",
         "_maybe_committed",
         "_pending",
@@ -273,6 +277,7 @@ class Append:
         self._appender = appender
         self._deadline = deadline
         self._attempts = 0
+        self._cause: KdirectError | None = None  # of the last attempt's failure
         self._renumbered = 0
         self._maybe_committed = False
         self._pending: Pending | None = None
@@ -320,6 +325,12 @@ class TcpAppender:
         self._queued_bytes = 0
         self._failed: list[Append] = []
         self._connection: Connection | None = None
+        self._not_before = 0.0  # no attempt to send
+        self._reaching: Attempt[Connection] | None = None  # another connection, once there was one
+        self._reached = False
+        self._look_again = False  # for the leader, once nothing is under way any more
+        self._out_of_sequence = False  # what is queued needs a new sequence, once nothing is under way any more
+        self._heard = 0.0  # the last answer, or when a request went out before which there was none
         self._pid = os.getpid()
         self._closed = False
         self._batches = self._bytes = self._retries = 0
@@ -338,8 +349,13 @@ class TcpAppender:
             append = Append(self, data, time.monotonic() + self.timeout_ms / 1000)
             size = len(data)
             while self._queue and (len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes):
-                self._advance(room)
-                if room is not None and time.monotonic() >= room and len(self._queue) >= self.window:
+                before = len(self._queue)
+                self._step()
+                if len(self._queue) < before:
+                    continue
+                if room is None or time.monotonic() < room:
+                    self._wait(room)
+                else:
                     raise BufferFullError(
                         f"{self.topic_partition}: {len(self._queue)} requests are not answered after {room_ms:.0f} ms",
                         hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms to wait longer",
@@ -348,22 +364,14 @@ class TcpAppender:
                 append.data = memoryview(self._identity.stamp(data))
             self._queue.append(append)
             self._queued_bytes += size
-            try:
-                self._send()
-            except KdirectError:
-                pass  # `_advance` meets it again and decides
+            self._send()
             return append
 
     def poll(self) -> int:
-        """Take in acknowledgements that have arrived, without blocking; the number of batches still under way."""
+        """Take in acknowledgements that have arrived, and send again what has to be, without waiting; the number of batches under way."""
         with self._lock:
             self._check()
-            if self._connection is not None and not self._connection.closed:
-                self._connection.poll()
-            while self._queue and self._queue[0]._pending is not None and self._queue[0]._pending.done:
-                self._advance()
-            while self._queue and time.monotonic() >= self._queue[0]._deadline:
-                self._advance()
+            self._step()
             return len(self._queue)
 
     def abandon(self) -> None:
@@ -371,6 +379,7 @@ class TcpAppender:
         with self._lock:
             self._queue.clear()
             self._queued_bytes = 0
+            self._out_of_sequence = False
             self._failed.clear()
 
     def flush(self, timeout_ms: float | None = None) -> None:
@@ -380,12 +389,16 @@ class TcpAppender:
         with self._lock:
             self._check()
             while self._queue:
+                before = len(self._queue)
+                self._step()
+                if len(self._queue) < before:
+                    continue
                 if deadline is not None and time.monotonic() >= deadline:
                     raise TimedOutError(
                         f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged after {timeout_ms:.0f} ms",
                         hint="wait longer, or look at the broker",
                     )
-                self._advance(deadline)
+                self._wait(deadline)
             failed = [a for a in self._failed if not a.seen]
             self._failed.clear()
             if failed:
@@ -419,66 +432,150 @@ class TcpAppender:
         with self._lock:
             while not append.done:
                 self._check()
-                self._advance()
+                self._step()
+                if not append.done:
+                    self._wait(None)
             if append.error is not None:
                 append.seen = True
                 raise append.error
             return append.base_offset
 
-    def _send(self) -> None:
-        """Send what is queued and not under way, in order."""
-        waiting = [a for a in self._queue if a._pending is None]
-        if not waiting:
-            return
-        if self._connection is None or self._connection.closed:
-            if len(waiting) < len(self._queue):
-                return  # some went out on the connection that is closed now: they come first again, once their loss is noticed
-            self._connection = self._connect() if self._connect else self._cluster.connection_for(self.topic_partition, "data")
-        r, tp = protocol.ProduceRequest, self.topic_partition
-        for append in waiting:
-            message = r(
-                transactional_id=None,
-                acks=self.acks,
-                timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms),
-                topic_data=[
-                    r.TopicProduceData(
-                        name=tp.topic, partition_data=[r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)]
-                    )
-                ],
+    def _step(self) -> None:
+        """Take in the answers that are here, give up what is overdue, send what may be sent.  Waits for nothing."""
+        queue, connection = self._queue, self._connection
+        if connection is not None and not connection.closed:
+            try:
+                connection.poll()
+            except KdirectError:
+                pass  # the requests under way have it
+        while (first := self._first_under_way()) is not None and first._pending is not None and first._pending.done:
+            self._heard = time.monotonic()
+            self._take_in(first, first._pending)
+        now = time.monotonic()
+        overdue = first is not None and first is queue[0] and now >= first._deadline
+        if overdue or (first is not None and now >= self._heard + self._cluster.timeout_ms / 1000):
+            waited_ms = (now - self._heard) * 1000
+            silent = TimedOutError(
+                f"no answer to an append to {self.topic_partition} within {waited_ms:.0f} ms",
+                hint="see the broker's log, or raise request.timeout.ms",
             )
-            append._attempts += 1
-            append._pending = self._connection.submit(message)
-            if self.acks == 0:
-                append._maybe_committed = True
-                self._done(append)
+            self._lose(silent)
+            self._again(queue[0], silent)
+        while queue and now >= queue[0]._deadline:
+            self._give_up(queue[0], queue[0]._cause or TimedOutError("it could not be sent", hint="see the broker's log"))
+        self._send()
 
-    def _advance(self, until: float | None = None) -> None:
-        """Move the oldest batch on: take in its answer, or send it again, or give it up.  Returns early at `until`."""
-        head = self._queue[0]
+    def _wait(self, until: float | None) -> None:
+        """Wait until an answer is here, or there is something else to do; no longer than `until`."""
+        if not self._queue:
+            return
+        first, now = self._first_under_way(), time.monotonic()
+        end = self._queue[0]._deadline if until is None else min(until, self._queue[0]._deadline)
+        if first is None and self._reaching is not None:
+            self._reaching.wait(end - now)
+        elif first is None or first._pending is None:
+            time.sleep(max(0.0, min(end, self._not_before) - now))
+        elif not first._pending.done:
+            end = min(end, self._heard + self._cluster.timeout_ms / 1000, now + UNANSWERED_WAIT_S if self.acks == 0 else end)
+            first._pending.wait(max(0.0, (end - now) * 1000))
+
+    def _first_under_way(self) -> Append | None:
+        return next((a for a in self._queue if a._pending is not None), None)
+
+    def _send(self) -> None:
+        """Send what is queued and not under way, in order, as far as the window goes.  What fails is told by the batches."""
+        waiting = [a for a in self._queue if a._pending is None]
+        under_way = len(self._queue) - len(waiting)
+        if not waiting or time.monotonic() < self._not_before:
+            return
+        if under_way and (self._out_of_sequence or waiting[0] is not self._queue[under_way]):
+            return  # those under way lie behind one that was refused: first their answers
+        if not under_way and self._look_again:
+            self._connection, self._look_again = None, False
         try:
-            self._send()
-            if head.done:  # acks=0
-                return
-            pending = head._pending
-            assert pending is not None
-            now = time.monotonic()
-            end = min(now + self._cluster.timeout_ms / 1000, head._deadline)
-            if until is not None and until < end and not pending.wait((until - now) * 1000):
-                return
-            error = self._take(head, self._answer(pending, max(0.0, (end - time.monotonic()) * 1000)))
+            if self._connection is None or self._connection.closed:
+                if under_way:
+                    return  # they come first again, once their loss is noticed
+                self._connection = self._reach()
+                if self._connection is None:
+                    return
+            if self._out_of_sequence:
+                self._renumber(self._connection)
+                waiting = list(self._queue)
+            for append in waiting[: max(0, self._window_at(self._connection) - under_way)]:
+                append._attempts += 1
+                append._pending = self._connection.submit_later(self._message(append))
+                if not under_way:
+                    self._heard = time.monotonic()
+                under_way += 1
+                append._maybe_committed |= self.acks == 0
         except KdirectError as e:
             self._lose(e)
+            if not self._queue:
+                return
+            head = self._queue[0]
             if e.retriable:
                 self._again(head, e)
             else:
                 self._give_up(head, e)
-            return
-        if error is not None:
-            self._drain()
-            self._again(head, error)
+        else:
+            if self.acks == 0:
+                while self._queue and (pending := self._queue[0]._pending) is not None and pending.done:
+                    self._take_in(self._queue[0], pending)
 
-    def _answer(self, pending: Pending, timeout_ms: float) -> Any:
-        response = pending.result(timeout_ms)
+    def _reach(self) -> Connection | None:
+        """A connection to the leader; None while it is looked for."""
+        if self._connect is not None:
+            return self._connect()
+        cluster, tp = self._cluster, self.topic_partition
+        if not self._reached:
+            self._reached = True
+            return cluster.connection_for(tp, "data")
+        if self._reaching is None:
+            self._reaching = Attempt(lambda: cluster.connection_for(tp, "data", cluster.settings["connect.timeout.ms"]))
+        if not self._reaching.done:
+            return None
+        reaching, self._reaching = self._reaching, None
+        return reaching.result()
+
+    def _window_at(self, connection: Connection) -> int:
+        """How many requests may be under way."""
+        return self.window
+
+    def _message(self, append: Append) -> Any:
+        r, tp = protocol.ProduceRequest, self.topic_partition
+        return r(
+            transactional_id=None,
+            acks=self.acks,
+            timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms),
+            topic_data=[
+                r.TopicProduceData(
+                    name=tp.topic, partition_data=[r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)]
+                )
+            ],
+        )
+
+    def _take_in(self, append: Append, pending: Pending) -> None:
+        """The answer to `append`, or its failure, is here."""
+        try:
+            if self.acks == 0:
+                pending.result(0)
+                self._done(append)
+                return
+            error = self._take(append, self._answer(pending))
+        except KdirectError as e:
+            head = self._queue[0]
+            self._lose(e)
+            if e.retriable:
+                self._again(head, e)
+            else:
+                self._give_up(append, e)
+            return
+        if error is not None and self._queue[0] is append:
+            self._again(append, error)
+
+    def _answer(self, pending: Pending) -> Any:
+        response = pending.result(0)
         tp = self.topic_partition
         for topic in response.responses:
             for partition in topic.partition_responses:
@@ -496,7 +593,7 @@ class TcpAppender:
         append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED
         if self._identity is not None and answer.error_code in _OUT_OF_SEQUENCE:
             if self._queue[0] is append and append._renumbered < RENUMBERED_AT_MOST:
-                self._renumber()
+                self._out_of_sequence = True
                 return broker_error(answer.error_code, f"append to {self.topic_partition}")
             if self._queue[0] is not append:
                 return broker_error(answer.error_code, f"append to {self.topic_partition}")  # again, behind the one that it waits for
@@ -506,16 +603,6 @@ class TcpAppender:
             return error
         self._give_up(append, error)
         return None
-
-    def _drain(self) -> None:
-        """The oldest batch was refused for a passing reason: take in the answers of all that follow it before it is sent again."""
-        for append in list(self._queue):
-            if append._pending is not None:
-                try:
-                    self._take(append, self._answer(append._pending, self._cluster.timeout_ms))
-                except KdirectError as e:
-                    self._lose(e)
-                    return
 
     def _lose(self, error: KdirectError) -> None:
         """The connection is gone, silent or was never had.  Answers come in order: behind one that does not come there is none."""
@@ -528,12 +615,16 @@ class TcpAppender:
         self._connection = None
 
     def _again(self, head: Append, error: KdirectError) -> None:
-        """Wait before the next attempt, or give `head` up when its time is over."""
-        if not self._cluster.backoff((head._deadline - time.monotonic()) * 1000, head._attempts).wait():
+        """There will be another attempt, later, or `head` is given up when its time is over before."""
+        head._cause = error
+        now = time.monotonic()
+        pause = self._cluster.backoff((head._deadline - now) * 1000, head._attempts).pause()
+        if pause is None:
             self._give_up(head, error)
             return
+        self._not_before = now + pause
         self._retries += 1
-        self._connection = None
+        self._look_again = True
         self._cluster.forget(self.topic_partition.topic)
 
     def _done(self, append: Append) -> None:
@@ -558,14 +649,13 @@ class TcpAppender:
         self._failed.append(append)
         self._done(append)
 
-    def _renumber(self) -> None:
-        """The oldest batch does not follow what the broker has: it and those behind it go on under a new sequence."""
+    def _renumber(self, connection: Connection) -> None:
+        """The oldest batch does not follow what the broker has, and nothing is under way: what is queued goes on under a new sequence."""
         assert self._identity is not None
-        self._drain()
+        self._out_of_sequence = False
         log.info("%s: %d batches go on under a new sequence", self.topic_partition, len(self._queue))
         self._identity.renew()
         for append in self._queue:
-            append._pending = None
             append._renumbered += 1
             append.data = memoryview(self._identity.stamp(ProducerIdentity.unstamped(append.data)))
 

@@ -1,0 +1,46 @@
+"""A call that may wait long for a broker, made where nobody waits for it.
+
+Owns: one thread a call, which ends with it.  A producer that lost its broker looks for it this way, so that `produce`, `poll` and its own
+thread, which share one lock, go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Attempt(Generic[T]):
+    """Begins at once.  `result` is that of the call, or its error, once it is `done`."""
+
+    def __init__(self, call: Callable[[], T]) -> None:
+        self._call = call
+        self._over = threading.Event()
+        self._value: list[T] = []
+        self._error: BaseException | None = None
+        threading.Thread(target=self._run, name="kdirect-attempt", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            self._value.append(self._call())
+        except BaseException as e:
+            self._error = e
+        finally:
+            self._over.set()
+
+    @property
+    def done(self) -> bool:
+        return self._over.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until it is done, for that long at most; whether it is."""
+        return self._over.wait(max(0.0, seconds))
+
+    def result(self) -> T:
+        """Of a call that is done."""
+        if self._error is not None:
+            raise self._error
+        return self._value[0]

@@ -1,0 +1,176 @@
+"""A producer whose broker is killed, stopped, or takes access back: what was under way is repeated without being asked for, and no call
+waits longer than it is told.  Real brokers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+import kdirect
+from kdirect.client import connect
+from kdirect.errors import BufferFullError, DeliveryError
+from kdirect.model import TopicPartition
+
+PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
+
+
+@pytest.fixture
+def served(broker_process):
+    """(broker, settings) with topic `t`; producers made of the settings."""
+
+    def make(partitions=1, **settings):
+        broker = broker_process()
+        connect(broker.bootstrap_servers).admin.create_topic("t", partitions)
+        return broker, {"bootstrap.servers": broker.bootstrap_servers, **{k.replace("_", "."): v for k, v in settings.items()}}
+
+    return make
+
+
+@contextlib.contextmanager
+def stopped(broker):
+    """Every thread of the broker's process stands."""
+    os.kill(broker.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(AssertionError, ProcessLookupError):
+            os.kill(broker.pid, signal.SIGCONT)
+
+
+def values(broker, partition=0):
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as consumer:
+        tp = TopicPartition("t", partition)
+        consumer.assign({tp: 0})
+        end = consumer.get_watermark_offsets(tp)[1]
+        return [consumer.poll(10).value() for _ in range(end)]
+
+
+def longest(call, seconds):
+    """How long the longest of many calls within `seconds` took."""
+    most, until = 0.0, time.monotonic() + seconds
+    while (began := time.monotonic()) < until:
+        with contextlib.suppress(BufferFullError):
+            call()
+        most = max(most, time.monotonic() - began)
+    return most
+
+
+# -- what was under way is repeated ------------------------------------------------------------------------
+
+
+@PATHS
+@pytest.mark.parametrize("how", ["futures", "polls"])
+def test_what_was_under_way_when_the_broker_was_killed_is_repeated_by_itself(served, transport, how):
+    """Nobody asks for the result: the thread repeats it for a future, and `poll(0)` for a report."""
+    broker, settings = served(transport=transport, delivery_timeout_ms=60_000)
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        told = []
+        with stopped(broker):
+            if how == "futures":
+                future = producer.send("t", b"under way")
+            else:
+                producer.produce("t", b"under way", on_delivery=lambda e, m: told.append((e, m.offset())))
+            time.sleep(0.1)  # until it has left
+            broker.kill()
+        broker.start()
+        began = time.monotonic()
+        if how == "futures":
+            assert concurrent.futures.wait([future], 30).done and future.result(0).offset() >= 0
+        else:
+            while not told and time.monotonic() - began < 30:
+                producer.poll(0)
+                time.sleep(0.01)
+            assert told and told[0][0] is None
+        assert time.monotonic() - began < 20
+    assert values(broker) == [b"first", b"under way"]
+
+
+def test_what_was_under_way_when_the_queue_pair_broke_is_repeated_by_itself(served):
+    broker, settings = served(transport="shm")
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        (path,) = producer.paths._paths.values()
+        with stopped(broker):
+            future = producer.send("t", b"under way")
+            path.channel.qp.close()
+        assert concurrent.futures.wait([future], 30).done and future.result(0).offset() == 1
+    assert values(broker) == [b"first", b"under way"]
+
+
+def test_one_partition_that_expires_does_not_take_the_others_with_it(served):
+    """They share a queue pair, which ends with the requests that are given up."""
+    broker, settings = served(3, transport="shm", delivery_timeout_ms=3000)
+    with kdirect.Producer(settings) as producer:
+        for partition in range(3):
+            producer.produce_sync("t", b"first", partition=partition)
+        with stopped(broker):
+            overdue = producer.send("t", b"overdue", partition=0)
+            time.sleep(2)
+            kept = producer.send("t", b"kept", partition=1)
+            until = time.monotonic() + 20
+            while not overdue.done() and time.monotonic() < until:
+                producer.poll(0.1)  # raises nothing
+            assert isinstance(overdue.exception(0), DeliveryError) and overdue.exception(0).maybe_committed
+            assert not kept.done()
+        assert concurrent.futures.wait([kept], 30).done and kept.exception(0) is None
+        assert producer.flush() == 0
+        assert producer.produce_sync("t", b"last", partition=2) == 1
+    assert values(broker, 1) == [b"first", b"kept"]
+
+
+# -- no call waits longer than it is told ------------------------------------------------------------------
+
+
+def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_time(served):
+    """Fewer requests than the window: only their bytes are too many."""
+    broker, settings = served(transport="tcp", linger_ms=1, max_block_ms=0, delivery_timeout_ms=3000, send_buffer_bytes=1 << 20,
+                              batch_bytes=256 << 10)  # fmt: skip
+    producer = kdirect.Producer(settings)
+    producer.produce_sync("t", b"first")
+    with stopped(broker):
+        assert longest(lambda: producer.produce("t", b"v" * 20_000), 5) < 1.5
+        assert producer.statistics()["failed_records"] > 0
+        began = time.monotonic()
+        with pytest.raises(DeliveryError):
+            producer.flush(0.1)
+        assert time.monotonic() - began < 1.5
+    producer.abort()
+
+
+def test_a_socket_that_is_full_holds_nobody_up_and_the_rest_leaves_later(served):
+    broker, settings = served(transport="tcp", linger_ms=1, max_block_ms=0, send_buffer_bytes=64 << 20, buffer_memory=64 << 20)
+    sent = []
+
+    def produce():
+        producer.produce("t", b"%d " % len(sent) + b"v" * 200_000)
+        sent.append(b"%d" % len(sent))
+
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        with stopped(broker):
+            assert longest(produce, 3) < 1.5
+            assert len(producer) == len(sent) > 20, "more than a socket holds"
+        assert producer.flush() == 0
+    assert [v.split()[0] for v in values(broker)] == [b"first", *sent]
+
+
+def test_acks_0_leaves_when_the_socket_has_room(served):
+    broker, settings = served(transport="tcp", acks=0, linger_ms=1, max_block_ms=0, send_buffer_bytes=64 << 20, buffer_memory=64 << 20)
+    with kdirect.Producer(settings) as producer:
+        producer.produce("t", b"first", partition=0)
+        assert producer.flush() == 0
+        with stopped(broker):
+            for i in range(60):
+                producer.produce("t", b"%d " % i + b"v" * 200_000, partition=0)
+        assert producer.flush(30) == 0
+        until = time.monotonic() + 30
+        while len(values(broker)) < 61 and time.monotonic() < until:
+            time.sleep(0.05)
+    assert [v.split()[0] for v in values(broker)] == [b"first", *(b"%d" % i for i in range(60))]
