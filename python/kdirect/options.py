@@ -215,7 +215,7 @@ BROKER = Options("Broker properties", (
     # topics
     Option("auto.create.topics.enable", "bool", True, "Create a topic when a client first asks for it."),
     Option("delete.topic.enable", "bool", True, "Let clients delete topics."),
-    Option("num.partitions", "int", 1, "Partitions of a topic that is created without saying.", low=1, high=100_000),
+    Option("num.partitions", "int", 1, "Partitions of a topic that is created without saying.", low=1, high=10_000),
     Option("default.replication.factor", "int", 1, "Replicas of a topic that is created without saying: this broker is alone, so 1.", low=1, high=1),
     Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for: this broker is alone, so 1.", low=1, high=1),
     # groups
