@@ -7,13 +7,14 @@ import concurrent.futures
 import contextlib
 import os
 import signal
+import threading
 import time
 
 import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import BufferFullError, DeliveryError
+from kdirect.errors import BufferFullError, DeliveryError, TimedOutError
 from kdirect.model import TopicPartition
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -49,6 +50,13 @@ def values(broker, partition=0):
         consumer.assign({tp: 0})
         end = consumer.get_watermark_offsets(tp)[1]
         return [consumer.poll(10).value() for _ in range(end)]
+
+
+def wait_until(ready, seconds=20):
+    until = time.monotonic() + seconds
+    while not ready() and time.monotonic() < until:
+        time.sleep(0.005)
+    return ready()
 
 
 def longest(call, seconds):
@@ -174,3 +182,103 @@ def test_acks_0_leaves_when_the_socket_has_room(served):
         while len(values(broker)) < 61 and time.monotonic() < until:
             time.sleep(0.05)
     assert [v.split()[0] for v in values(broker)] == [b"first", *(b"%d" % i for i in range(60))]
+
+
+@PATHS
+@pytest.mark.parametrize("call", ["flush", "poll", "result"])
+def test_a_thread_that_waits_lets_others_produce(served, transport, call):
+    broker, settings = served(transport=transport, linger_ms=5, max_block_ms=0)
+    producer = kdirect.Producer(settings)
+    producer.produce_sync("t", b"first")
+    ends = threading.Event()
+
+    def wait():
+        with contextlib.suppress(TimedOutError):
+            while not ends.is_set():
+                {"flush": producer.flush, "poll": producer.poll, "result": waited.result}[call](60 if call == "result" else 0.5)
+
+    with stopped(broker):
+        waited = producer.send("t", b"under way")
+        time.sleep(0.05)
+        thread = threading.Thread(target=wait)
+        thread.start()
+        time.sleep(0.1)
+        times = []
+        until = time.monotonic() + 3
+        while (began := time.monotonic()) < until:
+            with contextlib.suppress(BufferFullError):
+                producer.produce("t", b"more")
+            times.append(time.monotonic() - began)
+            time.sleep(0.001)
+        ends.set()
+    thread.join(60)
+    producer.flush()
+    producer.abort()
+    times.sort()
+    assert len(times) > 30 and times[len(times) // 2] < 0.05, (len(times), times[len(times) // 2], times[-1])
+
+
+# -- callbacks of futures run without the producer's lock --------------------------------------------------
+
+
+@PATHS
+def test_a_done_callback_may_take_a_lock_that_a_thread_in_produce_holds(served, transport):
+    broker, settings = served(transport=transport)
+    mine, begun, got = threading.Lock(), threading.Event(), []
+
+    def on_done(future):
+        begun.set()
+        got.append(mine.acquire(timeout=20))
+
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        with mine:
+            with stopped(broker):
+                future = producer.send("t", b"second")
+                future.add_done_callback(on_done)
+            assert begun.wait(20)
+            producer.produce("t", b"third")  # while the callback waits for this thread
+        assert producer.flush() == 0
+        assert wait_until(lambda: got == [True])
+        mine.release()
+    assert values(broker) == [b"first", b"second", b"third"]
+
+
+@PATHS
+def test_a_record_sent_by_a_done_callback_is_not_lost(served, transport):
+    """Its batch is refused when it is sent; the callback sends into the same partition meanwhile."""
+    broker, settings = served(transport=transport, linger_ms=20)
+    connect(settings).admin.alter_configs("t", {"max.message.bytes": "1000"})
+    again = []
+
+    def on_done(future):
+        again.append(producer.send("t", b"shorter"))
+
+    with kdirect.Producer(settings) as producer:
+        producer.send("t", os.urandom(5000)).add_done_callback(on_done)
+        assert wait_until(lambda: again and again[0].done())
+        assert again[0].exception(0) is None and producer.flush() == 0
+        purged = producer.send("t", b"purged")
+        purged.add_done_callback(on_done)
+        producer.purge()
+        assert isinstance(purged.exception(0), DeliveryError)
+        assert again[1].result(20).offset() == 1
+    assert values(broker) == [b"shorter", b"shorter"]
+
+
+def test_thousands_of_done_callbacks_send_again_and_one_waits(served):
+    broker, settings = served(transport="tcp", linger_ms=5)
+    done = []
+
+    def on_done(future):
+        if future.result(0).value() == b"0":
+            done.append(producer.send("t", b"waited for").result(20))
+        else:
+            done.append(producer.send("t", b"again"))
+
+    with kdirect.Producer(settings) as producer:
+        for i in range(3000):
+            producer.send("t", b"%d" % i).add_done_callback(on_done)
+        assert wait_until(lambda: len(done) == 3000)
+        assert producer.flush() == 0
+    assert len(values(broker)) == 6000

@@ -65,6 +65,8 @@ class Delivery(Future):
 
 # index in the batch, whom to tell, key, value, headers, timestamp
 Report = tuple[int, Any, bytes | None, bytes | None, Any, int]
+# whom to tell, and what
+Word = tuple[Any, KdirectError | None, Any]
 
 
 class Sent:
@@ -85,8 +87,8 @@ class Sent:
         self._reports = reports
         self._whole = whole  # a callback for the batch
 
-    def answer(self, base_offset: int, error: DeliveryError | None, ready: deque[tuple[Any, KdirectError | None, Any]]) -> bool:
-        """Resolve futures, and put the reports of callbacks into `ready`.  True when somebody hears of the error."""
+    def answer(self, base_offset: int, error: DeliveryError | None, ready: deque[Word], resolved: deque[Word]) -> bool:
+        """Put the reports of callbacks into `ready`, and those of futures into `resolved`.  True when somebody hears of the error."""
         self.done = True
         self.data = None
         tp = self.tp
@@ -102,10 +104,7 @@ class Sent:
                 headers.items() if isinstance(headers, dict) else headers,
                 error,
             )
-            if sink.__class__ is Delivery:
-                sink(error, message)
-            else:
-                ready.append((sink, error, message))
+            (resolved if sink.__class__ is Delivery else ready).append((sink, error, message))
         if self._whole is not None:
             ready.append(
                 (self._whole, error, DeliveredBatch(tp.topic, tp.partition, -1 if error is not None else base_offset, self.records))

@@ -14,8 +14,9 @@ differs is a table in docs/clients.md; the rules that matter:
 - Nothing is lost in silence: what fails is told to its callback or future, and where there is none raised by `flush` and `close`.
 - A producer belongs to the process that made it: in a forked child every call is a ClosedError.
 
-Thread-safe: one lock a producer; callbacks run without it.  Records without a key go where RDMA access can be had: a producer keeps to one
-partition for a while, gives it back, and takes the next that is free.
+Thread-safe: one lock a producer; callbacks, of futures too, run without it, and who waits with it lets others in every few ms.  Records
+without a key go where RDMA access can be had: a producer keeps to one partition for a while, gives it back, and takes the next that is
+free.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ import pyarrow.compute as pc
 
 from kdirect.client.admin import TopicInfo
 from kdirect.client.arrow_rows import by_partition, by_topic, timestamps_ms
-from kdirect.client.deliveries import DeliveredBatch, Delivery, Gathering, OnDelivery, Sent
+from kdirect.client.deliveries import DeliveredBatch, Delivery, Gathering, OnDelivery, Sent, Word
 from kdirect.client.gather import as_bytes
 from kdirect.client.partitioner import Keys, murmur2
 from kdirect.client.produce_paths import DirectPath, ProducePaths
@@ -51,7 +52,8 @@ from kdirect.options import CLIENT
 log = logging.getLogger("kdirect.client")
 
 STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
-SLICE_MS = 100.0  # longest wait with the lock held
+SLICE_MS = 10.0  # longest wait with the lock held, but for room
+TURN_S = 0.0002  # between two such waits, for those who want the lock: it is not handed on by itself
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01  # of the thread between two looks at what is under way
 REPORTS_AHEAD = 1000  # reports that may wait for poll before produce serves them
 ERRORS_KEPT = 100
@@ -123,7 +125,9 @@ class Producer:
         self._idle_builders: dict[TopicPartition, Gathering] = {}
         self._sent: deque[Sent] = deque()  # handed to a path, oldest first
         self._held = 0
-        self._reports: deque[tuple[Any, KdirectError | None, Any]] = deque()
+        self._reports: deque[Word] = deque()
+        self._resolved: deque[Word] = deque()  # futures that are told when the lock is free
+        self._telling: set[int] = set()  # threads that are at it
         self._serving = False
         self._failed = 0
         self._closed = False
@@ -187,6 +191,8 @@ class Producer:
                     headers = ()  # sent
             if headers != ():
                 self._gather(tp, value, key, headers, timestamp, on_delivery)
+        if self._resolved:
+            self._tell()
         if len(self._reports) > REPORTS_AHEAD:
             self._serve()
 
@@ -251,7 +257,8 @@ class Producer:
                 count = self.topics.count_for(name, highest)
                 for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name, count)):
                     self._send_columns(self._place(name, partition), part, now, on_delivery)
-            return data.num_rows
+        self._tell()
+        return int(data.num_rows)
 
     def _send_columns(self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any) -> None:
         batches = self._encoder.encode(
@@ -341,7 +348,8 @@ class Producer:
             full.popleft()
             sent.data = None
             self._sent.append(sent)
-        self._open.pop(gathering.tp, None)
+        if not gathering.builder.records:
+            self._open.pop(gathering.tp, None)
         return True
 
     def _wait_for_room(self, size: int) -> None:
@@ -350,9 +358,16 @@ class Producer:
             for gathering in list(self._open.values()):
                 self._push(gathering, 0.0)
             left_ms = (deadline - time.monotonic()) * 1000
-            self.paths.settle(max(0.0, min(left_ms, 10.0)))
+            self.paths.settle(max(0.0, min(left_ms, SLICE_MS)))
             self._drive()
+            self._lock.release()  # `produce` holds it once
+            try:
+                time.sleep(TURN_S if left_ms > 0 else 0.0)
+            finally:
+                self._lock.acquire()
+            self._check()  # another thread may have closed it meanwhile
             if left_ms <= 0 and self._held + size > self._most_held:
+                self._rouse(sent=True)  # whose futures were resolved here are told by the thread
                 raise BufferFullError(
                     f"{self._held} bytes of records are not acknowledged after {self._block_ms} ms",
                     hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms or buffer.memory",
@@ -374,7 +389,7 @@ class Producer:
 
     def _resolve(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
         self._held -= sent.held
-        heard = sent.answer(base_offset, error, self._reports)
+        heard = sent.answer(base_offset, error, self._reports, self._resolved)
         if error is not None:
             self._failed += sent.records
             if not heard:
@@ -470,15 +485,15 @@ class Producer:
             with self._lock:
                 self._check()
                 self._drive()
-                pending = bool(self._sent or self._open)
+                pending = bool(self._sent or self._open or self._resolved)
                 if not self._reports and pending and timeout > 0:
-                    self.paths.settle(max(0.0, min(10.0, (deadline - time.monotonic()) * 1000)))
+                    self.paths.settle(max(0.0, min(SLICE_MS, (deadline - time.monotonic()) * 1000)))
                     self._drive()
+            self._tell()
             served = self._serve()
             if served or not pending or time.monotonic() >= deadline:
                 return served
-            if self._open and not self._sent:
-                time.sleep(FIRST_PAUSE_S)
+            time.sleep(TURN_S if self._sent else FIRST_PAUSE_S)
 
     def _serve(self) -> int:
         """Run the callbacks that are ready, outside of the lock; none inside of another."""
@@ -495,6 +510,25 @@ class Producer:
             self._serving = False
         return served
 
+    def _tell(self, *, within: bool = False) -> None:
+        """Resolve futures, outside of the lock: what is done then may wait for another thread, which produces.  A callback that sends
+        again leaves the next to the call that it is in, however many there are, unless it waits (`within`)."""
+        me = threading.get_ident()
+        outer = me not in self._telling
+        if not self._resolved or not (outer or within):
+            return
+        self._telling.add(me)
+        try:
+            while self._resolved:
+                try:
+                    future, error, message = self._resolved.popleft()
+                except IndexError:
+                    return  # another thread was faster
+                future(error, message)
+        finally:
+            if outer:
+                self._telling.discard(me)
+
     def await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
         """Work until `delivery` is done, for at most `timeout` seconds; whether it is."""
         deadline = float("inf") if timeout is None else time.monotonic() + timeout
@@ -507,8 +541,11 @@ class Producer:
                     self._push(gathering, 0.0)
                 self.paths.settle(max(0.0, min(left_ms, SLICE_MS)))
                 self._drive()
+            self._tell(within=True)
             if left_ms <= 0:
                 break
+            if not delivery.done():
+                time.sleep(TURN_S)
         return delivery.done()
 
     def flush(self, timeout: float | None = None) -> int:
@@ -522,7 +559,7 @@ class Producer:
                 left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
                 stuck = False
                 for gathering in list(self._open.values()):
-                    stuck |= not self._push(gathering, min(left_ms, SLICE_MS))
+                    stuck |= not self._push(gathering, 0.0 if stuck else min(left_ms, SLICE_MS))
                 done = self.paths.settle(min(max(0.0, (deadline - time.monotonic()) * 1000), SLICE_MS))
                 if self._sent:
                     self._drive()
@@ -532,6 +569,9 @@ class Producer:
                     if timeout is None:
                         self._give_up_all()
                     break
+            self._tell()
+            time.sleep(TURN_S)
+        self._tell()
         if self._reports:
             self._serve()
         with self._lock:
@@ -557,15 +597,16 @@ class Producer:
                     self.paths.expire(tp)
                 self._drive()
             self.paths.errors.clear()
+        self._tell()
         self._serve()
 
     def _drop_gathered(self, why: str) -> None:
-        for gathering in list(self._open.values()):
+        for tp, gathering in list(self._open.items()):
             gathering.close_batch()
             while gathering.full:
                 sent = gathering.full.popleft()
                 self._resolve(sent, -1, DeliveryError(f"{sent.tp}: {why}", hint="it was not sent"))
-        self._open.clear()
+            del self._open[tp]
 
     def close(self, timeout: float | None = None) -> None:
         """Flush, then give access back.  What is not delivered after `timeout` seconds has failed: DeliveryError, unless its callback or
@@ -592,6 +633,7 @@ class Producer:
                 self._resolve(tag, base_offset, error)
             self._sent.clear()
             self._wake.set()
+        self._tell()
         self._serve()
 
     def statistics(self) -> dict[str, int]:
@@ -617,6 +659,7 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
         except KdirectError as e:  # of a path that cannot be had now: records wait for their delivery timeout
             log.info("%s", e)
             wait = LONGEST_PAUSE_S
+        p._tell()
         pause = FIRST_PAUSE_S if wait is None else min(2 * pause, LONGEST_PAUSE_S)
         if wait is None:
             del p  # nothing is under way: the producer may go
