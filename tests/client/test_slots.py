@@ -163,6 +163,19 @@ def test_a_grant_that_cannot_be_is_refused(ends, arguments):
         ends.stream().open(1, 0, 0, *arguments, False)
 
 
+@pytest.mark.parametrize("index", [-1, 4, 200_000_000])
+def test_a_slot_outside_of_the_table_is_refused(ends, index):
+    table = ends.table()
+    stream = ends.stream()
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    uses = [table.activate, table.deactivate, lambda i: stream.take_slot(table, i, False), lambda i: stream.advance(table, i, False)]
+    for use in uses:
+        with pytest.raises(ProtocolError, match=f"slot {index} of 4"):
+            use(index)
+    table.activate(3)
+    table.deactivate(3)
+
+
 def test_a_slot_of_another_file_ends_access(ends):
     table = ends.table()
     table.activate(0)

@@ -53,25 +53,35 @@ class DirectFetcher:
         """Enter the files that hold these offsets (-1: the latest, as a slot without data).  One request for all.
 
         A partition read before is entered anew.  Raises the first refusal (OffsetOutOfRangeError, UnknownTopicError,
-        AccessDeniedError); the others stay granted.
+        AccessDeniedError, ProtocolError for a grant that cannot be); the others stay granted.  None does when the request fails as a whole.
         """
         targets = []
         for tp, offset in offsets.items():
             position = self._positions.get(tp)
             targets.append((tp, offset, position.stream.file_id if position is not None else -1))
-            if position is not None:
-                self._leave_slot(position)
         self.access_requests += 1
-        answer = self.channel.consume_access(targets)
-        if self._slots is None:
-            self._slots = self.channel.slot_table(answer)
+        try:
+            answer = self.channel.consume_access(targets)
+            if self._slots is None:
+                self._slots = self.channel.slot_table(answer)
+        except KdirectError:
+            for tp in offsets:  # where one stood before is not where it shall stand
+                self._forget(tp)
+            raise
+        for tp in offsets:  # all of them before one is entered, whose slot may have been another's
+            if tp in self._positions:
+                self._leave_slot(self._positions[tp])
         failure: KdirectError | None = None
         for (tp, offset, _), grant in zip(targets, answer.partitions, strict=True):
             if grant.error_code:
                 self._forget(tp)
                 failure = failure or access_error(grant.error_code, grant.error_message, f"reading {tp} from offset {offset}")
                 continue
-            self._enter(tp, offset, grant)
+            try:
+                self._enter(tp, offset, grant)
+            except ProtocolError as e:
+                self._forget(tp)
+                failure = failure or e
         if failure is not None:
             raise failure
 
@@ -83,9 +93,11 @@ class DirectFetcher:
                 tp, stream, committed_only=self._committed_only, max_batch_bytes=self._stream_settings["max_batch_bytes"]
             )
         assert self._slots is not None
-        position.has_data = grant.length > 0
-        position.slot_index = grant.slot_index
+        position.has_data = grant.length != 0
         position.slots = self._slots
+        if grant.slot_index >= 0:
+            self._slots.activate(grant.slot_index)  # refuses one that cannot be
+            position.slot_index = grant.slot_index
         sealed = grant.slot_index < 0
         limit = grant.last_stable_position if self._committed_only else grant.last_readable_position
         if position.has_data:
@@ -94,8 +106,6 @@ class DirectFetcher:
         else:
             position.stream.open(grant.file_id, 0, 0, 0, 0, 0, False)
         position.stream.set_offsets(grant.high_watermark, grant.last_stable_offset, grant.log_start_offset, grant.leader_epoch)
-        if grant.slot_index >= 0:
-            self._slots.activate(grant.slot_index)
 
     def _leave_slot(self, position: Feed) -> None:
         if position.slot_index >= 0 and self._slots is not None:

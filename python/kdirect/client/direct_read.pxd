@@ -34,6 +34,7 @@ cdef class SlotTable:
     cdef int64_t _torn_timeout_ns
     cdef bint _at_once             # a READ completes while it is posted
     cdef readonly uint64_t reads, read_bytes, torn
+    cdef int c_check(self, int index) except -1
     cpdef refresh(self)
     cdef int c_look(self, uint32_t* status) noexcept nogil
     cdef int c_refresh(self, uint32_t* status) noexcept nogil

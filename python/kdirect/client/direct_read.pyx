@@ -16,7 +16,7 @@ One thread at a time per queue pair: callers hold their channel's lock.
 """
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memmove
 from posix.unistd cimport usleep
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
@@ -131,21 +131,30 @@ cdef _raise_read(int rc, uint32_t status, what):
     raise QueuePairError(f"{what}: {STATUS_NAMES.get(status, status)}", hint="access ended (revoked, or the broker left); ask for it again")
 
 
+cdef int _check_key(str what, int64_t address, int64_t rkey, int64_t length) except -1:
+    """A grant's numbers travel as signed 64-bit ones; `length` is not negative."""
+    if address < 0 or address > INT64_MAX - length or not 0 <= rkey <= <int64_t> UINT32_MAX:
+        raise ProtocolError(f"{what}: the broker granted {length} bytes at address {address} under key {rkey}",
+                            hint="broker and client are of different versions")
+    return 0
+
+
 cdef class SlotTable:
     """The consumer's copy of its slot region; `refresh` brings all active slots with one READ.
 
     `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory of at least `slot_count` slots.
     """
 
-    def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, uint64_t remote_address, uint32_t rkey, int slot_count, *,
+    def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, int64_t remote_address, int64_t rkey, int slot_count, *,
                  int torn_timeout_ms=10000):
         if slot_count < 1 or region.length < <uint64_t> slot_count * SLOT_BYTES:
             raise ProtocolError(f"the broker announced {slot_count} metadata slots", hint="broker and client are of different versions")
+        _check_key("metadata slots", remote_address, rkey, <int64_t> slot_count * SLOT_BYTES)
         self._qp = qp
         self._cq = cq
         self._region = region
-        self._remote_address = remote_address
-        self._rkey = rkey
+        self._remote_address = <uint64_t> remote_address
+        self._rkey = <uint32_t> rkey
         self.slot_count = slot_count
         self._torn_timeout_ns = torn_timeout_ms * <int64_t> 1000000
         self._active = bytearray(slot_count)
@@ -158,16 +167,22 @@ cdef class SlotTable:
 
     def activate(self, int index):
         """Slot `index` was granted: include it in refreshes."""
-        if not 0 <= index < self.slot_count:
-            raise ProtocolError(f"the broker granted slot {index} of {self.slot_count}", hint="broker and client are of different versions")
+        self.c_check(index)
         self._active[index] = 1
         self._end = max(self._end, index + 1)
 
     def deactivate(self, int index):
         """Slot `index` was released."""
+        self.c_check(index)
         self._active[index] = 0
         while self._end > 0 and not self._active[self._end - 1]:
             self._end -= 1
+
+    cdef int c_check(self, int index) except -1:
+        """ProtocolError for an index that is not of this table: nothing behind this checks it again."""
+        if not 0 <= index < self.slot_count:
+            raise ProtocolError(f"the broker granted slot {index} of {self.slot_count}", hint="broker and client are of different versions")
+        return 0
 
     cdef int c_look(self, uint32_t* status) noexcept nogil:
         """One READ of the active slots: 0, SLOT_TORN, or as `c_read`."""
@@ -285,14 +300,15 @@ cdef class FileStream:
         self.file_id = -1
         self._in_place = in_place
 
-    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position, int64_t limit, bint sealed):
+    def open(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position, int64_t limit, bint sealed):
         """Start on a granted file at `position`; bytes kept of the previous file are dropped."""
         if length < 0 or not 0 <= position <= limit <= length:
             raise ProtocolError(f"{self.name}: the broker granted positions {position} to {limit} of a file of {length} bytes",
                                 hint="broker and client are of different versions")
+        _check_key(self.name, address, rkey, length)
         self.file_id = file_id
-        self._address = address
-        self._rkey = rkey
+        self._address = <uint64_t> address
+        self._rkey = <uint32_t> rkey
         self.length = length
         self.position = position
         self.limit = limit
@@ -301,7 +317,7 @@ cdef class FileStream:
         self._lo = self._hi = 0
         self._let_go()
         if self._in_place and length > 0:
-            self._view = self._qp.view(address, length, rkey)
+            self._view = self._qp.view(self._address, length, self._rkey)
 
     cdef _let_go(self):
         cdef RemoteView view = self._view
@@ -333,6 +349,7 @@ cdef class FileStream:
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
+        slots.c_check(index)
         self._seen = slots.reads
         slots.c_get(index, &s)
         if not s.flags & SLOT_FLAG_ASSIGNED or s.file_id != self.file_id:

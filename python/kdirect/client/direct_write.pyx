@@ -22,7 +22,7 @@ One thread at a time: callers hold their channel's lock.
 """
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT64_MAX, UINT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
@@ -292,35 +292,40 @@ cdef class FileWriter:
         """Size of the send buffer: no request may be larger."""
         return self._capacity
 
-    def open(self, int file_id, uint64_t address, uint32_t rkey, int64_t length, int64_t position, uint64_t word_address=0, uint32_t word_rkey=0,
+    def open(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position, int64_t word_address=0, int64_t word_rkey=0,
              int window=0):
         """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it is shared.  `window`: requests that may be
         under way (0: as many as the writer was made for)."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
+        if not 0 <= file_id < FILES:     # the router's table of writers has no bounds of its own
+            raise ProtocolError(f"{self.name}: the broker granted file {file_id}", hint="broker and client are of different versions")
         if not 0 <= position <= length:
             raise ProtocolError(f"{self.name}: the broker granted position {position} of a file of {length} bytes",
+                                hint="broker and client are of different versions")
+        if address < 0 or address > INT64_MAX - length or not 0 <= rkey <= <int64_t> UINT32_MAX:
+            raise ProtocolError(f"{self.name}: the broker granted {length} bytes at address {address} under key {rkey}",
+                                hint="broker and client are of different versions")
+        if word_address != 0 and (self._landing is None or word_address < 0 or word_address & 7 or not 0 <= word_rkey <= <int64_t> UINT32_MAX):
+            raise ProtocolError(f"{self.name}: the broker granted a shared word at address {word_address:#x}",
                                 hint="broker and client are of different versions")
         self.settle()  # completions are told apart by file id
         self._router.detach(self)
         self.file_id = file_id
-        self.address = address
-        self.rkey = rkey
+        self.address = <uint64_t> address
+        self.rkey = <uint32_t> rkey
         self.length = length
         self.position = position
         self._ring_read = 0
         self._grant_first = self.appended
         self.revoked = self.recalled = self.full = False
         self.shared = word_address != 0
-        self.word_address = word_address
-        self.word_rkey = word_rkey
+        self.word_address = <uint64_t> word_address
+        self.word_rkey = <uint32_t> word_rkey
         self._word = <uint64_t> position
         self._limit = min(self._window, <uint64_t> window) if window > 0 else self._window
         self.end_order = -1
         self.end_position = -1
-        if self.shared and (self._landing is None or word_address & 7):
-            raise ProtocolError(f"{self.name}: the broker granted a shared word at address {word_address:#x}",
-                                hint="broker and client are of different versions")
         self._desynchronised = False
         self.granted = True
         self._router.attach(self)
