@@ -301,3 +301,32 @@ def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(
     assert consumer.commit(offsets={tp: 1}, asynchronous=False) == {tp: 1}
     consumer.assign({tp: 0})  # ends the subscription
     assert consumer.commit(offsets={tp: 0}, asynchronous=False) == {tp: 0} == make(broker, group_id="g").committed([tp])
+
+
+# -- timeouts ----------------------------------------------------------------------------------------------------------
+
+
+@PATHS
+def test_a_negative_timeout_is_none(broker, make, transport, monkeypatch):
+    """Each record comes when the call has looked for it five times."""
+    (tp,) = fill(broker, 0)
+    consumer = make(broker, group_id="g", transport=transport)
+    consumer.assign({tp: 0})
+    assert consumer.committed([tp], -1) == consumer.committed([tp], None) == {tp: None}
+    pull, calls = consumer._reading.pull, []
+
+    def late(*arguments, **named):
+        calls.append(arguments)
+        if len(calls) == 5:
+            fill(broker, 1)
+        return pull(*arguments, **named)
+
+    monkeypatch.setattr(consumer._reading, "pull", late)
+    assert consumer.poll(-1).offset() == 0
+    calls.clear()
+    assert [m.offset() for m in consumer.consume(1, -1)] == [1]
+    monkeypatch.undo()
+    pull = consumer._reading.pull_arrow
+    monkeypatch.setattr(consumer._reading, "pull_arrow", late)
+    calls.clear()
+    assert consumer.poll_arrow(-0.5).column("offset").to_pylist() == [2]

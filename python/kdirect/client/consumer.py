@@ -3,8 +3,8 @@
 Owns: the subscription, rebalances and their callbacks, what is committed and when, and the waiting.  Bytes and positions are
 `reading`'s, the group's protocol is `group`'s.
 
-Names and habits are confluent-kafka's: timeouts are **seconds** (None: for ever), a record is a `Message` with methods, offsets to commit
-are those of the next record.  What differs, and why, is a table in docs/clients.md; the rules that matter:
+Names and habits are confluent-kafka's: timeouts are **seconds** (None or negative: for ever), a record is a `Message` with methods,
+offsets to commit are those of the next record.  What differs, and why, is a table in docs/clients.md; the rules that matter:
 
 - What goes wrong is raised, never handed out as a message.  An error of one partition is raised once and sets that partition aside.
 - A record counts as done when the next poll asks for another: that is what auto-commit commits.  A crash repeats records, and loses none.
@@ -543,11 +543,11 @@ class Consumer:
             self._stored[tp] = offset
 
     def committed(self, partitions: Iterable[Any], timeout: float | None = None) -> dict[TopicPartition, int | None]:
-        """The group's committed offsets, None where there is none."""
+        """The group's committed offsets, None where there is none.  `timeout` in seconds; None or negative: request.timeout.ms."""
         self._check()
         if self._membership is None:
             raise ConfigError("committed without group.id", hint="set group.id")
-        return self._membership.committed(_partitions(partitions), None if timeout is None else timeout * 1000)
+        return self._membership.committed(_partitions(partitions), None if timeout is None or timeout < 0 else timeout * 1000)
 
     def get_watermark_offsets(self, partition: Any) -> tuple[int, int]:
         """(log start offset, high watermark) now; over RDMA one READ."""
