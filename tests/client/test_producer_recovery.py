@@ -5,16 +5,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import gc
 import os
 import signal
 import threading
 import time
+import weakref
 
 import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import BufferFullError, DeliveryError, TimedOutError
+from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -282,3 +284,59 @@ def test_thousands_of_done_callbacks_send_again_and_one_waits(served):
         assert wait_until(lambda: len(done) == 3000)
         assert producer.flush() == 0
     assert len(values(broker)) == 6000
+
+
+# -- what was taken is taken once, and sent ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("extra", [{"headers": {"h": b"1"}}, {"compression_type": "lz4"}], ids=["headers", "compression"])
+def test_a_record_that_produce_raised_for_was_not_taken(served, extra):
+    """Its partition has no path yet, and the broker is away: what is tried again until it is taken is in the log once."""
+    more = {k: v for k, v in extra.items() if k != "headers"}
+    broker, settings = served(2, transport="shm", connect_timeout_ms=300, **more)
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first", partition=0)
+        broker.kill()
+        time.sleep(0.2)
+        taken = False
+        try:
+            producer.produce("t", b"once", partition=1, headers=extra.get("headers"))
+            taken = True
+        except KdirectError:
+            assert len(producer) == 0, "raised, and taken all the same"
+        broker.start()
+        if not taken:
+            producer.produce("t", b"once", partition=1)
+        assert producer.flush() == 0
+    assert values(broker, 1) == [b"once"]
+
+
+@PATHS
+@pytest.mark.parametrize("linger", [0, 300])
+def test_a_producer_that_is_dropped_sends_what_it_has_first_and_goes_then(served, transport, linger):
+    broker, settings = served(transport=transport, linger_ms=linger)
+
+    def produce():
+        producer = kdirect.Producer(settings)
+        for i in range(10):
+            producer.produce("t", b"%d" % i, headers={"h": b""})
+        return weakref.ref(producer)
+
+    dropped = produce()
+    gc.collect()
+    assert wait_until(lambda: len(values(broker)) == 10)
+    assert wait_until(lambda: gc.collect() >= 0 and dropped() is None)
+    assert values(broker) == [b"%d" % i for i in range(10)]
+
+
+@PATHS
+def test_a_negative_timeout_waits_for_everything(served, transport):
+    _, settings = served(transport=transport, linger_ms=300)
+    with kdirect.Producer(settings) as producer:
+        for _ in range(3):
+            producer.produce("t", b"v")
+        assert producer.flush(-1) == 0 and len(producer) == 0
+        told = []
+        producer.produce("t", b"v", on_delivery=lambda e, m: told.append(e))
+        assert producer.poll(-1) == 1 and told == [None]
+        assert producer.poll(-1) == 0  # there is nothing to wait for

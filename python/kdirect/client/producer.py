@@ -293,6 +293,7 @@ class Producer:
         size = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         if self._held + size > self._most_held and self._held:
             self._wait_for_room(size)
+        at_once = self._linger_s == 0 and self._leads_direct(tp)  # asked before the record is taken: what it raises is not sent
         stamp = timestamp if timestamp is not None else time.time_ns() // 1_000_000
         gathering = self._open.get(tp)
         if gathering is None:
@@ -314,14 +315,19 @@ class Producer:
         gathering.held += size
         self._held += size
         self._open[tp] = gathering
-        if filled >= self._batch_bytes or (self._linger_s == 0 and self._leads_direct(tp)):
+        if filled >= self._batch_bytes or at_once:
             self._push(gathering, float(self._block_ms))
             self._rouse(sent=True)
         else:
             self._rouse()
 
     def _leads_direct(self, tp: TopicPartition) -> bool:
-        return isinstance(self.paths.open(tp), DirectPath)
+        try:
+            return isinstance(self.paths.open(tp), DirectPath)
+        except KdirectError as e:
+            if e.retriable:
+                return False  # the broker is away: the record is kept for it
+            raise
 
     def _push(self, gathering: Gathering, room_ms: float) -> bool:
         """Hand a partition's batches to its path, in order; False when there is no room for one within `room_ms`."""
@@ -479,14 +485,15 @@ class Producer:
     # -- finishing -------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0) -> int:
-        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to `timeout` seconds for a first one."""
-        deadline = time.monotonic() + timeout
+        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to `timeout` seconds for a first one, as long
+        as something is under way; a negative one: for ever."""
+        deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         while True:
             with self._lock:
                 self._check()
                 self._drive()
                 pending = bool(self._sent or self._open or self._resolved)
-                if not self._reports and pending and timeout > 0:
+                if not self._reports and pending and timeout != 0:
                     self.paths.settle(max(0.0, min(SLICE_MS, (deadline - time.monotonic()) * 1000)))
                     self._drive()
             self._tell()
@@ -549,9 +556,11 @@ class Producer:
         return delivery.done()
 
     def flush(self, timeout: float | None = None) -> int:
-        """Send everything, wait for the answers, call back.  The number of records not delivered after `timeout` seconds; None: wait until
-        each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future was
-        told."""
+        """Send everything, wait for the answers, call back.  The number of records not delivered after `timeout` seconds; None, or below 0:
+        wait until each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future
+        was told."""
+        if timeout is not None and timeout < 0:
+            timeout = None
         deadline = time.monotonic() + (self._delivery_s if timeout is None else timeout)
         while True:
             with self._lock:
@@ -648,7 +657,7 @@ class Producer:
 
 
 def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -> None:
-    """The thread: ends with its producer, and holds it only while there is work."""
+    """The thread: ends with its producer, and holds it while there are records not delivered."""
     pause = FIRST_PAUSE_S
     while True:
         p = producer()
@@ -665,8 +674,7 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
             del p  # nothing is under way: the producer may go
             wake.wait(60)
         else:
-            del p
-            wake.wait(wait)
+            wake.wait(wait)  # and `p` is held: what lingers is sent though nobody else may have the producer any more
         wake.clear()
 
 
