@@ -164,6 +164,8 @@ class SimPending:
 class SimConnection:
     """Produce requests over TCP: executed in order, each whole; the connection may be lost before or after, `Simulation.lose` of them."""
 
+    is_kdirect = True
+
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
         self.closed = False

@@ -52,6 +52,7 @@ log = logging.getLogger("kdirect.client")
 DEFAULT_FETCH_BYTES = 1 << 20
 DEFAULT_MAX_WAIT_MS = 500
 MAX_WINDOW = 128
+KAFKA_REMEMBERS = 5  # batches of a producer and partition
 
 ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
 
@@ -539,8 +540,9 @@ class TcpAppender:
         return reaching.result()
 
     def _window_at(self, connection: Connection) -> int:
-        """How many requests may be under way."""
-        return self.window
+        """How many requests may be under way: of an idempotent producer as many batches as Kafka remembers, for it refuses an older one
+        that is repeated as if there were a gap; kdirect's broker knows a duplicate however old."""
+        return self.window if self._identity is None or connection.is_kdirect else min(self.window, KAFKA_REMEMBERS)
 
     def _message(self, append: Append) -> Any:
         r, tp = protocol.ProduceRequest, self.topic_partition
@@ -592,6 +594,9 @@ class TcpAppender:
             return None
         append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED
         if self._identity is not None and answer.error_code in _OUT_OF_SEQUENCE:
+            if append._maybe_committed and self._connection is not None and not self._connection.is_kdirect:
+                self._give_up_uncertain(append)
+                return None
             if self._queue[0] is append and append._renumbered < RENUMBERED_AT_MOST:
                 self._out_of_sequence = True
                 return broker_error(answer.error_code, f"append to {self.topic_partition}")
@@ -649,13 +654,21 @@ class TcpAppender:
         self._failed.append(append)
         self._done(append)
 
+    def _give_up_uncertain(self, append: Append) -> None:
+        """It is out of sequence for want of one before it, or because it is there and Kafka has forgotten that: a new number could make two
+        of it.  A kdirect broker says which."""
+        self._give_up(append, broker_error(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"append to {self.topic_partition}"))
+
     def _renumber(self, connection: Connection) -> None:
         """The oldest batch does not follow what the broker has, and nothing is under way: what is queued goes on under a new sequence."""
         assert self._identity is not None
         self._out_of_sequence = False
         log.info("%s: %d batches go on under a new sequence", self.topic_partition, len(self._queue))
         self._identity.renew()
-        for append in self._queue:
+        for append in list(self._queue):
+            if append._maybe_committed and not connection.is_kdirect:
+                self._give_up_uncertain(append)
+                continue
             append._renumbered += 1
             append.data = memoryview(self._identity.stamp(ProducerIdentity.unstamped(append.data)))
 
