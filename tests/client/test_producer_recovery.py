@@ -186,6 +186,48 @@ def test_acks_0_leaves_when_the_socket_has_room(served):
     assert [v.split()[0] for v in values(broker)] == [b"first", *(b"%d" % i for i in range(60))]
 
 
+def test_the_end_of_a_run_while_the_broker_stands_holds_nobody_up(served):
+    """Records without a key change their partition every 8 MiB, which takes two requests."""
+    broker, settings = served(3, transport="shm", max_block_ms=0, delivery_timeout_ms=60_000, request_timeout_ms=3000)
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        taken = 0
+
+        def produce():
+            nonlocal taken
+            producer.produce("t", b"%d " % taken + b"v" * 2000)
+            taken += 1
+
+        with stopped(broker):
+            assert longest(produce, 3) < 1
+        assert producer.flush() == 0
+        before = taken
+        while taken < before + 30_000:  # 60 MB
+            try:
+                produce()
+            except BufferFullError:
+                time.sleep(0.0005)
+        assert producer.flush() == 0
+    in_log = [[int(v.split()[0]) for v in values(broker, p) if v != b"first"] for p in range(3)]
+    assert sorted(n for log in in_log for n in log) == list(range(taken))
+    assert all(log and log[-1] >= before for log in in_log), "a run goes on elsewhere once the broker answers"
+
+
+def test_abort_does_not_wait_for_a_broker_that_stands(served):
+    broker, settings = served(3, transport="shm", request_timeout_ms=20_000)
+    producer = kdirect.Producer(settings)
+    for partition in range(3):
+        producer.produce_sync("t", b"first", partition=partition)
+    with stopped(broker):
+        future = producer.send("t", b"under way", partition=0)
+        began = time.monotonic()
+        producer.abort()
+        assert time.monotonic() - began < 2
+        assert future.exception(0).maybe_committed
+    with kdirect.Producer({**settings, "rdma.produce": "exclusive"}) as other:  # the broker has seen it go
+        assert other.produce_sync("t", b"other", partition=1) == 1
+
+
 @PATHS
 @pytest.mark.parametrize("call", ["flush", "poll", "result"])
 def test_a_thread_that_waits_lets_others_produce(served, transport, call):

@@ -117,7 +117,7 @@ class Control:
         self._access = simulation.access
         self.closed = False
 
-    def request(self, message: Any) -> Any:
+    def request(self, message: Any, timeout_ms: float | None = None) -> Any:
         simulation = self._simulation
         simulation.give_way()
         if self.closed or self._access is not simulation.access:

@@ -113,10 +113,10 @@ class Channel:
             )
         region.deregister()
 
-    def request(self, message: Any) -> Any:
+    def request(self, message: Any, timeout_ms: float | None = None) -> Any:
         """Send an access request over the control connection."""
         self.check()
-        return self.connection.request(message)
+        return self.connection.request(message, timeout_ms)
 
     def check(self) -> None:
         """ClosedError unless this process may use the channel."""
@@ -148,7 +148,7 @@ class Channel:
 
     def produce_access(
         self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
-        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1),
+        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1), timeout_ms: float | None = None,
     ) -> Any:  # fmt: skip
         """Ask for write access to the head file of `tp`, for at most `max_in_flight` requests at a time.  `finished`: a file granted before
         that this producer is done with; `end`: (order, position) of its first reservation beyond it."""
@@ -166,16 +166,17 @@ class Channel:
                 finished_file_id=finished,
                 end_order=end[0],
                 end_position=end[1],
-            )
+            ),
+            timeout_ms,
         )
         if answer.error_code:
             raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")
         return answer
 
-    def release(self, file_ids: list[int]) -> None:
+    def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:
         """Give granted files back."""
         if file_ids and not self._closed:
-            self.request(p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids))
+            self.request(p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids), timeout_ms)
 
     def slot_table(self, answer: Any) -> SlotTable:
         """The local side of the slot region that a consume answer names."""

@@ -45,6 +45,7 @@ log = logging.getLogger("kdirect.client")
 SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0  # between two attempts to reach a partition that was lost
+RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all the same
 REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
 
 
@@ -62,8 +63,9 @@ class DirectPath:
     The send buffer holds several batches (and the largest batch the topic takes); the acknowledgement ring twice the window.
     """
 
-    def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
+    def __init__(self, paths: ProducePaths, tp: TopicPartition, timeout_ms: float | None = None) -> None:
         self.tp = tp
+        self.leaving = False  # to be given back once everything is answered
         self._settings = paths.settings
         self.channel, self.router = paths.ack_router(tp)
         window = self._settings["max.in.flight"]
@@ -85,17 +87,18 @@ class DirectPath:
         self._further = 0  # records sent beyond one a request
         self._refusals = (0, 0)  # refusals in a row, and requests acknowledged before them
         try:
-            self.grant(1)
+            self.grant(1, timeout_ms)
         except BaseException:
             self.writer.close()
             raise
 
-    def grant(self, min_bytes: int) -> None:
+    def grant(self, min_bytes: int, timeout_ms: float | None = None) -> None:
         """Get access to a head file with room for `min_bytes`; nothing may be under way."""
         writer = self.writer
         answer = self.channel.produce_access(
             self.tp, min_bytes, self._ring, writer.ring_entries, mode=self._mode, max_in_flight=self._settings["max.in.flight"],
             finished=writer.file_id if writer.granted else -1, end=(writer.end_order, writer.end_position),
+            timeout_ms=timeout_ms,
         )  # fmt: skip
         self.max_request_bytes = answer.max_message_bytes
         wanted = max(2 * self._settings["batch.bytes"], self._settings["send.buffer.bytes"] // 8, answer.max_message_bytes + 4096)
@@ -254,7 +257,7 @@ class DirectPath:
         self.writer.close()
         if granted and not self.channel.closed:
             try:
-                self.channel.release([file_id])
+                self.channel.release([file_id], RELEASE_WAIT_MS)
             except KdirectError as e:
                 log.debug("release of %s: %s", self.tp, e)
 

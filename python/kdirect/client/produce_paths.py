@@ -31,6 +31,7 @@ from kdirect.client.paths import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NO_ROOM_BUFFER,
+    RELEASE_WAIT_MS,
     SENT,
     DirectPath,
     LostPath,
@@ -155,6 +156,8 @@ class ProducePaths:
             path.collect(self)
             if path.lost:
                 path.bring_on(self)
+            elif path.__class__ is DirectPath and path.leaving and not path.in_flight:
+                self._retire(tp)
         taken = list(self._outcomes)
         self._outcomes.clear()
         return taken
@@ -235,13 +238,13 @@ class ProducePaths:
 
     # -- paths -----------------------------------------------------------------------------------------
 
-    def open(self, tp: TopicPartition) -> Path:
-        """The path of `tp`, opened now if it is not yet."""
+    def open(self, tp: TopicPartition, timeout_ms: float | None = None) -> Path:
+        """The path of `tp`, opened now if it is not yet.  TimedOutError when the broker does not grant access within `timeout_ms`."""
         path = self._paths.get(tp)
         if path is not None:
             return path
         if self.mode >= 0 and self.session.transport != "tcp" and time.monotonic() >= self._direct_retry.get(tp, 0.0):
-            direct = self._open_direct(tp)
+            direct = self._open_direct(tp, timeout_ms)
             if direct is not None:
                 self._paths[tp] = direct
                 return direct
@@ -249,28 +252,49 @@ class ProducePaths:
         tcp = self._paths[tp] = TcpPath(self, tp)
         return tcp
 
-    def is_direct(self, tp: TopicPartition) -> bool:
-        """Can `tp` be written by RDMA now?  Opens its path; tries again where it was refused a while ago."""
-        path = self.open(tp)
+    def path(self, tp: TopicPartition) -> Path | None:
+        """The path of `tp`, if it has one."""
+        return self._paths.get(tp)
+
+    def is_direct(self, tp: TopicPartition, timeout_ms: float | None = None) -> bool:
+        """Can `tp` be written by RDMA now?  Opens its path; tries again where it was refused a while ago.  TimedOutError when that is not
+        known in time."""
+        path = self.open(tp, timeout_ms)
         if isinstance(path, TcpPath):
-            self._maybe_direct_again(path)
-            path = self.open(tp)
-        return isinstance(path, DirectPath)
+            self._maybe_direct_again(path, timeout_ms)
+            path = self.open(tp, timeout_ms)
+        if not isinstance(path, DirectPath):
+            return False
+        path.leaving = False
+        return True
 
     def give_back(self, tp: TopicPartition) -> None:
-        """Wait for what is under way, then end RDMA access to `tp`, if there is any."""
+        """End RDMA access to `tp`, if there is any, once everything under way is answered.  Does not wait for that."""
         path = self._paths.get(tp)
-        if isinstance(path, DirectPath) and self._settle(tp, time.monotonic() + self.timeout_ms / 1000) and self._paths.get(tp) is path:
+        if not isinstance(path, DirectPath):
+            return
+        if path.in_flight:
+            path.leaving = True
+        else:
             self._retire(tp)
 
-    def _open_direct(self, tp: TopicPartition) -> DirectPath | None:
+    def release(self) -> None:
+        """Give all access back, for nothing is under way; waits for the broker a moment."""
+        held = [p for p in self._paths.values() if isinstance(p, DirectPath) and p.writer.granted and not p.ended and not p.in_flight]
+        if held:
+            try:
+                held[0].channel.release([p.writer.file_id for p in held], RELEASE_WAIT_MS)
+            except KdirectError as e:
+                log.debug("release of %d partitions: %s", len(held), e)
+
+    def _open_direct(self, tp: TopicPartition, timeout_ms: float | None) -> DirectPath | None:
         """Access to `tp`, or None when TCP has to do for now: it is refused, or the path is lost (for a moment, or for good, as with a
         broker that came back without RDMA).  AccessDeniedError when it was asked for exclusively and somebody else has it."""
         attempt = 0
-        exclusive_until = time.monotonic() + EXCLUSIVE_WAIT_S
+        exclusive_until = time.monotonic() + (EXCLUSIVE_WAIT_S if timeout_ms is None else min(EXCLUSIVE_WAIT_S, timeout_ms / 1000))
         while True:
             try:
-                return DirectPath(self, tp)
+                return DirectPath(self, tp, timeout_ms)
             except AccessDeniedError as e:
                 if not (e.held and self.mode == layout.PRODUCE_EXCLUSIVE):
                     log.info("%s is written over TCP: %s", tp, e)
@@ -391,12 +415,12 @@ class ProducePaths:
                 return
         self._router.wait(min(100, left_ms(tp, deadline)))
 
-    def _maybe_direct_again(self, path: TcpPath) -> None:
+    def _maybe_direct_again(self, path: TcpPath, timeout_ms: float | None = None) -> None:
         key = path.tp
         if self.mode >= 0 and self.session.transport != "tcp" and time.monotonic() >= self._direct_retry.get(key, float("inf")):
-            if path.settle(self, time.monotonic() + DIRECT_TURN_S):
+            if path.settle(self, time.monotonic() + (DIRECT_TURN_S if timeout_ms is None else min(DIRECT_TURN_S, timeout_ms / 1000))):
                 self._retire(key)
-                self.open(key)
+                self.open(key, timeout_ms)
             else:
                 self._direct_retry[key] = time.monotonic() + DIRECT_RETRY_S
 
@@ -459,11 +483,14 @@ class ProducePaths:
         self._closed = True
         error = DeliveryError("the producer was closed before the broker answered", hint="flush before closing", maybe_committed=True)
         for path in list(self._paths.values()):
-            if path.in_flight:
-                self._give_up(path, error)
-            else:
-                self._retire(path.tp)
-        self._drop_channel()
+            path.collect(self)
+            pending = path.take_failures(self) if isinstance(path, DirectPath) else deque()
+            pending.extend(path.take_pending(self))
+            for _, _, tag in pending:
+                self.fail(error, tag)
+        self._drop_channel()  # first, for a path that is closed while it lasts asks the broker to end its access, and waits
+        for path in list(self._paths.values()):
+            self._retire(path.tp)
         if self._messages is not None:
             self._messages.close()
 

@@ -44,7 +44,7 @@ from kdirect.client.partitioner import Keys, murmur2
 from kdirect.client.produce_paths import DirectPath, ProducePaths
 from kdirect.client.session import Session, connect
 from kdirect.client.topics import Topics
-from kdirect.errors import BufferFullError, ConfigError, DeliveryError, KdirectError
+from kdirect.errors import AccessDeniedError, BufferFullError, ConfigError, DeliveryError, KdirectError
 from kdirect.format.codec import ArrowEncoder
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
@@ -52,6 +52,7 @@ from kdirect.options import CLIENT
 log = logging.getLogger("kdirect.client")
 
 STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
+LEAST_MOVE_MS = 50  # for access to another partition, when max.block.ms is shorter
 SLICE_MS = 10.0  # longest wait with the lock held, but for room
 TURN_S = 0.0002  # between two such waits, for those who want the lock: it is not handed on by itself
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01  # of the thread between two looks at what is under way
@@ -458,23 +459,32 @@ class Producer:
             sticky = self._sticky[topic] = [random.randrange(count), STICKY_BYTES]
         sticky[1] += size + RECORD_OVERHEAD
         if sticky[1] > STICKY_BYTES:
-            sticky[0] = self._next_free(topic, sticky[0], count)
             sticky[1] = 0
+            sticky[0] = self._next_free(topic, sticky[0], count)
         return sticky[0]
 
     def _next_free(self, topic: str, current: int, count: int) -> int:
-        """The next partition that can be written by RDMA, giving back the current one; the next at all if there is none."""
-        if count == 1:
-            return 0
+        """The next partition that can be written by RDMA, giving back the current one; the next at all if there is none.  Waits up to
+        max.block.ms (a little in any case) for the broker; when that does not answer, the run goes on where it is."""
         place = self._place(topic, current)
-        if place in self._open:
-            self._push(self._open[place], float(self._block_ms))
-        self.paths.give_back(place)
-        if self._session.transport != "tcp":
-            for step in range(1, count + 1):
+        if count > 1 and self._session.transport != "tcp":
+            until = time.monotonic() + max(self._block_ms, LEAST_MOVE_MS) / 1000
+            for step in range(1, count):
                 partition = (current + step) % count
-                if self.paths.is_direct(self._place(topic, partition)):
-                    return partition
+                try:
+                    if not self.paths.is_direct(self._place(topic, partition), max(0.0, (until - time.monotonic()) * 1000)):
+                        continue
+                except AccessDeniedError:
+                    continue  # another has it for itself
+                except KdirectError as e:
+                    log.debug("%s keeps the run: %s", place, e)
+                    return current
+                if place in self._open:
+                    self._push(self._open[place], 0.0)
+                self.paths.give_back(place)
+                return partition
+            if isinstance(self.paths.path(place), DirectPath):
+                return current
         return (current + 1) % count
 
     def list_topics(self) -> dict[str, TopicInfo]:
@@ -623,7 +633,9 @@ class Producer:
         if self._closed:
             return
         try:
-            self.flush(timeout)
+            if self.flush(timeout) == 0:
+                with self._lock:
+                    self.paths.release()
         finally:
             self.abort()
         self.paths.raise_errors()
