@@ -55,7 +55,7 @@ test-rdma: install ## Run the tests over real verbs in soft-RoCE guests (Debian 
 	@$(GUEST) --check
 	@status=0; \
 	echo "test-rdma: the contract over verbs, then broker and clients, in a guest with soft-RoCE"; \
-	KDIRECT_TEST_VERBS=1 $(GUEST) --limit 1080 -- $(BIN)/pytest -p no:cacheprovider -o faulthandler_timeout=900 \
+	KDIRECT_TEST_VERBS=1 $(GUEST) --limit 2700 -- $(BIN)/pytest -p no:cacheprovider \
 		-k verbs tests/rdma tests/verbs $(ARGS) || status=1; \
 	echo "test-rdma: two guests on one network"; \
 	KDIRECT_TEST_GUESTS=1 $(BIN)/pytest tests/guest || status=1; \
