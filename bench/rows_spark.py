@@ -25,7 +25,7 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from kdirect_spark import session_builder
-from kdirect_spark.datasource import row_schema
+from kdirect_spark.datasource import KAFKA_ROW
 
 # Bytes of a value, and of all values of a topic: each run takes about a second on the machines the target was set on.
 SIZES = ((100, 200 << 20), (1024, 1 << 30), (10240, 1 << 30))
@@ -119,7 +119,7 @@ class ReadySource(DataSource):
         return "ready-batches"
 
     def schema(self) -> Any:
-        return row_schema(False)
+        return KAFKA_ROW
 
     def reader(self, schema: Any) -> DataSourceReader:
         return _ReadyReader(dict(self.options))

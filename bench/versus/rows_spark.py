@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceArrowWriter, WriterCommitMessage
 from rows_spark import ReadySource, to_noop
 from versus import jars, systems
@@ -37,10 +38,10 @@ def session() -> Any:
     """The session of this process; it ends with the brokers."""
     global _session
     if _session is None:
-        from kdirect_spark import session_builder
+        from kdirect_spark import configure
 
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        builder = session_builder("bench", "local[1]")
+        builder = SparkSession.builder.appName("bench").master("local[1]")
         for name, value in {
             "spark.ui.enabled": "false",
             "spark.ui.showConsoleProgress": "false",
@@ -50,7 +51,7 @@ def session() -> Any:
             "spark.sql.warehouse.dir": scratch(),
         }.items():
             builder = builder.config(name, value)
-        _session = builder.getOrCreate()
+        _session = configure(builder).getOrCreate()  # last: it adds the shim to the jars
         systems.at_end(_stop)
         _session.dataSource.register(ReadySource)
         _session.dataSource.register(CountingSink)
