@@ -71,7 +71,7 @@ def test_a_reader_is_used_again_where_it_stands(session, broker):
 
 
 def test_readers_of_other_partitions_give_way_to_those_in_use(session, monkeypatch, broker):
-    """The oldest are closed, and not the newest turned away: dead ones would fill the pool for good."""
+    """Others are closed, and not the newest turned away: dead ones would fill the pool for good."""
     monkeypatch.setattr(sessions, "IDLE_READERS", 3)
     for i in range(5):
         session.admin.create_topic(f"dated-{i}", 1)
@@ -106,3 +106,21 @@ def test_partitions_without_a_slot_are_asked_for_over_tcp_and_the_refusal_is_rem
             assert len([r for r in caplog.records if "over TCP" in r.message]) == 1
         finally:
             session.close()
+
+
+def test_more_partitions_in_turn_than_are_kept_still_find_some(session, monkeypatch, broker):
+    monkeypatch.setattr(sessions, "IDLE_READERS", 8)
+    session.admin.create_topic("t", 10)
+    with session.producer() as producer:
+        for partition in range(10):
+            producer.produce("t", b"x", partition=partition)
+
+    def one_round():
+        for partition in range(10):
+            assert read(session, TopicPartition("t", partition), 0, 1) == ["x"]
+
+    one_round()
+    before = broker.statistics()["broker_requests_by_api"]["OpenQueuePair"]
+    for _ in range(10):
+        one_round()
+    assert broker.statistics()["broker_requests_by_api"]["OpenQueuePair"] - before < 90, "each was made anew"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 import time
 from collections import deque
@@ -98,7 +99,7 @@ class Session:
         self._admin: Admin | None = None
         self._transport: str | None = None
         self._reason = ""
-        self._idle: deque[_DirectSource] = deque()  # parked; the one that has been longest is first
+        self._idle: deque[_DirectSource] = deque()  # parked, the latest last
         self._spare: list[Channel] = []
         self._watcher: DirectFetcher | None = None
         self._slotless: dict[TopicPartition, float] = {}  # partitions that the broker has no slot for, and until when not to ask again
@@ -354,7 +355,7 @@ class Session:
             return found
 
     def _park(self, source: _DirectSource | _TcpSource) -> None:
-        """Keep a source for the next reader of its partition; too many, and the one that has been parked longest is closed."""
+        """Keep a source for the next reader of its partition; too many, and one of those that were there is closed."""
         if isinstance(source, _DirectSource):
             stream = source.fetcher.stream(source.tp) if source.tp in source.fetcher else None
             if stream is not None and stream.buffer_bytes > PARKED_BUFFER_BYTES:
@@ -364,7 +365,10 @@ class Session:
                     self._idle.append(source)
                     if len(self._idle) <= IDLE_READERS:
                         return
-                    source = self._idle.popleft()
+                    # Any of the others.  If the oldest went, a worker that reads more partitions in turn than are kept would find none.
+                    other = random.randrange(IDLE_READERS)
+                    source = self._idle[other]
+                    del self._idle[other]
         source.close()
 
     # -- writing ---------------------------------------------------------------------------------------
