@@ -130,6 +130,11 @@ class Kdirect(System):
         super().stop()
 
 
+def format_arguments(cluster: str, file: str) -> list[str]:
+    """What Kafka's StorageTool is called with.  A cluster id may begin with a dash: an argument of its own would be an option."""
+    return ["format", f"--cluster-id={cluster}", f"--config={file}"]
+
+
 class Kafka(System):
     key = "kafka"
 
@@ -153,7 +158,7 @@ class Kafka(System):
         path = os.pathsep.join(str(jar) for jar in jars.jars("broker"))
         java = ["java", "-cp", path, f"-Dlog4j2.configurationFile={logging}"]
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        format_ = [*java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", "format", "-t", cluster, "-c", str(file)]
+        format_ = [*java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", *format_arguments(cluster, str(file))]
         run = subprocess.run(format_, capture_output=True, text=True, check=False)
         if run.returncode:
             raise RuntimeError(f"Kafka's storage was not formatted: {run.stdout[-1000:]}{run.stderr[-1000:]}")

@@ -242,6 +242,19 @@ def test_who_holds_a_segment_at_the_close_is_served_and_the_next_start_shortens(
 # -- checkpoints and identities -------------------------------------------------------------------------------
 
 
+def test_no_id_begins_with_a_dash(tmp_path, monkeypatch):
+    """Kafka draws such an id again: its tools take one that is given as an argument of its own for an option."""
+    first = iter([uuid.UUID("fb" + "0" * 30), uuid.UUID("f8" + "0" * 30)] * 2)
+    drawn = uuid.uuid4
+    monkeypatch.setattr(uuid, "uuid4", lambda: next(first, None) or drawn())
+    assert checkpoint.encode_id(uuid.UUID("fb" + "0" * 30)).startswith("-")
+    with LogManager([tmp_path / "log"]) as m:
+        m.create_partition(TopicPartition("t", 0))
+    meta = checkpoint.read_properties(tmp_path / "log" / "meta.properties")
+    topic = checkpoint.encode_id(checkpoint.read_topic_id(tmp_path / "log" / "t-0"))
+    assert not [x for x in (meta["cluster.id"], meta["directory.id"], topic) if x.startswith("-")]
+
+
 def test_checkpoint_files_are_kafkas(tmp_path, batch) -> None:
     directory = tmp_path / "log"
     topic_id = uuid.UUID("12345678-1234-5678-1234-567812345678")

@@ -77,15 +77,29 @@ def test_every_row_runs_on_both_systems(tmp_path: Path) -> None:
     assert all(f"]({name})" in report for name in plots)
 
 
+def in_bench(code: str, *arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, because the benchmark's modules are not a package that is installed."""
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1", **{k: str(v) for k, v in environment.items()}},
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("cluster", ["-8XVn2dQSbW0zH5J3q7FPA", "MkU3OEVBNTcwNTJENDM2Qk"])
+def test_no_cluster_id_is_taken_for_an_option(cluster: str) -> None:
+    """One random id in 64 begins with a dash, and as an argument of its own Kafka's tool takes it for an option."""
+    code = "import sys; from versus import systems; print(*systems.format_arguments(*sys.argv[1:]), sep='\\n')"
+    run = in_bench(code, cluster, "server.properties")
+    arguments = run.stdout.splitlines()
+    assert f"--cluster-id={cluster}" in arguments, run.stderr
+    assert cluster not in arguments
+
+
 def test_a_jar_with_another_sum_is_not_used(tmp_path: Path) -> None:
-    """In a process of its own, because the benchmark's modules are not a package that is installed."""
     code = "import pathlib, sys; from versus import jars; jars.LIST = pathlib.Path(sys.argv[1]); jars.jars('broker')"
     (tmp_path / "jars.txt").write_text("broker org.slf4j:slf4j-api:1.7.36 " + "0" * 64 + "\n")
     (tmp_path / "org.slf4j-slf4j-api-1.7.36.jar").write_bytes(b"something else")
-    run = subprocess.run(
-        [sys.executable, "-c", code, str(tmp_path / "jars.txt")],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "KDIRECT_JARS": str(tmp_path), "PYTHONSAFEPATH": "1"},
-        capture_output=True, text=True, timeout=60, check=False,
-    )  # fmt: skip
+    run = in_bench(code, tmp_path / "jars.txt", KDIRECT_JARS=tmp_path)
     assert run.returncode != 0 and "SHA-256" in run.stderr
     assert not (tmp_path / "org.slf4j-slf4j-api-1.7.36.jar").exists()

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, TopicExistsError, UnknownTopicError
+from kdirect.log.checkpoint import new_id
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -210,7 +211,7 @@ class Registry:
 
     def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:
         """Create a topic with its partitions; ConfigError, TopicExistsError, LogError."""
-        topic = Topic(name, uuid.uuid4(), partitions, self.check_new(name, partitions, configs))
+        topic = Topic(name, new_id(), partitions, self.check_new(name, partitions, configs))
         self._remember(topic)
         try:
             self._save()

@@ -129,6 +129,14 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
 # -- identities ---------------------------------------------------------------------------------------------------
 
 
+def new_id() -> uuid.UUID:
+    """A random id whose text does not begin with a dash, as Kafka draws them: its tools take ids as arguments."""
+    while True:
+        drawn = uuid.uuid4()
+        if not encode_id(drawn).startswith("-"):
+            return drawn
+
+
 def encode_id(value: uuid.UUID) -> str:
     """Kafka's text form of a 128-bit id: URL-safe base64 without padding."""
     return base64.urlsafe_b64encode(value.bytes).decode().rstrip("=")

@@ -127,7 +127,7 @@ class LogManager:
                     hint="use log.dirs of one cluster",
                 )
             self.cluster_id = cluster or self.cluster_id
-        self.cluster_id = self.cluster_id or checkpoint.encode_id(uuid.uuid4())
+        self.cluster_id = self.cluster_id or checkpoint.encode_id(checkpoint.new_id())
         for directory, properties in found.items():
             if properties is None or "cluster.id" not in properties:
                 checkpoint.write_properties(
@@ -136,7 +136,7 @@ class LogManager:
                         "version": "1",
                         "cluster.id": self.cluster_id,
                         "node.id": str(self.node_id),
-                        "directory.id": checkpoint.encode_id(uuid.uuid4()),
+                        "directory.id": checkpoint.encode_id(checkpoint.new_id()),
                     },
                 )
 

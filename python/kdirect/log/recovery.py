@@ -77,7 +77,7 @@ def load_partition(
     _load_producers(kernel, directory, segments, start_offset, end_offset)
     known_id = checkpoint.read_topic_id(directory)
     if known_id is None:
-        known_id = topic_id or uuid.uuid4()
+        known_id = topic_id or checkpoint.new_id()
         checkpoint.write_topic_id(directory, known_id)
     elif topic_id is not None and topic_id != known_id:
         raise CorruptLogError(
