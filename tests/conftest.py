@@ -9,8 +9,10 @@ one whose reason begins with a word of `MAY_SKIP`: what a machine cannot be made
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +23,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
+ROOT = Path(__file__).resolve().parent.parent
+JARS = {"broker_jars", "connector_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
 SEED = int(os.environ.get("KDIRECT_SEED") or (1 if IN_CI else random.SystemRandom().randrange(2**32)))
@@ -67,6 +71,13 @@ def sessions_end() -> Iterator[None]:
     session._sessions.clear()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        # The first of these fetches some 50 MB.
+        if JARS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo):
     report = yield
@@ -87,6 +98,39 @@ def seed(request: pytest.FixtureRequest) -> int:
     own = random.Random(f"{SEED}:{request.node.nodeid}").randrange(2**32)
     print(f"seed {own} (KDIRECT_SEED={SEED})")
     return own
+
+
+@pytest.fixture(scope="session")
+def kcat() -> str:
+    """The program kcat: a client that the README shows and does not ask for."""
+    found = shutil.which("kcat")
+    if found is None:
+        pytest.skip("kcat is not installed (apt-get install kcat)")
+    return found
+
+
+def _jars(kind: str) -> list[Path]:
+    # By its path, because the benchmark's modules are not a package that is installed.
+    spec = importlib.util.spec_from_file_location("kdirect_test_jars", ROOT / "bench/versus/jars.py")
+    assert spec is not None and spec.loader is not None
+    jars = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(jars)
+    try:
+        return jars.jars(kind)
+    except jars.MissingJarsError as e:
+        pytest.skip(f"Kafka's jars cannot be fetched from Maven Central (bench/versus/jars.txt): {str(e).splitlines()[0]}")
+
+
+@pytest.fixture(scope="session")
+def broker_jars() -> list[Path]:
+    """Kafka's broker, tools and client; fetched by the first test that asks, then kept."""
+    return _jars("broker")
+
+
+@pytest.fixture(scope="session")
+def connector_jars() -> list[Path]:
+    """Spark's own Kafka connector, with the client that it takes."""
+    return _jars("connector")
 
 
 @pytest.fixture

@@ -15,11 +15,17 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 LIST = Path(__file__).with_name("jars.txt")
+FETCH_LIMIT_S = 240
 PATTERN = "[organisation]-[artifact]-[revision].[ext]"
 
 
+class MissingJarsError(RuntimeError):
+    """Jars are not kept here, and cannot be fetched: there is no network, no such jar, or no Java."""
+
+
 def jars(kind: str) -> list[Path]:
-    """The jars of a set, `broker` or `connector`; fetches what is missing.  RuntimeError when one cannot be had or has another sum."""
+    """The jars of a set, `broker` or `connector`; fetches what is missing.  MissingJarsError when one cannot be had, RuntimeError when
+    one has another sum."""
     wanted = _listed(kind)
     folder = home()
     missing = [c for c in wanted if not _path(folder, c).exists()]
@@ -29,7 +35,7 @@ def jars(kind: str) -> list[Path]:
     for coordinates, expected in wanted.items():
         path = _path(folder, coordinates)
         if not path.exists():
-            raise RuntimeError(f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?")
+            raise MissingJarsError(f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?")
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != expected:
             path.unlink()
@@ -87,10 +93,13 @@ def _fetch(coordinates: list[str], folder: Path) -> None:
         ET.ElementTree(module).write(f"{scratch}/ivy.xml")
         command = ["java", "-cp", str(pyspark_jar("ivy")), "org.apache.ivy.Main", "-warn", "-types", "jar"]
         command += ["-settings", f"{scratch}/settings.xml", "-ivy", f"{scratch}/ivy.xml", "-retrieve", f"{scratch}/jars/{PATTERN}"]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        try:
+            run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
+        except (OSError, subprocess.TimeoutExpired) as e:
+            raise MissingJarsError(f"{len(coordinates)} jars cannot be fetched: {e}") from e
         fetched = list(Path(scratch, "jars").glob("*.jar"))
         if not fetched:
-            raise RuntimeError(f"Ivy fetched nothing:\n{(run.stdout + run.stderr)[-2000:]}")
+            raise MissingJarsError(f"{len(coordinates)} jars cannot be fetched: Ivy says\n{(run.stdout + run.stderr)[-2000:]}")
         for path in fetched:
             partial = folder / f"{path.name}.{os.getpid()}"
             partial.write_bytes(path.read_bytes())

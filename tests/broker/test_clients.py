@@ -91,9 +91,13 @@ def test_kafka_python_acks(broker, acks):
     assert [v for _, v in confluent_values(broker.bootstrap_servers, "t", 50)] == [b"%d" % i for i in range(50)]
 
 
-def test_kcat(broker):
+def test_kcat(broker, kcat):
+    program = kcat
+
     def kcat(*arguments, stdin=""):
-        done = subprocess.run(["kcat", "-b", broker.bootstrap_servers, *arguments], input=stdin, capture_output=True, text=True, timeout=30)
+        done = subprocess.run(
+            [program, "-b", broker.bootstrap_servers, *arguments], input=stdin, capture_output=True, text=True, timeout=30
+        )
         assert done.returncode == 0, done.stderr
         return done.stdout
 

@@ -50,7 +50,7 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_row_runs_on_both_systems(tmp_path: Path) -> None:
+def test_every_row_runs_on_both_systems(broker_jars: list[Path], connector_jars: list[Path], tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     run = versus("--quick", "--seconds", 4, "--json", target)
     assert run.returncode == 0, run.stderr[-6000:]
