@@ -37,12 +37,21 @@ def produce(records, topic="t", partition=0, acks=-1, transactional_id=None):
 
 
 def fetch(
-    offset=0, topic="t", partition=0, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, partition_max_bytes=1 << 20, epoch=-1, session_id=0
+    offset=0,
+    topic="t",
+    partition=0,
+    max_wait_ms=0,
+    min_bytes=1,
+    max_bytes=1 << 20,
+    partition_max_bytes=1 << 20,
+    epoch=-1,
+    session_id=0,
+    session_epoch=-1,
 ):
     part = {"partition": partition, "current_leader_epoch": epoch, "fetch_offset": offset, "partition_max_bytes": partition_max_bytes,
             "log_start_offset": -1, "last_fetched_epoch": -1}  # fmt: skip
     return build(p.FetchRequest, replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, isolation_level=0,
-                 session_id=session_id, session_epoch=-1, topics=[{"topic": topic, "partitions": [part]}], forgotten_topics_data=[],
+                 session_id=session_id, session_epoch=session_epoch, topics=[{"topic": topic, "partitions": [part]}], forgotten_topics_data=[],
                  rack_id="")  # fmt: skip
 
 
@@ -419,7 +428,7 @@ def test_errors_of_fetch(broker, raw, version):
     if version >= 9:
         assert code(epoch=5) == E.UNKNOWN_LEADER_EPOCH
     if version >= 7:
-        assert connection.call(fetch(session_id=5), version).error_code == E.FETCH_SESSION_ID_NOT_FOUND
+        assert connection.call(fetch(session_id=5, session_epoch=1), version).error_code == E.FETCH_SESSION_ID_NOT_FOUND
 
 
 def test_limits_of_fetch(broker, raw):

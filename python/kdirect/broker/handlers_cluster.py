@@ -64,10 +64,12 @@ class ClusterHandlers:
 
     def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
         topics = self._server.topics
-        if wanted.name is None:
-            topic = topics.by_id(wanted.topic_id)
+        # An id goes before a name, as in Kafka: some clients send an empty name with it.
+        by_id = getattr(wanted, "topic_id", None)
+        if by_id is not None or wanted.name is None:
+            topic = topics.by_id(by_id)
             if topic is None or topic.deleting:
-                return {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topic_id": wanted.topic_id, "partitions": []}
+                return {"error_code": ErrorCode.UNKNOWN_TOPIC_ID, "name": None, "topic_id": by_id, "partitions": []}
             return self._topic_row(topic)
         name = wanted.name
         missing = {"error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "name": name, "topic_id": None, "partitions": []}
@@ -118,9 +120,10 @@ class ClusterHandlers:
         }
 
     def describe_topic_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        """In name order from the cursor on, at most `response_partition_limit` partitions."""
+        """In name order from the cursor on, at most `response_partition_limit` partitions.  No names: all topics."""
         left = max(1, min(request.response_partition_limit, 2000))
-        names = sorted({t.name for t in request.topics})
+        asked = {t.name for t in request.topics}
+        names = sorted(asked or {t.name for t in self._server.topics if not t.deleting})
         first = 0
         if request.cursor is not None:
             names = [n for n in names if n >= request.cursor.topic_name]
@@ -137,7 +140,8 @@ class ClusterHandlers:
                 first = 0
                 continue
             end = min(topic.partition_count, first + left)
-            parts = [{**self._partition_row(topic, i), "eligible_leader_replicas": None, "last_known_elr": None} for i in range(first, end)]
+            # Empty, not null, though the schema allows null: Java's client walks through both.
+            parts = [{**self._partition_row(topic, i), "eligible_leader_replicas": [], "last_known_elr": []} for i in range(first, end)]
             rows.append({"error_code": 0, "name": name, "topic_id": topic.topic_id, "is_internal": topic.internal, "partitions": parts})
             left -= len(parts)
             if end < topic.partition_count:
@@ -193,7 +197,7 @@ class ClusterHandlers:
                 "error_message": message,
                 "num_partitions": -1,
                 "replication_factor": -1,
-                "configs": None,
+                "configs": [],
             }
 
         if twice:
@@ -261,10 +265,11 @@ class ClusterHandlers:
 
     def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
         topics = self._server.topics
-        topic = topics.get(name) if name is not None else topics.by_id(topic_id)
+        named = name is not None and (name != "" or topic_id is None)  # an empty name with an id is none
+        topic = topics.get(name or "") if named else topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
         if topic is None:  # one that is being deleted stays when that failed: it may be tried again
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if name is not None else ErrorCode.UNKNOWN_TOPIC_ID
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
             return {**out, "error_code": code, "error_message": "there is no such topic"}
         out.update(name=topic.name, topic_id=topic.topic_id)
         if not self._config["delete.topic.enable"]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
+# Epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The session id says which one ends, if any.
+_FULL_FETCH = (0, -1)
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
 
 _KERNEL_MESSAGES = {
@@ -168,7 +170,7 @@ class DataHandlers:
 
     def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> list[Any] | Awaitable[list[Any]]:
         version = header.api_version
-        if request.session_id != 0:  # sessions are never given out
+        if request.session_epoch not in _FULL_FETCH:  # a further request of a session, and none was given out
             return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
         result, size, urgent = self._collect(request)
         if size >= request.min_bytes or request.max_wait_ms <= 0 or urgent or not result:
