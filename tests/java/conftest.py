@@ -39,7 +39,8 @@ class Java:
         self.kafka = self.gateway.jvm.org.apache.kafka
 
     def close(self) -> None:
-        self.gateway.close()
+        # Objects that are collected later would look for the JVM, and say in the log that it is gone.
+        self.gateway.shutdown()
         self.process.kill()
         self.process.wait(WAIT_S)
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -75,6 +76,26 @@ class Java:
 
     def milliseconds(self, n: int) -> Any:
         return self.gateway.jvm.java.time.Duration.ofMillis(n)
+
+    def list(self, collection: Any) -> list[Any]:
+        """The elements of what is no List, Set or Map, which py4j does not make iterable."""
+        return list(self.gateway.jvm.java.util.ArrayList(collection))
+
+    def before(self, offset: int) -> Any:
+        """RecordsToDelete.beforeOffset(offset): py4j finds the getter of the same name in its place."""
+        name = "org.apache.kafka.clients.admin.RecordsToDelete"
+        (method,) = (
+            m for m in self.gateway.jvm.Class.forName(name).getMethods() if m.getName() == "beforeOffset" and m.getParameterCount()
+        )
+        arguments = self.gateway.new_array(self.gateway.jvm.Object, 1)
+        arguments[0] = self.gateway.jvm.Long.valueOf(str(offset))
+        return method.invoke(None, arguments)
+
+    def poll(self, consumer: Any) -> Iterator[Any]:
+        """The records of one poll."""
+        records = consumer.poll(self.milliseconds(200)).iterator()
+        while records.hasNext():
+            yield records.next()
 
     def get(self, future: Any) -> Any:
         """The result of a future of Kafka's."""
