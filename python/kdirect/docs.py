@@ -46,11 +46,14 @@ def _value(row: Option) -> str:
 
 
 def _kind(row: Option) -> str:
+    if row.only is not None:
+        return f"`{options.config_text(row.only)}` only" if row.only != [] else "an empty list only"
     if row.choices:
         return ", ".join(f"`{choice}`" for choice in row.choices)
     unit = {
         "str": "string",
         "int": "integer",
+        "long": "integer",
         "float": "number",
         "bool": "true or false",
         "list": "list, by commas",
@@ -60,6 +63,10 @@ def _kind(row: Option) -> str:
     low = "" if row.low is None else f" from {row.low:.15g}"
     high = "" if row.high is None else f" to {row.high:.15g}"
     return unit + low + high
+
+
+def _meaning(row: Option) -> str:
+    return f"{row.help} Nothing else: {row.why}." if row.why else row.help
 
 
 def _named(row: Option) -> str:
@@ -84,7 +91,7 @@ def render_options(tables: Iterable[Options] | None = None) -> str:
         text.append(f"## {table.title}\n")
         if table.ignore_case:
             text.append("Names are matched in any case.\n")
-        text.append(_table(("option", "value", "default", "meaning"), ((_named(r), _kind(r), _value(r), r.help) for r in table.rows)))
+        text.append(_table(("option", "value", "default", "meaning"), ((_named(r), _kind(r), _value(r), _meaning(r)) for r in table.rows)))
     return "\n".join(text)
 
 

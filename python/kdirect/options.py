@@ -17,8 +17,11 @@ from kdirect.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row.  `kind` is one of str, int, float, bool, list, ms, bytes, enum.  `default` None means none (required where
-    `required`).  `choices` for enum.  `low`/`high` bound numbers (inclusive)."""
+    """One row.  `kind` is one of str, int, long, float, bool, list, ms, bytes, enum.  `default` None means none (required where
+    `required`).  `choices` for enum.  `low`/`high` bound numbers (inclusive); integers have at most 64 bits.
+
+    `only` is the one value that may be given, where Kafka knows others, and `why` the reason, which the refusal tells.  `synonym`
+    is the broker's property of the same meaning, which is the default of a topic's."""
 
     name: str
     kind: str
@@ -30,6 +33,9 @@ class Option:
     required: bool = False
     aliases: tuple[str, ...] = ()
     check: Callable[[Any], Any] | None = None
+    only: Any = None
+    why: str = ""
+    synonym: str = ""
 
     def parse(self, value: Any) -> Any:
         """The typed value of `value` (often a string); ConfigError names the option and the remedy."""
@@ -43,13 +49,23 @@ class Option:
                     out = choice
                     break
             else:
-                raise ConfigError(f"option {self.name}: {value!r} is not allowed", hint=self._remedy())
+                raise self._refused(value)
+        if self.only is not None and out != self.only:
+            raise self._refused(value)
         if isinstance(out, int | float) and not isinstance(out, bool):
+            if isinstance(out, int) and not -1 << 63 <= out < 1 << 63:
+                raise ConfigError(f"option {self.name}: {value!r} is out of range", hint="give a number of at most 64 bits")
             if (self.low is not None and out < self.low) or (self.high is not None and out > self.high):
                 raise ConfigError(f"option {self.name}: {value!r} is out of range", hint=self._remedy())
         return self.check(out) if self.check else out
 
+    def _refused(self, value: Any) -> ConfigError:
+        why = f": {self.why}" if self.why else ""
+        return ConfigError(f"option {self.name}: {value!r} is not allowed{why}", hint=self._remedy())
+
     def _remedy(self) -> str:
+        if self.only is not None:
+            return f"the only value is {config_text(self.only) or 'an empty list'}"
         if self.choices:
             return "use one of " + ", ".join(self.choices)
         bounds = [f"at least {self.low:g}" if self.low is not None else "", f"at most {self.high:g}" if self.high is not None else ""]
@@ -61,6 +77,7 @@ class Option:
 _A_KIND = {
     "str": "a string",
     "int": "an integer",
+    "long": "an integer",
     "float": "a number",
     "bool": "true or false",
     "list": "a comma-separated list",
@@ -68,6 +85,13 @@ _A_KIND = {
     "bytes": "a number of bytes (suffixes k, m, g allowed)",
     "enum": "one of the choices",
 }
+
+
+def config_text(value: Any) -> str:
+    """A value in the text form of Kafka's properties."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
 def _parse_bool(v: Any) -> bool:
@@ -100,6 +124,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "str": lambda v: str(v),
     "enum": lambda v: str(v).strip(),
     "int": _parse_int,
+    "long": _parse_int,
     "ms": _parse_int,
     "float": float,
     "bool": _parse_bool,
@@ -153,6 +178,12 @@ def _must_preallocate(value: bool) -> bool:
     return value
 
 
+def _gzip_level(value: int) -> int:
+    if value == 0:
+        raise ConfigError("option compression.gzip.level: '0' is no level", hint="give 1 to 9, or -1 for the usual one")
+    return value
+
+
 # Rows stay dense, so that a table can be read as one.
 # fmt: off
 BROKER = Options("Broker properties", (
@@ -190,7 +221,7 @@ BROKER = Options("Broker properties", (
     Option("log.retention.bytes", "bytes", -1, "Delete the oldest segments of a partition while it is larger; -1: no limit (topic: retention.bytes).", low=-1),
     Option("log.retention.check.interval.ms", "ms", 300_000, "How often retention looks.", low=1),
     Option("log.cleanup.policy", "enum", "delete", "What happens to old segments (topic: cleanup.policy). Compaction is not available.", choices=("delete",)),
-    Option("log.flush.interval.messages", "int", (1 << 63) - 1, "fsync after so many records of a partition (topic: flush.messages).", low=1),
+    Option("log.flush.interval.messages", "long", (1 << 63) - 1, "fsync after so many records of a partition (topic: flush.messages).", low=1),
     Option("log.flush.interval.ms", "ms", None, "fsync records at the latest this long after they were appended (topic: flush.ms). Default: the operating system decides.", low=0),
     Option("log.flush.scheduler.interval.ms", "ms", 1000, "How often flush.ms, flush.messages and sealed segments not yet on disk are looked at.", low=1),
     Option("log.flush.before.ack", "bool", False, "Group commit: records become visible and are acknowledged only once they are on disk; one fsync serves all producers that wait."),
@@ -231,23 +262,52 @@ BROKER = Options("Broker properties", (
     Option("offset.metadata.max.bytes", "bytes", 4096, "Largest text committed with an offset.", low=0, high=32767),
 ))
 
-# Overrides of a topic, by Kafka's names.  A default of None means the broker's property of the same meaning.
+# Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of the same meaning (`synonym`).  What this broker
+# lacks may be given as long as it asks for nothing: the value that says so is in `only`, or any value where the property counts only
+# for what is not here.  Such a value is kept and shown, and has no effect.
+_BROKERS = "there is one broker"
+_THROTTLED = f"{_BROKERS}, so nothing is replicated that could be throttled"
+_AS_SENT = "batches are kept as the producer sent them"
+_COMPACTED = "Counts where cleanup.policy has compact, so nowhere here; any value is taken."
+_TIERED = "Counts where remote.storage.enable is true, so nowhere here; any value is taken."
+_LEVEL = "Counts where compression.type is {}, so nowhere here; any value is taken."
 TOPIC = Options("Topic properties", (
-    Option("cleanup.policy", "enum", None, "Overrides log.cleanup.policy.", choices=("delete",)),
-    Option("compression.type", "enum", None, "Batches are kept as the producer sent them.", choices=("producer",)),
-    Option("flush.messages", "int", None, "Overrides log.flush.interval.messages.", low=1),
-    Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0),
-    Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0, high=0x7FFFFFFF),
-    Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61, high=0x7FFFF000),
-    Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.", choices=("CreateTime", "LogAppendTime")),
-    Option("message.timestamp.before.max.ms", "ms", None, "Overrides log.message.timestamp.before.max.ms.", low=0),
-    Option("message.timestamp.after.max.ms", "ms", None, "Overrides log.message.timestamp.after.max.ms.", low=0),
-    Option("preallocate", "bool", None, "Overrides log.preallocate; always true.", check=_must_preallocate),
-    Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1),
-    Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1),
-    Option("segment.bytes", "bytes", None, "Overrides log.segment.bytes.", low=4096, high=0x7FFFF000),
-    Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096, high=1 << 30),
-    Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1),
+    Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"], why="there is no compaction", synonym="log.cleanup.policy"),
+    Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9, check=_gzip_level),
+    Option("compression.lz4.level", "int", 9, _LEVEL.format("lz4"), low=1, high=17),
+    Option("compression.type", "enum", "producer", "The codec of stored batches.", choices=("producer",), why=_AS_SENT),
+    Option("compression.zstd.level", "int", 3, _LEVEL.format("zstd"), low=-131_072, high=22),
+    Option("delete.retention.ms", "ms", 86_400_000, _COMPACTED, low=0),
+    Option("file.delete.delay.ms", "ms", 60_000, "Files of deleted segments go at once, and readers that have them open keep them; any value is taken.", low=0),
+    Option("flush.messages", "long", None, "Overrides log.flush.interval.messages.", low=1, synonym="log.flush.interval.messages"),
+    Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0, synonym="log.flush.interval.ms"),
+    Option("follower.replication.throttled.replicas", "list", [], "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+    Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0, high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
+    Option("leader.replication.throttled.replicas", "list", [], "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+    Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
+    Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
+    Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),
+    Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61, high=0x7FFFF000, synonym="message.max.bytes"),
+    Option("message.timestamp.after.max.ms", "ms", None, "Overrides log.message.timestamp.after.max.ms.", low=0, synonym="log.message.timestamp.after.max.ms"),
+    Option("message.timestamp.before.max.ms", "ms", None, "Overrides log.message.timestamp.before.max.ms.", low=0, synonym="log.message.timestamp.before.max.ms"),
+    Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.", choices=("CreateTime", "LogAppendTime"),
+           synonym="log.message.timestamp.type"),
+    Option("min.cleanable.dirty.ratio", "float", 0.5, _COMPACTED, low=0, high=1),
+    Option("min.compaction.lag.ms", "ms", 0, _COMPACTED, low=0),
+    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for.", only=1, why=_BROKERS, synonym="min.insync.replicas"),
+    Option("preallocate", "bool", True, "The bytes of a head exist before records are written into them.", only=True,
+           why="RDMA writes need bytes that exist", synonym="log.preallocate"),
+    Option("remote.log.copy.disable", "bool", False, _TIERED),
+    Option("remote.log.delete.on.disable", "bool", False, _TIERED),
+    Option("remote.storage.enable", "bool", False, "Tiered storage.", only=False, why="there is no tiered storage"),
+    Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1, synonym="log.retention.bytes"),
+    Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1, synonym="log.retention.ms"),
+    Option("segment.bytes", "bytes", None, "Overrides log.segment.bytes.", low=4096, high=0x7FFFF000, synonym="log.segment.bytes"),
+    Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096, high=1 << 30, synonym="log.index.size.max.bytes"),
+    Option("segment.jitter.ms", "ms", 0, "What is taken off segment.ms at random, at most.", only=0, why="segments are rolled after segment.ms, exactly"),
+    Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1, synonym="log.roll.ms"),
+    Option("unclean.leader.election.enable", "bool", False, "May a replica that lags become the leader?", only=False,
+           why=f"{_BROKERS}, and no election"),
 ))
 
 CLIENT = Options("Client settings", (

@@ -51,8 +51,8 @@ def fetch(
     part = {"partition": partition, "current_leader_epoch": epoch, "fetch_offset": offset, "partition_max_bytes": partition_max_bytes,
             "log_start_offset": -1, "last_fetched_epoch": -1}  # fmt: skip
     return build(p.FetchRequest, replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, isolation_level=0,
-                 session_id=session_id, session_epoch=session_epoch, topics=[{"topic": topic, "partitions": [part]}], forgotten_topics_data=[],
-                 rack_id="")  # fmt: skip
+                 session_id=session_id, session_epoch=session_epoch, topics=[{"topic": topic, "partitions": [part]}],
+                 forgotten_topics_data=[], rack_id="")  # fmt: skip
 
 
 JOIN = {"group_id": "g", "session_timeout_ms": 10000, "rebalance_timeout_ms": 60000, "group_instance_id": None, "protocol_type": "consumer",

@@ -29,7 +29,10 @@ _IGNORED = """
     allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version log.message.format.version replica.fetch.max.bytes
     num.replica.fetchers replica.lag.time.max.ms initial.broker.registration.timeout.ms broker.heartbeat.interval.ms
     broker.session.timeout.ms queued.max.request.bytes max.incremental.fetch.session.cache.slots
-    leader.imbalance.check.interval.seconds metrics.num.samples
+    leader.imbalance.check.interval.seconds metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
+    log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms log.roll.jitter.ms
+    log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms compression.gzip.level compression.lz4.level
+    compression.zstd.level
 """
 IGNORED = frozenset(_IGNORED.split())
 

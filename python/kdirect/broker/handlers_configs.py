@@ -15,7 +15,7 @@ from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
-from kdirect.options import BROKER, TOPIC
+from kdirect.options import BROKER, TOPIC, Option, config_text
 
 if TYPE_CHECKING:
     from kdirect.broker.connection import Connection
@@ -28,16 +28,28 @@ SOURCE_TOPIC = 1
 SOURCE_STATIC_BROKER = 4
 SOURCE_DEFAULT = 5
 
-_TYPES = {"bool": 1, "str": 2, "enum": 2, "int": 3, "ms": 5, "bytes": 5, "float": 6, "list": 7}
+_INT, _LONG = 3, 5
+_TYPES = {"bool": 1, "str": 2, "enum": 2, "int": _INT, "long": _LONG, "ms": _LONG, "bytes": _LONG, "float": 6, "list": 7}
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
 def _text(value: Any) -> str | None:
-    if value is None:
-        return None
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return ",".join(str(v) for v in value) if isinstance(value, list | tuple) else str(value)
+    return None if value is None else config_text(value)
+
+
+def _type(row: Option) -> int:
+    """Kafka's number for the type of a property: INT where the bounds are those of 32 bits."""
+    kind = _TYPES[row.kind]
+    return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
+
+
+def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
+    """The list, or its default, with the elements of `value` added or taken away; what may not be is refused later."""
+    before = (row.default if own is None else row.parse(own)) or []
+    given = [x.strip() for x in value.split(",") if x.strip()]
+    if operation == APPEND:
+        return ",".join([*before, *(x for x in given if x not in before)])
+    return ",".join(x for x in before if x not in given)
 
 
 class ConfigHandlers:
@@ -52,13 +64,12 @@ class ConfigHandlers:
         for name, value in self._server.topics.log_config(topic).topic_properties().items():
             row = TOPIC.find(name)
             own = name in topic.configs
-            broker_name = row.help.removeprefix("Overrides ").split(";")[0].rstrip(".") if row.help.startswith("Overrides ") else ""
-            given = broker_name in self._server.config.given
+            given = row.synonym in self._server.config.given
             source = SOURCE_TOPIC if own else SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT
             synonyms = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
-            if broker_name:
-                default = _text(self._server.config.get(broker_name))
-                synonyms.append({"name": broker_name, "value": default, "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT})
+            if row.synonym:
+                default = _text(self._server.config[row.synonym])
+                synonyms.append({"name": row.synonym, "value": default, "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT})
             out.append(
                 {
                     "name": name,
@@ -67,7 +78,7 @@ class ConfigHandlers:
                     "config_source": source,
                     "is_sensitive": False,
                     "synonyms": synonyms,
-                    "config_type": _TYPES[row.kind],
+                    "config_type": _type(row),
                     "documentation": row.help,
                     "is_default": not own,
                 }
@@ -88,7 +99,7 @@ class ConfigHandlers:
                     "config_source": source,
                     "is_sensitive": False,
                     "synonyms": [{"name": row.name, "value": value, "source": source}],
-                    "config_type": _TYPES[row.kind],
+                    "config_type": _type(row),
                     "documentation": row.help,
                     "is_default": source == SOURCE_DEFAULT,
                 }
@@ -150,6 +161,8 @@ class ConfigHandlers:
                     configs.pop(row.name, None)
                 elif c.config_operation == SET and c.value is not None:
                     configs[row.name] = c.value
+                elif c.config_operation in (APPEND, SUBTRACT) and c.value is not None and row.kind == "list":
+                    configs[row.name] = _changed_list(row, configs.get(row.name), c.value, c.config_operation)
                 elif c.config_operation in (APPEND, SUBTRACT):
                     raise ConfigError(f"config {c.name} is no list", hint="set it instead of appending or subtracting")
                 else:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kdirect.model import CREATE_TIME, LOG_APPEND_TIME
-from kdirect.options import BROKER, TOPIC
+from kdirect.options import BROKER, TOPIC, config_text
 
 PAGE_BYTES = 4096
 NEVER = (1 << 63) - 1
@@ -106,15 +106,13 @@ class LogConfig:
                 values[field] = p[name]
         if p["message.timestamp.type"] is not None:
             values["timestamp_type"] = _timestamp_type(p["message.timestamp.type"])
-        values["overrides"] = {TOPIC.find(name).name: _text(value) for name, value in given.items()}
+        values["overrides"] = {TOPIC.find(name).name: config_text(value) for name, value in given.items()}
         return LogConfig(**values)
 
     def topic_properties(self) -> dict[str, str]:
         """Every property of the topic, by Kafka's name, as it is in force."""
-        out = {name: str(getattr(self, field)) for name, field in _FIELD_OF.items()}
-        out["cleanup.policy"] = "delete"
-        out["compression.type"] = "producer"
-        out["preallocate"] = "true"
+        out = {name: config_text(value) for name, value in TOPIC.resolve(self.overrides or {}).items()}
+        out.update({name: str(getattr(self, field)) for name, field in _FIELD_OF.items()})
         out["message.timestamp.type"] = "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
         return dict(sorted(out.items()))
 
@@ -136,7 +134,3 @@ _FIELD_OF = {
 
 def _timestamp_type(name: str) -> int:
     return LOG_APPEND_TIME if name == "LogAppendTime" else CREATE_TIME
-
-
-def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
