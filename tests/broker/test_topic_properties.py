@@ -148,6 +148,22 @@ def test_a_number_beyond_64_bits(client, name, value):
     assert "t" not in client.list_topics(timeout=10).topics
 
 
+def test_the_broker_has_no_dynamic_properties_to_take_back(client):
+    """Kafka's tool that moves partitions takes its throttles back, set or not."""
+    kinds = confluent_admin.AlterConfigOpType
+
+    def ask(*operations):
+        where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_BROKER, "1")
+        for name, value, how in operations:
+            where.add_incremental_config(confluent_admin.ConfigEntry(name, value, incremental_operation=how))
+        client.incremental_alter_configs([where])[where].result(10)
+
+    gone = ("leader.replication.throttled.rate", None, kinds.DELETE)
+    ask(gone, ("follower.replication.throttled.rate", None, kinds.DELETE))
+    with pytest.raises(confluent_kafka.KafkaException, match="cannot change while it runs"):
+        ask(gone, ("num.partitions", "3", kinds.SET))
+
+
 def test_by_kafka_python(broker):
     client = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
     client.create_topics([NewTopic("t", 1, 1, topic_configs={"min.insync.replicas": "1", "unclean.leader.election.enable": "false"})])

@@ -126,17 +126,13 @@ def admin(java: Java, broker: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def tool(broker_jars: list[Path], broker: Any) -> Callable[..., str]:
-    """``tool(class, *arguments)``: run one of Kafka's command-line tools against the broker; what it printed."""
+    """``tool(class, *arguments)``: run one of Kafka's command-line tools against the broker; what it printed.
+
+    A class without a package is in that of the tools."""
 
     def run(name: str, *arguments: str) -> str:
-        command = [
-            "java",
-            "-cp",
-            class_path(broker_jars),
-            "-XX:TieredStopAtLevel=1",
-            "-Dlog4j2.level=off",
-            f"org.apache.kafka.tools.{name}",
-        ]
+        main = name if "." in name else f"org.apache.kafka.tools.{name}"
+        command = ["java", "-cp", class_path(broker_jars), "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=off", main]
         done = subprocess.run(
             [*command, "--bootstrap-server", broker.bootstrap_servers, *arguments], capture_output=True, text=True, timeout=60, check=False
         )

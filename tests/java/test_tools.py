@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
 
@@ -31,8 +33,21 @@ def test_groups(broker, tool):
         for i in range(5):
             producer.produce("t", b"%d" % i)
         producer.flush()
-    command = "consumer.group.ConsumerGroupCommand"
+    command = "org.apache.kafka.tools.consumer.group.ConsumerGroupCommand"
     tool(command, "--group", "g", "--reset-offsets", "--to-offset", "2", "--topic", "t", "--execute")
     assert tool(command, "--list").split() == ["g"]
     described = tool(command, "--describe", "--group", "g")
     assert re.search(r"^g\s+t\s+0\s+2\s+5\s+3\s", described, re.MULTILINE), described
+
+
+def test_properties_and_reassignment(broker, tool, tmp_path: Path):
+    kdirect.connect(broker.bootstrap_servers).admin.create_topic("t", 1)
+    where = ["--entity-type", "topics", "--entity-name", "t"]
+    tool("kafka.admin.ConfigCommand", "--alter", *where, "--add-config", "min.insync.replicas=1,retention.ms=7000")
+    shown = tool("kafka.admin.ConfigCommand", "--describe", *where)
+    assert re.findall(r"^  ([\w.]+=\w+) ", shown, re.MULTILINE) == ["min.insync.replicas=1", "retention.ms=7000"]
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"version": 1, "partitions": [{"topic": "t", "partition": 0, "replicas": [1]}]}))
+    command = "org.apache.kafka.tools.reassign.ReassignPartitionsCommand"
+    assert "Successfully started" in tool(command, "--reassignment-json-file", str(plan), "--execute")
+    assert "Reassignment of partition t-0 is completed" in tool(command, "--reassignment-json-file", str(plan), "--verify")

@@ -43,6 +43,11 @@ def _type(row: Option) -> int:
     return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
 
 
+def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
+    """What to answer for one resource of a request that changes configs."""
+    return {"error_code": code, "error_message": message, "resource_type": resource.resource_type, "resource_name": resource.resource_name}
+
+
 def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
     """The list, or its default, with the elements of `value` added or taken away; what may not be is refused later."""
     before = (row.default if own is None else row.parse(own)) or []
@@ -169,12 +174,21 @@ class ConfigHandlers:
                     raise ConfigError(f"config {c.name}: operation {c.config_operation} without a value", hint="give a value, or delete it")
             return configs
 
-        rows = [self._change(r, request.validate_only, new_configs) for r in request.resources]
+        rows = [
+            _result(r, 0, None) if self._takes_back_nothing(r) else self._change(r, request.validate_only, new_configs)
+            for r in request.resources
+        ]
         return build(p.IncrementalAlterConfigsResponse, responses=rows)
+
+    def _takes_back_nothing(self, r: Any) -> bool:
+        """Whether all that is asked of the broker is to have no dynamic properties: it never has any, and Kafka's tools ask."""
+        if r.resource_type != BROKER_RESOURCE or r.resource_name not in ("", str(self._server.config["node.id"])):
+            return False
+        return all(c.config_operation == DELETE for c in r.configs)
 
     def _change(self, r: Any, validate_only: bool, new_configs: Any) -> dict[str, Any]:
         def result(code: int, message: str | None) -> dict[str, Any]:
-            return {"error_code": code, "error_message": message, "resource_type": r.resource_type, "resource_name": r.resource_name}
+            return _result(r, code, message)
 
         if r.resource_type == BROKER_RESOURCE:
             return result(
