@@ -8,6 +8,9 @@ import pytest
 from py4j.java_gateway import get_field
 from py4j.protocol import Py4JJavaError
 
+from kdirect.broker.config import BrokerConfig
+from kdirect.options import TOPIC
+
 pytestmark = [pytest.mark.slow, pytest.mark.parametrize("java", ["4.1.0"], indirect=True)]
 
 # Where our defaults are not Kafka's, and docs/options.md says why.
@@ -68,3 +71,14 @@ def test_a_refusal_names_property_and_reason(java, admin):
     cause = caught.value.java_exception.getCause()
     assert cause.getClass().getSimpleName() == "InvalidConfigurationException"
     assert "min.insync.replicas" in cause.getMessage() and "one broker" in cause.getMessage()
+
+
+def test_a_properties_file_may_have_the_brokers_synonyms(java, kafkas):
+    """What Kafka's server.properties sets for all topics is known, or named in a warning, with the default as its value."""
+    holder = java.gateway.jvm.Class.forName("org.apache.kafka.server.config.ServerTopicConfigSynonyms")
+    synonyms = holder.getField("TOPIC_CONFIG_SYNONYMS").get(None)
+    given = {synonyms[n]: default for n, (_, default) in kafkas.items() if n in synonyms and n != "preallocate"}
+    assert len(given) > 20
+    config = BrokerConfig(given)
+    assert config.given | set(config.ignored) == set(given)
+    assert {row.synonym for row in TOPIC.rows if row.synonym} <= config.given | {"log.preallocate"}
