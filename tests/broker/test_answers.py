@@ -57,10 +57,10 @@ def test_no_names_are_all_topics_in_pages(raw):
 
 
 # -- Fetch sessions --------------------------------------------------------------------------------------------
-def fetch(connection, session_id, epoch, version=12):
+def fetch(connection, session_id, epoch, version=12, isolation=0):
     part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1, "log_start_offset": -1,
             "partition_max_bytes": 1 << 20}  # fmt: skip
-    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=0, session_id=session_id,
+    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=isolation, session_id=session_id,
                     session_epoch=epoch, topics=[{"topic": "t", "partitions": [part]}], forgotten_topics_data=[], rack_id="")  # fmt: skip
     return connection.call(request, version)
 
@@ -88,6 +88,17 @@ def test_an_incremental_fetch_of_a_session_that_is_not_there(raw, session_id):
     create(connection, "t")
     answer = fetch(connection, session_id, 1)
     assert (answer.error_code, answer.session_id, answer.responses) == (E.FETCH_SESSION_ID_NOT_FOUND, 0, [])
+
+
+@pytest.mark.parametrize("version", [4, 5, 11, 12])
+@pytest.mark.parametrize(("isolation", "aborted"), [(0, None), (1, [])])
+def test_aborted_transactions_are_listed_to_those_who_ask(raw, version, isolation, aborted):
+    """Kafka sends null where read_uncommitted was asked for, and a list, here an empty one, for read_committed."""
+    connection = raw()
+    create(connection, "t")
+    (row,) = fetch(connection, 0, -1, version, isolation).responses[0].partitions
+    assert (row.error_code, row.aborted_transactions) == (0, aborted)
+    assert not row.records
 
 
 # -- topic ids ---------------------------------------------------------------------------------------------------

@@ -174,7 +174,7 @@ class DataHandlers:
             return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
         result, size, urgent = self._collect(request)
         if size >= request.min_bytes or request.max_wait_ms <= 0 or urgent or not result:
-            return fetch_response(version, 0, result)
+            return fetch_response(version, 0, result, request.isolation_level == 1)
         return self._wait_for_records(version, request, size)
 
     async def _wait_for_records(self, version: int, request: Any, size: int) -> list[Any]:
@@ -194,7 +194,7 @@ class DataHandlers:
                 # Records that came between the first look and the registration have woken nobody.
                 result, size, urgent = self._collect(request)
                 if size >= request.min_bytes or urgent or server.waiters.closed:
-                    return fetch_response(version, 0, result)
+                    return fetch_response(version, 0, result, request.isolation_level == 1)
                 waiter.missing = request.min_bytes - size
                 await waiter.future
             finally:
@@ -202,7 +202,7 @@ class DataHandlers:
                 server.waiters.remove(waiter)
             result, size, urgent = self._collect(request)
             if size >= request.min_bytes or urgent or loop.time() >= deadline or server.waiters.closed:
-                return fetch_response(version, 0, result)
+                return fetch_response(version, 0, result, request.isolation_level == 1)
 
     def _collect(self, request: Any) -> tuple[list[tuple[str, list[Fetched]]], int, bool]:
         """What there is to answer now: (topics, bytes of records, does an error make waiting pointless?)."""

@@ -16,9 +16,7 @@ _I16 = struct.Struct(">h")
 _FETCH_HEAD = struct.Struct(">ihi")  # throttle time, error code, session id
 _FETCH_PARTITION_V4 = struct.Struct(">ihqq")  # partition, error code, high watermark, last stable offset
 _FETCH_PARTITION_V5 = struct.Struct(">ihqqq")  # ... log start offset
-_NO_ABORTED_NO_REPLICA = struct.Struct(">ii").pack(-1, -1)
-_NO_ABORTED = _I32.pack(-1)
-_COMPACT_NO_ABORTED_NO_REPLICA = b"\0" + _I32.pack(-1)
+_NO_REPLICA = _I32.pack(-1)
 _PRODUCED_V0 = struct.Struct(">ihq")  # partition, error code, base offset
 _PRODUCED_V2 = struct.Struct(">ihqq")  # ... log append time
 _PRODUCED_V5 = struct.Struct(">ihqqq")  # ... log start offset
@@ -59,11 +57,14 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequence[Fetched]]]) -> list[Any]:
-    """The body as a list of buffers, in order."""
+def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequence[Fetched]]], committed_only: bool = False) -> list[Any]:
+    """The body as a list of buffers, in order.  The aborted transactions, of which there are none, are an empty list for a consumer that
+    reads what is committed only, and null for others, as in Kafka."""
     topics = list(topics)
     out: list[Any] = []
     flexible = version >= 12
+    aborted = uvarint(int(committed_only)) if flexible else _I32.pack(0 if committed_only else -1)
+    before_records = aborted + _NO_REPLICA if version >= 11 else aborted
     piece = bytearray(_FETCH_HEAD.pack(0, error, 0) if version >= 7 else _I32.pack(0))
     piece += uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics))
     for name, partitions in topics:
@@ -78,9 +79,9 @@ def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequenc
             else:
                 piece += _FETCH_PARTITION_V4.pack(p.partition, p.error, p.high_watermark, p.last_stable_offset)
             if flexible:
-                piece += _COMPACT_NO_ABORTED_NO_REPLICA + uvarint(p.size + 1)
+                piece += before_records + uvarint(p.size + 1)
             else:
-                piece += (_NO_ABORTED_NO_REPLICA if version >= 11 else _NO_ABORTED) + _I32.pack(p.size)
+                piece += before_records + _I32.pack(p.size)
             if p.size:
                 out.append(piece)
                 out.extend(p.buffers)
