@@ -24,8 +24,8 @@ class MissingJarsError(RuntimeError):
 
 
 def jars(kind: str) -> list[Path]:
-    """The jars of a set, `broker` or `connector`; fetches what is missing.  MissingJarsError when one cannot be had, RuntimeError when
-    one has another sum."""
+    """The jars of a set, `broker` or `connector`; fetches what is missing.  MissingJarsError when one
+    cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
     missing = [c for c in wanted if not _path(folder, c).exists()]

@@ -131,7 +131,8 @@ class Kdirect(System):
 
 
 def format_arguments(cluster: str, file: str) -> list[str]:
-    """What Kafka's StorageTool is called with.  A cluster id may begin with a dash: an argument of its own would be an option."""
+    """What Kafka's StorageTool is called with.  A cluster id may begin with a dash: an argument of
+    its own would be an option."""
     return ["format", f"--cluster-id={cluster}", f"--config={file}"]
 
 

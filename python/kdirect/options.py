@@ -262,15 +262,16 @@ BROKER = Options("Broker properties", (
     Option("offset.metadata.max.bytes", "bytes", 4096, "Largest text committed with an offset.", low=0, high=32767),
 ))
 
-# Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of the same meaning (`synonym`).  What this broker
-# lacks may be given as long as it asks for nothing: the value that says so is in `only`, or any value where the property counts only
-# for what is not here.  Such a value is kept and shown, and has no effect.
+# Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of
+# the same meaning (`synonym`).  What this broker lacks may be given as long as it asks for nothing:
+# the one value that does so is in `only`; any value does where the property counts only for what is
+# not here.  Such a value is kept and shown, and has no effect.
 _BROKERS = "there is one broker"
 _THROTTLED = f"{_BROKERS}, so nothing is replicated that could be throttled"
 _AS_SENT = "batches are kept as the producer sent them"
 _COMPACTED = "Counts where cleanup.policy has compact, so nowhere here; any value is taken."
 _TIERED = "Counts where remote.storage.enable is true, so nowhere here; any value is taken."
-_LEVEL = "Counts where compression.type is {}, so nowhere here; any value is taken."
+_LEVEL = "Counts where compression.type is {}, so nowhere here; any level is taken."
 TOPIC = Options("Topic properties", (
     Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"], why="there is no compaction", synonym="log.cleanup.policy"),
     Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9, check=_gzip_level),

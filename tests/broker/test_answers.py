@@ -1,4 +1,5 @@
-"""Answers that stock clients rely on in detail: where Kafka sends an empty list, what it takes an empty or missing field for."""
+"""Answers that stock clients rely on in detail: where Kafka sends an empty list, what it takes an
+empty or missing field for."""
 
 from __future__ import annotations
 
@@ -60,8 +61,9 @@ def test_no_names_are_all_topics_in_pages(raw):
 def fetch(connection, session_id, epoch, version=12, isolation=0):
     part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1, "log_start_offset": -1,
             "partition_max_bytes": 1 << 20}  # fmt: skip
-    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=isolation, session_id=session_id,
-                    session_epoch=epoch, topics=[{"topic": "t", "partitions": [part]}], forgotten_topics_data=[], rack_id="")  # fmt: skip
+    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=isolation,
+                    session_id=session_id, session_epoch=epoch, topics=[{"topic": "t", "partitions": [part]}],
+                    forgotten_topics_data=[], rack_id="")  # fmt: skip
     return connection.call(request, version)
 
 
@@ -69,7 +71,8 @@ def fetch(connection, session_id, epoch, version=12, isolation=0):
 @pytest.mark.parametrize("epoch", [-1, 0])
 @pytest.mark.parametrize("session_id", [-1, 0, 77])
 def test_a_full_fetch_is_answered_whatever_session_it_ends(raw, session_id, epoch, version):
-    """Kafka goes by the epoch: -1 wants no session, 0 a new one; the session that is named ends.  We give none out: id 0."""
+    """Kafka goes by the epoch: -1 wants no session, 0 a new one; the session that is named ends.
+    We give none out: id 0."""
     connection = raw()
     create(connection, "t")
     batch = encode_single_bytes(b"hello")
@@ -93,7 +96,8 @@ def test_an_incremental_fetch_of_a_session_that_is_not_there(raw, session_id):
 @pytest.mark.parametrize("version", [4, 5, 11, 12])
 @pytest.mark.parametrize(("isolation", "aborted"), [(0, None), (1, [])])
 def test_aborted_transactions_are_listed_to_those_who_ask(raw, version, isolation, aborted):
-    """Kafka sends null where read_uncommitted was asked for, and a list, here an empty one, for read_committed."""
+    """Kafka sends null where read_uncommitted was asked for, and a list, here an empty one, for
+    read_committed."""
     connection = raw()
     create(connection, "t")
     (row,) = fetch(connection, 0, -1, version, isolation).responses[0].partitions

@@ -1,4 +1,5 @@
-"""Topic properties: every one of Kafka's is known; a value that asks for what is so already is taken and kept, any other is refused."""
+"""Topic properties: every one of Kafka's is known; a value that asks for what is so already is
+taken and kept, any other is refused."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, Ne
 import kdirect
 from kdirect.options import TOPIC
 
-# Values that change nothing here, each beside one that would (None: there is none), and a word of the reason.
+# Values that change nothing here, each beside one that would (None: there is none), and a word of
+# the reason.
 HARMLESS = {
     "cleanup.policy": ("delete", "compact", "compaction"),
     "compression.gzip.level": ("-1", "0", ""),
@@ -106,7 +108,8 @@ def test_what_asks_for_more_is_refused_by_name_and_reason(client, name):
 
 
 def test_values_that_count_only_for_what_is_not_here(client):
-    """A property of compaction, tiered storage or the broker's own compression asks for nothing, whatever its value."""
+    """A property of compaction, tiered storage or the broker's own compression asks for nothing,
+    whatever its value."""
     values = {"delete.retention.ms": "5", "file.delete.delay.ms": "0", "local.retention.ms": "1000", "min.cleanable.dirty.ratio": "0.01",
               "compression.zstd.level": "-7", "compression.gzip.level": "6", "remote.log.copy.disable": "true"}  # fmt: skip
     create(client, "t", values)

@@ -26,7 +26,8 @@ def class_path(jars: list[Path]) -> str:
 
 
 class Java:
-    """Kafka's client library of one version in a JVM of its own.  `close` ends it; use it from one thread."""
+    """Kafka's client library of one version in a JVM of its own.  `close` ends it; use it from one
+    thread."""
 
     def __init__(self, jars: list[Path]) -> None:
         (bridge,) = Path(pyspark.__file__).parent.glob("jars/py4j-*.jar")
@@ -39,7 +40,8 @@ class Java:
         self.kafka = self.gateway.jvm.org.apache.kafka
 
     def close(self) -> None:
-        # Objects that are collected later would look for the JVM, and say in the log that it is gone.
+        # Objects that are collected later would look for the JVM, and say in the log that it is
+        # gone.
         self.gateway.shutdown()
         self.process.kill()
         self.process.wait(WAIT_S)
@@ -82,7 +84,8 @@ class Java:
         return list(self.gateway.jvm.java.util.ArrayList(collection))
 
     def before(self, offset: int) -> Any:
-        """RecordsToDelete.beforeOffset(offset): py4j finds the getter of the same name in its place."""
+        """RecordsToDelete.beforeOffset(offset): py4j finds the getter of the same name in its
+        place."""
         name = "org.apache.kafka.clients.admin.RecordsToDelete"
         (method,) = (
             m for m in self.gateway.jvm.Class.forName(name).getMethods() if m.getName() == "beforeOffset" and m.getParameterCount()

@@ -1,4 +1,5 @@
-"""Spark's own Kafka connector against our broker: the rows are those of format("kdirect"), read and written."""
+"""Spark's own Kafka connector against our broker: the rows are those of format("kdirect"), read and
+written."""
 
 from __future__ import annotations
 

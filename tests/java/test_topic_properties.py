@@ -74,7 +74,8 @@ def test_a_refusal_names_property_and_reason(java, admin):
 
 
 def test_a_properties_file_may_have_the_brokers_synonyms(java, kafkas):
-    """What Kafka's server.properties sets for all topics is known, or named in a warning, with the default as its value."""
+    """What Kafka's server.properties sets for all topics is known, or named in a warning, with the
+    default as its value."""
     holder = java.gateway.jvm.Class.forName("org.apache.kafka.server.config.ServerTopicConfigSynonyms")
     synonyms = holder.getField("TOPIC_CONFIG_SYNONYMS").get(None)
     given = {synonyms[n]: default for n, (_, default) in kafkas.items() if n in synonyms and n != "preallocate"}

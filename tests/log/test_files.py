@@ -243,7 +243,8 @@ def test_who_holds_a_segment_at_the_close_is_served_and_the_next_start_shortens(
 
 
 def test_no_id_begins_with_a_dash(tmp_path, monkeypatch):
-    """Kafka draws such an id again: its tools take one that is given as an argument of its own for an option."""
+    """Kafka draws such an id again: its tools take one that is given as an argument of its own for
+    an option."""
     first = iter([uuid.UUID("fb" + "0" * 30), uuid.UUID("f8" + "0" * 30)] * 2)
     drawn = uuid.uuid4
     monkeypatch.setattr(uuid, "uuid4", lambda: next(first, None) or drawn())

@@ -78,7 +78,8 @@ def test_every_row_runs_on_both_systems(broker_jars: list[Path], connector_jars:
 
 
 def in_bench(code: str, *arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
-    """Run code in a process of its own, because the benchmark's modules are not a package that is installed."""
+    """Run code in a process of its own, because the benchmark's modules are not a package that is
+    installed."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1", **{k: str(v) for k, v in environment.items()}},
@@ -88,7 +89,8 @@ def in_bench(code: str, *arguments: object, **environment: object) -> subprocess
 
 @pytest.mark.parametrize("cluster", ["-8XVn2dQSbW0zH5J3q7FPA", "MkU3OEVBNTcwNTJENDM2Qk"])
 def test_no_cluster_id_is_taken_for_an_option(cluster: str) -> None:
-    """One random id in 64 begins with a dash, and as an argument of its own Kafka's tool takes it for an option."""
+    """One random id in 64 begins with a dash, and as an argument of its own Kafka's tool takes it
+    for an option."""
     code = "import sys; from versus import systems; print(*systems.format_arguments(*sys.argv[1:]), sep='\\n')"
     run = in_bench(code, cluster, "server.properties")
     arguments = run.stdout.splitlines()

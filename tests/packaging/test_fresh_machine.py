@@ -15,7 +15,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
-# What every Debian has, and Java.  Other programs come from a fixture that skips where they are not there.
+# What every Debian has, and Java.  Other programs come from a fixture that skips where they are not
+# there.
 ALWAYS_THERE = {"bash", "rm", "mount", "umount", "java"}
 # Rooms that are collected only where their packages were asked for.
 ELSEWHERE = {ROOT / "tests/guest", ROOT / "tests/verbs"}
@@ -38,7 +39,8 @@ def test_without_kcat(test: str, strict: str, outcome: str, tmp_path: Path) -> N
 
 
 def test_without_jars(tmp_path: Path) -> None:
-    """Kafka's jars can be neither found nor fetched: there is no Java here, as there may be no network elsewhere."""
+    """Kafka's jars can be neither found nor fetched: there is no Java here, as there may be no
+    network elsewhere."""
     test = "tests/packaging/test_bench_versus.py::test_every_row_runs_on_both_systems"
     run = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "temp"), test],

@@ -120,7 +120,8 @@ class ClusterHandlers:
         }
 
     def describe_topic_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        """In name order from the cursor on, at most `response_partition_limit` partitions.  No names: all topics."""
+        """In name order from the cursor on, at most `response_partition_limit` partitions.  No
+        names: all topics."""
         left = max(1, min(request.response_partition_limit, 2000))
         asked = {t.name for t in request.topics}
         names = sorted(asked or {t.name for t in self._server.topics if not t.deleting})

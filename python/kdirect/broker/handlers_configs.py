@@ -49,7 +49,8 @@ def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
 
 
 def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
-    """The list, or its default, with the elements of `value` added or taken away; what may not be is refused later."""
+    """The list, or its default, with the elements of `value` added or taken away; what may not be
+    is refused later."""
     before = (row.default if own is None else row.parse(own)) or []
     given = [x.strip() for x in value.split(",") if x.strip()]
     if operation == APPEND:
@@ -181,7 +182,8 @@ class ConfigHandlers:
         return build(p.IncrementalAlterConfigsResponse, responses=rows)
 
     def _takes_back_nothing(self, r: Any) -> bool:
-        """Whether all that is asked of the broker is to have no dynamic properties: it never has any, and Kafka's tools ask."""
+        """Whether all that is asked of the broker is to have no dynamic properties: it never has
+        any, and Kafka's tools ask."""
         if r.resource_type != BROKER_RESOURCE or r.resource_name not in ("", str(self._server.config["node.id"])):
             return False
         return all(c.config_operation == DELETE for c in r.configs)

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
-# Epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The session id says which one ends, if any.
+# Epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The session
+# id says which one ends, if any.
 _FULL_FETCH = (0, -1)
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
 

@@ -58,8 +58,9 @@ def uvarint(value: int) -> bytes:
 
 
 def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequence[Fetched]]], committed_only: bool = False) -> list[Any]:
-    """The body as a list of buffers, in order.  The aborted transactions, of which there are none, are an empty list for a consumer that
-    reads what is committed only, and null for others, as in Kafka."""
+    """The body as a list of buffers, in order.  The aborted transactions, of which there are none,
+    are an empty list for a consumer that reads what is committed only, and null for others, as in
+    Kafka."""
     topics = list(topics)
     out: list[Any] = []
     flexible = version >= 12

@@ -130,7 +130,8 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
 
 
 def new_id() -> uuid.UUID:
-    """A random id whose text does not begin with a dash, as Kafka draws them: its tools take ids as arguments."""
+    """A random id whose text does not begin with a dash, as Kafka draws them: its tools take ids as
+    arguments."""
     while True:
         drawn = uuid.uuid4()
         if not encode_id(drawn).startswith("-"):
