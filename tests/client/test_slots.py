@@ -248,3 +248,44 @@ def test_a_key_revoked_among_several_reads_leaves_no_completion_behind(ends):
     with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
         stream.fill()
     assert ends.cqs[2].poll() == [] and stream.buffered == 0
+
+
+def test_a_refresh_from_before_a_grant_says_nothing_of_it(ends):
+    """Two files share a table.  The first ends, and while the broker grants its successor in the same slot, the local copy is of the time
+    before: it shows the first file, and no bytes, which may be followed only after another READ."""
+    table, first, second = ends.table(), ends.stream(), ends.stream()
+    batch = encode_records([(None, b"v", [], 1)])
+    memoryview(ends.file)[: len(batch)] = batch
+    for index, (stream, file_id) in enumerate([(first, 1), (second, 2)]):
+        ends.put(index, slot(file_id=file_id))
+        table.activate(index)
+        stream.open(file_id, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+        assert stream.advance(table, index, False) == 0
+    ends.put(0, slot(file_id=1, flags=layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED))
+    assert [first.advance(table, 0, False) for _ in range(2)] == [0, 2], "the second's READ brought nothing, its own did"
+    assert second.advance(table, 1, False) == 0
+    assert second.advance(table, 1, False) == 0, "a READ of the table that the first has not taken"
+    table.deactivate(0)
+    ends.put(0, slot(file_id=3, readable=len(batch)))
+    table.activate(0)
+    first.open(3, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    assert not first.take_slot(table, 0, False)
+    assert first.advance(table, 0, False) == 1
+    assert not first.revoked
+    assert first.bytes() == batch
+
+
+def test_a_torn_refresh_leaves_nothing_that_another_stream_would_take(ends):
+    table, first, second = ends.table(torn_timeout_ms=0), ends.stream(), ends.stream()
+    for index, (stream, file_id) in enumerate([(first, 1), (second, 2)]):
+        ends.put(index, slot(file_id=file_id))
+        table.activate(index)
+        stream.open(file_id, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    table.refresh()
+    for index, stream in enumerate((first, second)):
+        stream.take_slot(table, index, False)
+    ends.put(1, slot(file_id=9, readable=7)[:32] + slot(file_id=2, readable=9)[32:])
+    for index, stream in enumerate((first, second)):
+        with pytest.raises(ProtocolError, match="guard"):
+            stream.advance(table, index, False)
+        assert not stream.revoked

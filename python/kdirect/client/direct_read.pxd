@@ -31,6 +31,10 @@ cdef class SlotTable:
     cdef int _end                  # slots [0, _end) are read
     cdef bytearray _active         # by index: 1 when a file of ours is there
     cdef uint8_t* _active_p
+    cdef uint64_t _posted          # READs so far, whatever became of them
+    cdef uint64_t _copy            # number of the READ that the local copy is of; 0: there is no whole one
+    cdef bytearray _since          # by index: READs posted when the slot was granted, 8 bytes each
+    cdef uint64_t* _since_p
     cdef int64_t _torn_timeout_ns
     cdef bint _at_once             # a READ completes while it is posted
     cdef readonly uint64_t reads, read_bytes, torn
@@ -38,6 +42,7 @@ cdef class SlotTable:
     cpdef refresh(self)
     cdef int c_look(self, uint32_t* status) noexcept nogil
     cdef int c_refresh(self, uint32_t* status) noexcept nogil
+    cdef bint c_is_news(self, int index, uint64_t seen) noexcept nogil
     cdef void c_get(self, int index, slot_t* out) noexcept nogil
 
 cdef class FileStream:
@@ -63,7 +68,7 @@ cdef class FileStream:
     cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
     cdef readonly int leader_epoch
     cdef readonly bint revoked             # the slot says that access ended
-    cdef uint64_t _seen                    # the slot table's count of READs when the slot was last taken
+    cdef uint64_t _seen                    # number of the slot table's READ that the slot was last taken from
     cdef const uint8_t* c_start(self) noexcept nogil
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1

@@ -143,6 +143,16 @@ cdef class SlotTable:
     """The consumer's copy of its slot region; `refresh` brings all active slots with one READ.
 
     `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory of at least `slot_count` slots.
+
+    The life of a slot: the broker fills it, then answers with the grant that names it; it clears it when the grant ends, and may give
+    the same index to the next grant of this client, of any partition.  The local copy of all slots is of one moment, so it may be older
+    than a grant: then the bytes at the granted index are those of a former file, or zeros, or were never checked.
+
+    Invariant: a slot's news count only when they come from a READ that was posted after the grant was answered, and in which every
+    active slot's guard matched.  `activate` notes how many READs had been posted when the slot was granted (`c_is_news` compares), a
+    READ that fails or is torn leaves no copy to take from (`_copy` is 0), and no READ is under way while the broker is asked, because
+    `refresh` waits for its own.  What the slot holds then is of this grant, for the broker filled it before it answered, and gives its
+    index to nobody else before this client has released it.
     """
 
     def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, int64_t remote_address, int64_t rkey, int slot_count, *,
@@ -159,6 +169,8 @@ cdef class SlotTable:
         self._torn_timeout_ns = torn_timeout_ms * <int64_t> 1000000
         self._active = bytearray(slot_count)
         self._active_p = <uint8_t*> self._active
+        self._since = bytearray(8 * slot_count)
+        self._since_p = <uint64_t*> <uint8_t*> self._since
         # Where the initiator does the READ itself, letting other threads run meanwhile would take longer than the READ.
         view = qp.view(remote_address, <uint64_t> slot_count * SLOT_BYTES, rkey)
         self._at_once = view is not None
@@ -166,9 +178,10 @@ cdef class SlotTable:
             view.close()
 
     def activate(self, int index):
-        """Slot `index` was granted: include it in refreshes."""
+        """Slot `index` was granted, just now: include it in refreshes, and forget what an earlier one brought of it."""
         self.c_check(index)
         self._active[index] = 1
+        self._since_p[index] = self._posted
         self._end = max(self._end, index + 1)
 
     def deactivate(self, int index):
@@ -188,6 +201,8 @@ cdef class SlotTable:
         """One READ of the active slots: 0, SLOT_TORN, or as `c_read`."""
         cdef int i, rc
         cdef const uint8_t* p
+        self._copy = 0
+        self._posted += 1
         rc = c_read(self._qp, self._cq, self._region.address, self._region.lkey, <uint32_t> (self._end * SLOT_BYTES),
                     self._remote_address, self._rkey, status)
         if rc != 0:
@@ -200,7 +215,12 @@ cdef class SlotTable:
                 if _u32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
                     self.torn += 1
                     return SLOT_TORN
+        self._copy = self._posted
         return 0
+
+    cdef bint c_is_news(self, int index, uint64_t seen) noexcept nogil:
+        """Is the copy whole, posted after slot `index` was granted, and younger than READ number `seen`?"""
+        return self._copy > seen and self._copy > self._since_p[index]
 
     cdef int c_refresh(self, uint32_t* status) noexcept nogil:
         cdef int rc
@@ -345,12 +365,15 @@ cdef class FileStream:
         self._capacity = self._lo = self._hi = 0
 
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1:
-        """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot that is not this file's any more sets `revoked`."""
+        """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot that is not this file's any more sets `revoked`.
+        A refresh from before the grant is no news: see `SlotTable`."""
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
         slots.c_check(index)
-        self._seen = slots.reads
+        if not slots.c_is_news(index, 0):
+            return False
+        self._seen = slots._copy
         slots.c_get(index, &s)
         if not s.flags & SLOT_FLAG_ASSIGNED or s.file_id != self.file_id:
             self.revoked = True
@@ -375,12 +398,14 @@ cdef class FileStream:
         """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came; NOTHING: nothing new (or no room: consume
         first); ENDED: the file ends here (sealed and read, or access ended).
 
-        Streams that share a table share its refreshes: the table is READ again only by a stream that has taken the last one's news.
+        Streams that share a table share its refreshes: the table is READ again only by a stream that has taken the last one's news,
+        or whose slot was granted after it.
         """
         if self.limit > self.position + <int64_t> (self._hi - self._lo):
             return MOVED if self.fill() > 0 else NOTHING
         if not self.sealed and not self.revoked:
-            if self._seen == slots.reads:
+            slots.c_check(index)
+            if not slots.c_is_news(index, self._seen):
                 slots.refresh()
             self.take_slot(slots, index, committed_only)
             if self.limit > self.position + <int64_t> (self._hi - self._lo):
