@@ -1,4 +1,4 @@
-"""What the simulations of produce share: a broker's worker, kernel and grants and clients' producers as they are, over simulated RNICs, in
+"""What the simulations share: a broker's worker, kernel and grants and clients' producers as they are, over simulated RNICs, in
 simulated time, in one process.
 
 Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only one thread runs at a time, and the
@@ -255,7 +255,10 @@ class SimSession:
         control = Control(self._simulation)
         if self._actor is not None:
             self._actor.controls.append(control)
-        return Channel(control, "sim", **sizes)  # type: ignore[arg-type]
+        channel = Channel(control, "sim", **sizes)  # type: ignore[arg-type]
+        if not sizes.get("receives"):  # a reader spins on its completion queue, and never waits on it
+            self._simulation.spun_on.add(channel.send_cq)
+        return channel
 
     def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> SimConnection:
         return SimConnection(self._simulation)
@@ -377,6 +380,7 @@ class Simulation:
         self.ended = False
         self.last_producer_id = 0
         self.broker_stopped_until = 0
+        self.spun_on: set[SimCompletionQueue] = set()  # completion queues whose owners poll until something is there
         self.lose = 0.0  # of the TCP connections, at each request
         self.worker_delay_ns = 30_000
         self._baton = threading.Semaphore(0)
@@ -400,6 +404,7 @@ class Simulation:
         for module in (kdirect.client.produce_paths, kdirect.client.tcp):
             monkeypatch.setattr(module, "Attempt", SimAttempt)
         monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
+        monkeypatch.setattr(SimCompletionQueue, "poll", self._poll_on(SimCompletionQueue.poll))
         self._open()
 
     def _open(self) -> None:
@@ -446,6 +451,18 @@ class Simulation:
             return plain(queue, 0, 0)
 
         return wait
+
+    def _poll_on(self, plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+        simulation = self
+
+        def poll(queue: SimCompletionQueue, n: int = 16) -> list[Any]:
+            found = plain(queue, n)
+            if found or queue not in simulation.spun_on or simulation.actor is None:
+                return found
+            simulation.give_way(lambda: bool(queue._ready or queue._errors))
+            return plain(queue, n)
+
+        return poll
 
     def execute(self, call: Callable[[], Any]) -> Any:
         """Something that the broker's event loop does in one go."""

@@ -1,0 +1,141 @@
+"""One consumer of many partitions under a seeded network, while the partitions roll all the time (KafkaDirect §4.4.2).
+
+The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and `Feed` read a real commit kernel's memory by simulated READs, which take
+their time and are torn.  The broker appends and rolls between any two of them, also while the consumer waits for a grant.
+
+The model, checked after each schedule: no error at all, and every record of every partition once and in order.
+
+A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, and `KDIRECT_SCHEDULES=n` runs n of each case.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+
+import pytest
+from harness import Actor, Simulation
+
+from kdirect.client.reading import Reading
+from kdirect.format.codec import encode_records
+from kdirect.model import TopicPartition
+from kdirect.rdma.sim import Faults
+
+SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "8"))
+ONE = os.environ.get("KDIRECT_SIMULATE")
+ROLLS = 40  # of a schedule, at least
+CASES: dict[str, dict] = {
+    "two partitions": {"partitions": 2},
+    "many partitions": {"partitions": 12},
+    "torn": {"partitions": 5, "faults": Faults(delay_ns=(100, 400_000), tear=0.3)},
+    "restless": {"partitions": 6, "faults": Faults(tear=0.2), "restless": True},
+}
+
+
+class Model:
+    """What was appended, and what the consumer got."""
+
+    def __init__(self) -> None:
+        self.appended: dict[TopicPartition, list[bytes]] = defaultdict(list)
+        self.got: dict[TopicPartition, list[bytes]] = defaultdict(list)
+        self.rolls = 0
+
+    @property
+    def complete(self) -> bool:
+        return sum(map(len, self.got.values())) >= sum(map(len, self.appended.values()))
+
+    def take(self, message) -> None:
+        tp = TopicPartition(message.topic(), message.partition())
+        assert message.offset() == len(self.got[tp]), f"offset {message.offset()} of {tp} came after {len(self.got[tp])} records"
+        self.got[tp].append(message.value())
+
+
+def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition]) -> None:
+    """Appends a few records to some partition, or rolls it, again and again until there were enough rolls."""
+    random, network = simulation.random, simulation.network
+
+    def act() -> None:
+        if simulation.busy:
+            network.call_later(1_000, act)
+            return
+        tp = random.choice(partitions)
+        partition = simulation.logs.partitions[tp]
+        base = partition.kernel.segment_base_offset
+        if random.random() < 0.1:
+            simulation.execute(partition.roll)
+        else:
+            values = [b"%d " % (len(model.appended[tp]) + k) + b"." * random.choice((0, 100, 900)) for k in range(random.choice((1, 3)))]
+            result = simulation.execute(lambda: simulation.access.append(partition, encode_records([(None, v, [], 1) for v in values])))
+            assert result.error == 0
+            model.appended[tp] += values
+        model.rolls += base != partition.kernel.segment_base_offset
+        if model.rolls < ROLLS:
+            network.call_later(random.choice((1_000, 30_000, 300_000)), act)
+
+    act()
+
+
+def consumer(simulation: Simulation, model: Model, partitions: list[TopicPartition], *, restless: bool) -> Actor:
+    """An actor that reads all partitions; a restless one pauses, seeks and gives back partitions between."""
+
+    def disturb(reading: Reading) -> None:
+        random = simulation.random
+        tp = random.choice(partitions)
+        position = len(model.got[tp])
+        what = random.choice(("pause", "resume", "seek", "assign again"))
+        if what == "pause":
+            reading.pause([tp])
+        elif what == "resume":
+            reading.resume(list(reading.paused))
+        elif what == "seek":
+            reading.seek(tp, position)
+        else:
+            reading.release([tp])
+            reading.add({tp: position})
+
+    def body(actor: Actor) -> None:
+        session = simulation.session()
+        reading = Reading(session, session.settings)  # type: ignore[arg-type]
+        reading.assign(dict.fromkeys(partitions, 0))
+        while model.rolls < ROLLS or not model.complete:
+            if restless and simulation.random.random() < 0.1:
+                disturb(reading)
+            if not reading.queue.empty or reading.pull(0):
+                for message in reading.queue.take(simulation.random.choice((1, 2, 100))):
+                    model.take(message)
+            else:
+                simulation.sleep(simulation.random.choice((1, 50, 1000)) * 1e-6)
+                if model.rolls >= ROLLS:
+                    reading.resume(list(reading.paused))
+            reading.tell()
+        reading.close()
+
+    return simulation.spawn("consumer", body)
+
+
+def run(case: str, seed: int, directory, monkeypatch) -> Model:
+    shape = CASES[case]
+    model = Model()
+    print(f"{case}: KDIRECT_SIMULATE={seed}")
+    with Simulation(seed, directory / f"{case} {seed}", monkeypatch, shape.get("faults", Faults()), segment_bytes=4096) as simulation:
+        partitions = [TopicPartition("t", i) for i in range(shape["partitions"])]
+        for tp in partitions[1:]:
+            simulation.logs.create_partition(tp)
+        broker(simulation, model, partitions)
+        consumer(simulation, model, partitions, restless=shape.get("restless", False))
+        simulation.run_until(lambda: all(a.done for a in simulation.actors))
+        for actor in simulation.actors:
+            if actor.error is not None:
+                raise actor.error
+    assert model.got == model.appended
+    return model
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rolls_under_a_reader_of_many_partitions(case, seed, tmp_path, monkeypatch):
+    if ONE is not None:
+        run(case, int(ONE), tmp_path, monkeypatch)
+        return
+    for i in range(SCHEDULES):
+        with monkeypatch.context() as m:
+            assert run(case, (seed + i) % 2**32, tmp_path, m).rolls >= ROLLS
