@@ -17,11 +17,14 @@ Invariants:
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import os
 import random
 import re
 import threading
 import time
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -59,6 +62,10 @@ class PartitionMetadata:
     in_sync_replicas: tuple[int, ...]
 
 
+def _number(partition: PartitionMetadata) -> int:
+    return partition.partition
+
+
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
     """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the broker has none."""
@@ -70,9 +77,9 @@ class TopicMetadata:
 
     def partition(self, number: int) -> PartitionMetadata:
         """UnknownTopicError names the partitions there are."""
-        for p in self.partitions:
-            if p.partition == number:
-                return p
+        at = bisect_left(self.partitions, number, key=_number)
+        if at < len(self.partitions) and self.partitions[at].partition == number:
+            return self.partitions[at]
         last = self.partitions[-1].partition if self.partitions else -1
         raise UnknownTopicError(
             f"topic {self.name!r} has no partition {number}",
@@ -288,8 +295,10 @@ class Cluster:
 
     def leader(self, tp: TopicPartition, timeout_ms: float | None = None) -> Node:
         """UnknownTopicError, or BrokerError LEADER_NOT_AVAILABLE (retriable)."""
-        leader = self.topic(tp.topic, timeout_ms=timeout_ms).partition(tp.partition).leader
-        node = self._state().nodes.get(leader)
+        return self._leader_in(self.topic(tp.topic, timeout_ms=timeout_ms), tp)
+
+    def _leader_in(self, topic: TopicMetadata, tp: TopicPartition) -> Node:
+        node = self._state().nodes.get(topic.partition(tp.partition).leader)
         if node is None:
             self.forget(tp.topic)
             raise broker_error(
@@ -301,16 +310,42 @@ class Cluster:
         return node
 
     def by_leader(self, tps: Iterable[TopicPartition]) -> dict[Node, list[TopicPartition]]:
-        """`tps` grouped by leader, with one metadata request for all topics that are not known yet."""
+        """`tps` grouped by leader, with one metadata request for all topics that are not known
+        yet.  Raises as `leader` does."""
+        found, failed = self.leaders(tps)
+        for error in failed.values():
+            raise error
+        return found
+
+    def leaders(self, tps: Iterable[TopicPartition]) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
+        """`tps` grouped by leader, and of those that have none or are unknown what `leader` would
+        raise.
+
+        Metadata is asked for at most once for each topic, however many of its partitions have no
+        leader.
+        """
         tps = list(tps)
         state = self._state()
         missing = list(dict.fromkeys(tp.topic for tp in tps if tp.topic not in state.topics))
-        if missing:
-            self.refresh(missing)
-        out: dict[Node, list[TopicPartition]] = {}
+        if len(missing) > 1:
+            with contextlib.suppress(UnknownTopicError, BrokerError):  # asked one by one, they concern themselves alone
+                self.refresh(missing)
+        topics: dict[str, TopicMetadata | KdirectError] = {}
+        found: dict[Node, list[TopicPartition]] = {}
+        failed: dict[TopicPartition, KdirectError] = {}
         for tp in tps:
-            out.setdefault(self.leader(tp), []).append(tp)
-        return out
+            try:
+                topic = topics.get(tp.topic)
+                if topic is None:
+                    topic = topics[tp.topic] = self.topic(tp.topic)
+                if isinstance(topic, KdirectError):
+                    failed[tp] = copy.copy(topic)  # a consumer notes on it which partition it concerns
+                else:
+                    found.setdefault(self._leader_in(topic, tp), []).append(tp)
+            except (UnknownTopicError, BrokerError) as e:
+                failed[tp] = e
+                topics.setdefault(tp.topic, e)
+        return found, failed
 
     def forget(self, topic: str) -> None:
         """Ask for the leaders of `topic` before they are used again."""
