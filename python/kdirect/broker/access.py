@@ -443,7 +443,7 @@ class AccessManager:
         if grant.slot_index >= 0:
             grant.partition.kernel.detach_slot(grant.peer.slot_address(grant.slot_index))
             _clear_slot(grant.peer.slot_memory, grant.slot_index)
-            grant.peer.slots.pop(grant.slot_index, None)
+            grant.peer.give_back_slot(grant.slot_index)
             grant.slot_index = -1
         if grant.region is not None:
             grant.region.deregister()

@@ -72,6 +72,7 @@ class Peer:
     slot_region: Any
     grants: dict[int, Grant] = field(default_factory=dict)
     slots: dict[int, TopicPartition] = field(default_factory=dict)
+    full_below: int = 0  # every slot below this one is in use
     closed: bool = False
 
     def slot_address(self, index: int) -> int:
@@ -79,7 +80,13 @@ class Peer:
 
     def free_slot(self, count: int) -> int:
         """The lowest free slot, so that the region a client READs stays short; -1 when there is none."""
-        return next((i for i in range(count) if i not in self.slots), -1)
+        while self.full_below < count and self.full_below in self.slots:
+            self.full_below += 1
+        return self.full_below if self.full_below < count else -1
+
+    def give_back_slot(self, index: int) -> None:
+        if self.slots.pop(index, None) is not None:
+            self.full_below = min(self.full_below, index)
 
 
 class GrantTable:
@@ -87,6 +94,7 @@ class GrantTable:
 
     def __init__(self) -> None:
         self._grants: dict[int, Grant] = {}
+        self._of: dict[TopicPartition, dict[int, Grant]] = {}
         self._next = 1
 
     def __len__(self) -> int:
@@ -97,7 +105,7 @@ class GrantTable:
 
     def of(self, tp: TopicPartition) -> list[Grant]:
         """The grants of a partition."""
-        return [g for g in self._grants.values() if g.partition.topic_partition == tp]
+        return list(self._of.get(tp, {}).values())
 
     def new(self, peer: Peer, partition: Partition, segment: Segment | None, head: HeadAccess | None = None) -> Grant:
         """A grant under the next free id; it holds its segment until `drop`."""
@@ -108,6 +116,7 @@ class GrantTable:
         grant = Grant(file_id=self._next, peer=peer, partition=partition, segment=segment, head=head)
         self._next = self._next % MAX_FILE_ID + 1
         self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
+        self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
         if segment is not None:
             segment.acquire()
         return grant
@@ -121,5 +130,9 @@ class GrantTable:
     def drop(self, grant: Grant) -> None:
         """Forget a grant."""
         self._grants.pop(grant.file_id, None)
+        of = self._of.get(grant.partition.topic_partition, {})
+        of.pop(grant.file_id, None)
+        if not of:
+            self._of.pop(grant.partition.topic_partition, None)
         grant.peer.grants.pop(grant.file_id, None)
         self.let_go(grant)
