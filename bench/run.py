@@ -59,6 +59,9 @@ ROWS = (
     Row(
         "slot-poll", "rows_direct", 2, "an empty poll: one READ of the metadata slots, with no work of the broker; then a record at a time"
     ),
+    Row(
+        "consume-partitions", "rows_consume", 2, "a record in each of 1,000 partitions: CPU seconds of a consumer, against confluent-kafka"
+    ),
     Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
     Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
     Row("produce-cpu", "rows_produce", 2, "the broker's CPU time for each committed produce of 100 bytes over shm"),
