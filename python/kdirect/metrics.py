@@ -68,6 +68,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("buffer_bytes", "bytes", "client", "READ buffers that a consumer holds."),
     Metric("fetches", "requests", "client", "Fetches of a consumer over TCP."),
     Metric("fetched_bytes", "bytes", "client", "Whole batches they brought."),
+    Metric("fetch_partitions", "partitions", "client", "Partitions they named, each time it was named."),
     Metric("rebalances", "events", "client", "Assignments that a consumer got from its group."),
 )
 

@@ -1,6 +1,8 @@
-"""Consumers of many partitions while the partitions roll, thousands of times: no error at all, and every record once and in order.
+"""Consumers of many partitions while the partitions roll, thousands of times: no error at all, and
+every record once and in order.
 
-`KDIRECT_ROLLS=n` runs until n rolls were made (of each transport), `KDIRECT_SEED=n` repeats the order in which records were produced.
+`KDIRECT_ROLLS=n` runs until n rolls were made (of each transport), `KDIRECT_SEED=n` repeats the
+order in which records were produced.
 """
 
 from __future__ import annotations

@@ -251,8 +251,9 @@ def test_a_key_revoked_among_several_reads_leaves_no_completion_behind(ends):
 
 
 def test_a_refresh_from_before_a_grant_says_nothing_of_it(ends):
-    """Two files share a table.  The first ends, and while the broker grants its successor in the same slot, the local copy is of the time
-    before: it shows the first file, and no bytes, which may be followed only after another READ."""
+    """Two files share a table.  The first ends, and while the broker grants its successor in the
+    same slot, the local copy is of the time before: it shows the first file, and no bytes, which
+    may be followed only after another READ."""
     table, first, second = ends.table(), ends.stream(), ends.stream()
     batch = encode_records([(None, b"v", [], 1)])
     memoryview(ends.file)[: len(batch)] = batch
@@ -289,3 +290,25 @@ def test_a_torn_refresh_leaves_nothing_that_another_stream_would_take(ends):
         with pytest.raises(ProtocolError, match="guard"):
             stream.advance(table, index, False)
         assert not stream.revoked
+
+
+def test_changed_names_each_slot_once_for_each_change(ends):
+    table = ends.table()
+    for index in (0, 2):
+        ends.put(index, slot(file_id=index + 1))
+        table.activate(index)
+    ends.put(1, slot(file_id=9))
+    assert table.changed(fresh=False) == [0, 2]
+    assert table.changed(fresh=False) == []
+    ends.put(1, slot(file_id=9, readable=5))
+    ends.put(2, slot(file_id=3, readable=5))
+    table.refresh()
+    before = table.reads
+    assert table.changed(fresh=False) == [2], "of the copy that another had brought"
+    assert table.reads == before
+    assert table.changed(fresh=True) == []
+    table.activate(1)
+    assert table.changed(fresh=True) == [1]
+    table.deactivate(0)
+    table.activate(0)
+    assert table.changed(fresh=False) == [0], "granted again, with the same bytes"

@@ -1,5 +1,5 @@
-"""What the simulations share: a broker's worker, kernel and grants and clients' producers as they are, over simulated RNICs, in
-simulated time, in one process.
+"""What the simulations share: a broker's worker, kernel and grants and its clients as they are,
+over simulated RNICs, in simulated time, in one process.
 
 Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only one thread runs at a time, and the
 schedule decides which.  Where that code would wait (for a completion, for an answer of the broker, to sleep) the actor gives way, and the

@@ -1,11 +1,15 @@
-"""One consumer of many partitions under a seeded network, while the partitions roll all the time (KafkaDirect §4.4.2).
+"""One consumer of many partitions under a seeded network, while the partitions roll all the time
+(KafkaDirect §4.4.2).
 
-The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and `Feed` read a real commit kernel's memory by simulated READs, which take
-their time and are torn.  The broker appends and rolls between any two of them, also while the consumer waits for a grant.
+The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and `Feed` read a real commit
+kernel's memory by simulated READs, which take their time and are torn.  The broker appends and
+rolls between any two of them, also while the consumer waits for a grant.
 
-The model, checked after each schedule: no error at all, and every record of every partition once and in order.
+The model, checked after each schedule: no error at all, and every record of every partition once
+and in order.
 
-A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, and `KDIRECT_SCHEDULES=n` runs n of each case.
+A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, and
+`KDIRECT_SCHEDULES=n` runs n of each case.
 """
 
 from __future__ import annotations
@@ -51,7 +55,8 @@ class Model:
 
 
 def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition]) -> None:
-    """Appends a few records to some partition, or rolls it, again and again until there were enough rolls."""
+    """Appends a few records to some partition, or rolls it, again and again until there were enough
+    rolls."""
     random, network = simulation.random, simulation.network
 
     def act() -> None:
@@ -76,7 +81,8 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
 
 
 def consumer(simulation: Simulation, model: Model, partitions: list[TopicPartition], *, restless: bool) -> Actor:
-    """An actor that reads all partitions; a restless one pauses, seeks and gives back partitions between."""
+    """An actor that reads all partitions; a restless one pauses, seeks and gives back partitions
+    between."""
 
     def disturb(reading: Reading) -> None:
         random = simulation.random
@@ -117,7 +123,13 @@ def run(case: str, seed: int, directory, monkeypatch) -> Model:
     shape = CASES[case]
     model = Model()
     print(f"{case}: KDIRECT_SIMULATE={seed}")
-    with Simulation(seed, directory / f"{case} {seed}", monkeypatch, shape.get("faults", Faults()), segment_bytes=4096) as simulation:
+    with Simulation(
+        seed,
+        directory / f"{case} {seed}",
+        monkeypatch,
+        shape.get("faults", Faults()),
+        segment_bytes=4096,
+    ) as simulation:
         partitions = [TopicPartition("t", i) for i in range(shape["partitions"])]
         for tp in partitions[1:]:
             simulation.logs.create_partition(tp)

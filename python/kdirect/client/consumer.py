@@ -230,14 +230,17 @@ class Consumer:
         return self._queue.pop() if self._wait(self._pull, timeout) else None
 
     def consume(self, num_messages: int = 1, timeout: float | None = None) -> list[Message]:
-        """Up to `num_messages` records: waits up to `timeout` seconds for the first one only (None or negative: for ever), then takes what
-        is at hand.  What was taken is returned: errors, commits and rebalances that come meanwhile are the next call's."""
+        """Up to `num_messages` records: waits up to `timeout` seconds for the first one only (None
+        or negative: for ever), then takes what is at hand, for no longer than `timeout` again, or
+        0.1 seconds if that is longer.  What was taken is returned: errors, commits and rebalances
+        that come meanwhile are the next call's."""
         if num_messages < 1:
             raise ConfigError(f"consume of {num_messages} messages", hint="give at least 1")
         if not self._wait(self._pull, timeout):
             return []
+        until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + max(timeout, SLICE_MS / 1000)
         out: list[Message] = self._queue.take(num_messages)
-        while len(out) < num_messages:
+        while len(out) < num_messages and time.monotonic() < until:
             try:
                 if not self._pull(0.0):
                     break

@@ -50,11 +50,20 @@ class DirectFetcher:
         return tuple(self._positions)
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Enter the files that hold these offsets (-1: the latest, as a slot without data).  One request for all.
+        """Enter the files that hold these offsets (-1: the latest, as a slot without data).  One
+        request for all.
 
-        A partition read before is entered anew.  Raises the first refusal (OffsetOutOfRangeError, UnknownTopicError,
-        AccessDeniedError, ProtocolError for a grant that cannot be); the others stay granted.  None does when the request fails as a whole.
+        A partition read before is entered anew.  Raises the first refusal of `enter`; the others
+        stay granted.
         """
+        for error in self.enter(offsets).values():
+            raise error
+
+    def enter(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, KdirectError]:
+        """`assign`, but returns what was refused, by partition: OffsetOutOfRangeError,
+        UnknownTopicError, AccessDeniedError (no free slot, for one), ProtocolError for a grant that
+        cannot be.  What was refused is not read any more.  Raises when the request fails as a
+        whole; then no partition of `offsets` is read."""
         targets = []
         for tp, offset in offsets.items():
             position = self._positions.get(tp)
@@ -71,19 +80,18 @@ class DirectFetcher:
         for tp in offsets:  # all of them before one is entered, whose slot may have been another's
             if tp in self._positions:
                 self._leave_slot(self._positions[tp])
-        failure: KdirectError | None = None
+        refused: dict[TopicPartition, KdirectError] = {}
         for (tp, offset, _), grant in zip(targets, answer.partitions, strict=True):
             if grant.error_code:
                 self._forget(tp)
-                failure = failure or access_error(grant.error_code, grant.error_message, f"reading {tp} from offset {offset}")
+                refused[tp] = access_error(grant.error_code, grant.error_message, f"reading {tp} from offset {offset}")
                 continue
             try:
                 self._enter(tp, offset, grant)
             except ProtocolError as e:
                 self._forget(tp)
-                failure = failure or e
-        if failure is not None:
-            raise failure
+                refused[tp] = e
+        return refused
 
     def _enter(self, tp: TopicPartition, offset: int, grant: Any) -> None:
         position = self._positions.get(tp)
@@ -138,8 +146,8 @@ class DirectFetcher:
                     return True
                 if stream.unread > 0:
                     return False  # no room: the caller must consume first
-            elif not stream.sealed and not stream.revoked:
-                self.refresh()
+            elif position.slot_index >= 0 and not stream.sealed and not stream.revoked:
+                stream.look(self._slots, position.slot_index, self._committed_only)
             if stream.revoked:
                 raise UnknownTopicError(
                     f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader"
@@ -153,6 +161,19 @@ class DirectFetcher:
                 )
             self.assign({tp: next_offset})
         return False
+
+    def slot_that_tells(self, tp: TopicPartition, next_offset: int) -> int:
+        """After a `fill` of `tp`, or a `Feed.load`, that found nothing: the slot that changes
+        before there can be anything; -1 when none."""
+        position = self._positions.get(tp)
+        if position is None or position.stream.sealed or position.stream.revoked or position.stream.buffered:
+            return -1
+        nothing = position.stream.unread == 0 if position.has_data else position.stream.high_watermark <= next_offset
+        return position.slot_index if nothing else -1
+
+    def changed(self, *, fresh: bool) -> list[int]:
+        """The slots that changed since the last call: see `SlotTable.changed`."""
+        return self._slots.changed(fresh=fresh) if self._slots is not None else []
 
     def window(self, tp: TopicPartition) -> tuple[int, int]:
         """(address, length) of the bytes of `tp` that were READ and not consumed."""

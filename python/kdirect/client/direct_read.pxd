@@ -32,9 +32,12 @@ cdef class SlotTable:
     cdef bytearray _active         # by index: 1 when a file of ours is there
     cdef uint8_t* _active_p
     cdef uint64_t _posted          # READs so far, whatever became of them
-    cdef uint64_t _copy            # number of the READ that the local copy is of; 0: there is no whole one
+    cdef uint64_t _copy            # number of the READ that the local copy is of, 0: of none
     cdef bytearray _since          # by index: READs posted when the slot was granted, 8 bytes each
     cdef uint64_t* _since_p
+    cdef bytearray _told           # by index: the slot's bytes when `changed` looked last; None before
+    cdef uint8_t* _told_p
+    cdef uint64_t _scanned         # number of the READ that `changed` looked at last
     cdef int64_t _torn_timeout_ns
     cdef bint _at_once             # a READ completes while it is posted
     cdef readonly uint64_t reads, read_bytes, torn
@@ -68,9 +71,10 @@ cdef class FileStream:
     cdef readonly int64_t high_watermark, last_stable_offset, log_start_offset
     cdef readonly int leader_epoch
     cdef readonly bint revoked             # the slot says that access ended
-    cdef uint64_t _seen                    # number of the slot table's READ that the slot was last taken from
+    cdef uint64_t _seen                    # number of the READ that the slot was last taken from
     cdef const uint8_t* c_start(self) noexcept nogil
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1
+    cpdef bint look(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef int64_t fill(self) except -1
     cdef int64_t _fill_once(self) except -1

@@ -17,7 +17,7 @@ One thread at a time per queue pair: callers hold their channel's lock.
 
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
-from libc.string cimport memcpy, memmove
+from libc.string cimport memcmp, memcpy, memmove, memset
 from posix.unistd cimport usleep
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
@@ -142,17 +142,21 @@ cdef int _check_key(str what, int64_t address, int64_t rkey, int64_t length) exc
 cdef class SlotTable:
     """The consumer's copy of its slot region; `refresh` brings all active slots with one READ.
 
-    `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory of at least `slot_count` slots.
+    `remote_address`, `rkey` and `slot_count` come from the broker's grant; `region` is local memory
+    of at least `slot_count` slots.
 
-    The life of a slot: the broker fills it, then answers with the grant that names it; it clears it when the grant ends, and may give
-    the same index to the next grant of this client, of any partition.  The local copy of all slots is of one moment, so it may be older
-    than a grant: then the bytes at the granted index are those of a former file, or zeros, or were never checked.
+    The life of a slot: the broker fills it, then answers with the grant that names it; it clears it
+    when the grant ends, and may give the same index to the next grant of this client, of any
+    partition.  The local copy of all slots is of one moment, so it may be older than a grant: then
+    the bytes at the granted index are those of a former file, or zeros, or were never checked.
 
-    Invariant: a slot's news count only when they come from a READ that was posted after the grant was answered, and in which every
-    active slot's guard matched.  `activate` notes how many READs had been posted when the slot was granted (`c_is_news` compares), a
-    READ that fails or is torn leaves no copy to take from (`_copy` is 0), and no READ is under way while the broker is asked, because
-    `refresh` waits for its own.  What the slot holds then is of this grant, for the broker filled it before it answered, and gives its
-    index to nobody else before this client has released it.
+    Invariant: a slot's news count only when they come from a READ that was posted after the grant
+    was answered, and in which every active slot's guard matched.  `activate` notes how many READs
+    had been posted when the slot was granted (`c_is_news` compares), a READ that fails or is torn
+    leaves no copy to take from (`_copy` is 0), and no READ is under way while the broker is asked,
+    because `refresh` waits for its own.  What the slot holds then is of this grant, for the broker
+    filled it before it answered, and gives its index to nobody else before this client has released
+    it.
     """
 
     def __init__(self, QueuePair qp, CompletionQueue cq, MemoryRegion region, int64_t remote_address, int64_t rkey, int slot_count, *,
@@ -178,10 +182,13 @@ cdef class SlotTable:
             view.close()
 
     def activate(self, int index):
-        """Slot `index` was granted, just now: include it in refreshes, and forget what an earlier one brought of it."""
+        """Slot `index` was granted, just now: include it in refreshes, and forget what an earlier
+        one brought of it."""
         self.c_check(index)
         self._active[index] = 1
         self._since_p[index] = self._posted
+        if self._told is not None:  # no slot is like that, so `changed` will tell of it
+            memset(self._told_p + index * SLOT_BYTES, 0xFF, SLOT_BYTES)
         self._end = max(self._end, index + 1)
 
     def deactivate(self, int index):
@@ -219,7 +226,8 @@ cdef class SlotTable:
         return 0
 
     cdef bint c_is_news(self, int index, uint64_t seen) noexcept nogil:
-        """Is the copy whole, posted after slot `index` was granted, and younger than READ number `seen`?"""
+        """Is the copy whole, posted after slot `index` was granted, and younger than READ number
+        `seen`?"""
         return self._copy > seen and self._copy > self._since_p[index]
 
     cdef int c_refresh(self, uint32_t* status) noexcept nogil:
@@ -254,6 +262,27 @@ cdef class SlotTable:
                                 hint="the broker was stopped in the middle of an update, or is of another version")
         if rc != 0:
             _raise_read(rc, status, "READ of metadata slots")
+
+    def changed(self, *, bint fresh):
+        """Indexes of the active slots whose bytes are not those that the last call saw; a slot is
+        among them once after `activate`.  READs the slots first with `fresh`, or if the last call
+        has seen the copy that there is."""
+        cdef int i
+        cdef list out = []
+        if self._end == 0:
+            return out
+        if self._told is None:
+            self._told = bytearray(b"\xff" * (self.slot_count * SLOT_BYTES))
+            self._told_p = <uint8_t*> self._told
+        if fresh or self._copy <= self._scanned:
+            self.refresh()
+        self._scanned = self._copy
+        for i in range(self._end):
+            if self._active_p[i] and self.c_is_news(i, 0) \
+                    and memcmp(self._told_p + i * SLOT_BYTES, self._region.data + i * SLOT_BYTES, SLOT_BYTES):
+                memcpy(self._told_p + i * SLOT_BYTES, self._region.data + i * SLOT_BYTES, SLOT_BYTES)
+                out.append(i)
+        return out
 
     def poll(self, int64_t times=1):
         """`refresh` that many times without returning to Python between; for measuring an empty poll."""
@@ -365,8 +394,9 @@ cdef class FileStream:
         self._capacity = self._lo = self._hi = 0
 
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1:
-        """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot that is not this file's any more sets `revoked`.
-        A refresh from before the grant is no news: see `SlotTable`."""
+        """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot
+        that is not this file's any more sets `revoked`.  A refresh from before the grant is no news:
+        see `SlotTable`."""
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
@@ -394,20 +424,27 @@ cdef class FileStream:
             self.limit = limit
         return moved
 
-    cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
-        """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came; NOTHING: nothing new (or no room: consume
-        first); ENDED: the file ends here (sealed and read, or access ended).
+    cpdef bint look(self, SlotTable slots, int index, bint committed_only) except -1:
+        """Take the news of slot `index`, after a refresh if this stream has none to take; True if
+        anything moved.
 
-        Streams that share a table share its refreshes: the table is READ again only by a stream that has taken the last one's news,
-        or whose slot was granted after it.
+        Streams that share a table share its refreshes: the table is READ again only by a stream
+        that has taken the last one's news, or whose slot was granted after it.
+        """
+        slots.c_check(index)
+        if not slots.c_is_news(index, self._seen):
+            slots.refresh()
+        return self.take_slot(slots, index, committed_only)
+
+    cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
+        """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came;
+        NOTHING: nothing new (or no room: consume first); ENDED: the file ends here (sealed and
+        read, or access ended).  Refreshes are shared: see `look`.
         """
         if self.limit > self.position + <int64_t> (self._hi - self._lo):
             return MOVED if self.fill() > 0 else NOTHING
         if not self.sealed and not self.revoked:
-            slots.c_check(index)
-            if not slots.c_is_news(index, self._seen):
-                slots.refresh()
-            self.take_slot(slots, index, committed_only)
+            self.look(slots, index, committed_only)
             if self.limit > self.position + <int64_t> (self._hi - self._lo):
                 return MOVED if self.fill() > 0 else NOTHING
         return ENDED if self.sealed or self.revoked else NOTHING

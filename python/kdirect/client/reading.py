@@ -10,6 +10,9 @@ Invariants:
 - Nothing READ and checked is thrown away by pausing: what is in hand is kept until the partition is resumed.
 - A partition with an error of its own (unknown topic, offset out of range, a broken batch) is set aside; the others go on.  The error is
   told once, and again only when nothing else is left to read; `seek`, `assign` and `resume` take the partition up again.
+- What is done for a record does not grow with the number of partitions: over RDMA those that had
+  nothing sleep until a slot READ shows that their slots changed, over TCP `TcpRound` names those
+  that have something.  The two paths take turns.
 - Lost connections are not errors of partitions: they are raised as they are, and the next call opens the paths anew.
 
 One thread at a time.
@@ -18,6 +21,7 @@ One thread at a time.
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -62,7 +66,16 @@ class Reading:
         self._max_batch: int = settings["max.batch.bytes"]
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._stale: set[TopicPartition] = set()  # to be entered at their positions
-        self._round: list[TopicPartition] = []
+        self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
+        # Read by the fetcher and to be looked at, the next one first; others drop out in passing.
+        self._turns: deque[TopicPartition] = deque()
+        self._in_turns: set[TopicPartition] = set()
+        # By slot: read by the fetcher, and has nothing before its slot changes.
+        self._asleep: dict[int, TopicPartition] = {}
+        # Visits that found a record since the slots of those asleep were looked at.
+        self._since_wake = 0
+        self._tcp_first = False  # of two paths, which has the next turn
+        self._told_over_tcp = False
         self.fetcher: DirectFetcher | None = None
         self.alone: Feed | None = None  # of the one partition there is, once it was polled: polls may go to it directly
         self.tcp: TcpRound | None = None
@@ -77,14 +90,12 @@ class Reading:
         for tp, offset in resolved.items():
             if tp not in self.positions or self.position(tp) != offset or tp in self.failed:
                 self._move(tp, offset)
-        self._round = list(resolved)
 
     def add(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these too."""
         self.alone = None
         for tp, offset in self.resolve(offsets).items():
             self._move(tp, offset)
-        self._round = list(self.positions)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""
@@ -96,7 +107,6 @@ class Reading:
             self.paused.discard(tp)
             self.failed.pop(tp, None)
             self._stale.discard(tp)
-        self._round = [tp for tp in self._round if tp in self.positions]
         if self.tcp is not None:
             self.tcp.release(tps)
         if self.fetcher is not None:
@@ -131,6 +141,8 @@ class Reading:
             self.paused.add(tp)
             if self._in_hand(tp):
                 self._held[tp] = self.queue.detach()
+            if self.tcp is not None and tp in self.tcp:
+                self.tcp.pause([tp])
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
@@ -138,6 +150,11 @@ class Reading:
             self.paused.discard(tp)
             if self.failed.pop(tp, None) is not None:
                 self._stale.add(tp)
+            if tp in self._held:
+                self._held_again.append(tp)
+            self._take_turns(tp)
+            if self.tcp is not None and tp in self.tcp:
+                self.tcp.resume([tp])
 
     def next_alone(self) -> Message | None:
         """The next record of the only partition there is, where that needs no more than READs.  None: `pull` sees to the rest, errors too;
@@ -181,6 +198,9 @@ class Reading:
         for tp, offset in first.items():
             self._move(tp, offset)
 
+    def _is_read(self, tp: TopicPartition) -> bool:
+        return (self.fetcher is not None and tp in self.fetcher) or (self.tcp is not None and tp in self.tcp)
+
     def _known(self, tp: TopicPartition) -> None:
         if tp not in self.positions:
             raise ConfigError(f"{tp} is not assigned", hint="name partitions of assignment()")
@@ -214,6 +234,9 @@ class Reading:
     def _drop_direct(self) -> None:
         self.alone = None
         fetcher, self.fetcher = self.fetcher, None
+        self._turns.clear()
+        self._in_turns.clear()
+        self._asleep.clear()
         if fetcher is not None:
             fetcher.close()
 
@@ -233,39 +256,63 @@ class Reading:
                 try:
                     self.fetcher = DirectFetcher(self._session.channel(next(iter(stale))), self._settings)
                 except AccessDeniedError as e:  # no queue pair is to be had, by the broker's limits
-                    log.warning("%s is read over TCP: %s", ", ".join(map(str, stale)), e)
-                    self._enter_tcp(stale)
+                    self._read_over_tcp(stale, e)
                     continue
             try:
-                self.fetcher.assign(stale)
-                self._stale.difference_update(stale)
+                refused = self.fetcher.enter(stale)
             except LOST:
                 raise
+            except AccessDeniedError as e:
+                self._read_over_tcp(stale, e)
             except KdirectError:
                 for tp, offset in stale.items():
-                    if tp not in self.fetcher:
-                        self._enter_alone(tp, offset)
-                    else:
-                        self._stale.discard(tp)
+                    self._enter_alone(tp, offset)
+            else:
+                self._entered(stale, refused)
 
     def _enter_alone(self, tp: TopicPartition, offset: int) -> None:
         assert self.fetcher is not None
         self._stale.discard(tp)
         try:
-            self.fetcher.assign({tp: offset})
-        except AccessDeniedError as e:
-            log.warning("%s is read over TCP: %s", tp, e)
-            self._enter_tcp({tp: offset})
+            self._entered({tp: offset}, self.fetcher.enter({tp: offset}))
         except LOST:
             self._stale.add(tp)
             raise
+        except AccessDeniedError as e:
+            self._read_over_tcp({tp: offset}, e)
         except KdirectError as e:
             self._refused(tp, e)
+
+    def _entered(self, offsets: Mapping[TopicPartition, int], refused: Mapping[TopicPartition, KdirectError]) -> None:
+        """The fetcher reads `offsets` but for what was `refused`: that goes over TCP where it is
+        access that was refused."""
+        self._stale.difference_update(offsets)
+        granted = [tp for tp in offsets if tp not in refused]
+        for tp in granted:
+            self._take_turns(tp)
+        if self.tcp is not None:
+            self.tcp.release(granted)
+        denied = {tp: e for tp, e in refused.items() if isinstance(e, AccessDeniedError)}
+        if denied:
+            self._read_over_tcp({tp: offsets[tp] for tp in denied}, next(iter(denied.values())))
+        for tp, error in refused.items():
+            if tp not in denied:
+                self._refused(tp, error)
+
+    def _read_over_tcp(self, offsets: Mapping[TopicPartition, int], why: AccessDeniedError) -> None:
+        """Told once for a consumer, which may have thousands of partitions more than the broker has
+        slots for it."""
+        level = logging.DEBUG if self._told_over_tcp else logging.WARNING
+        self._told_over_tcp = True
+        others = f" and {len(offsets) - 1} other partitions are" if len(offsets) > 1 else " is"
+        log.log(level, "%s%s read over TCP: %s", next(iter(offsets)), others, why)
+        self._enter_tcp(offsets)
 
     def _enter_tcp(self, offsets: Mapping[TopicPartition, int]) -> None:
         if self.tcp is None:
             self.tcp = TcpRound(self._session.cluster, self._settings)
         self.tcp.assign(offsets)
+        self.tcp.pause(self.paused & offsets.keys())
         self._stale.difference_update(offsets)
 
     def _refused(self, tp: TopicPartition, error: KdirectError) -> None:
@@ -320,38 +367,90 @@ class Reading:
     def _go_round(self, take: Any, wait_ms: float) -> bool:
         if self._stale:
             self.enter()
-        going = self._round
-        direct = False
-        polled = False
-        for i, tp in enumerate(going):
-            if tp in self.paused or tp in self.failed:
-                continue
-            if self.fetcher is not None and tp in self.fetcher:
-                direct = True
-                if len(going) == 1:
-                    self.alone = self.fetcher.feed(tp)
-            elif self.tcp is not None and not polled and tp not in self._held:
-                self._ask(0.0)
-                polled = True
-            if self._attempt(take, tp):
-                if len(going) > 1:
-                    self._round = going[i + 1 :] + going[: i + 1]
+        while self._held_again:
+            tp = self._held_again.pop()
+            if tp in self._held and tp not in self.paused and tp not in self.failed and self._attempt(take, tp):
                 return True
-        if polled and not direct and wait_ms > 0 and self._ask(wait_ms):
+        if self._tcp_first and self._go_round_tcp(take):
+            self._tcp_first = False
+            return True
+        found, direct = self._go_round_direct(take)
+        if found:
+            self._tcp_first = True
+            return True
+        if not self._tcp_first and self._go_round_tcp(take):
+            self._tcp_first = True
+            return True
+        if self.tcp is not None and not direct and wait_ms > 0 and self.tcp.step(wait_ms):
             return self._go_round(take, 0.0)
         return False
 
-    def _ask(self, wait_ms: float) -> bool:
+    def _go_round_direct(self, take: Any) -> tuple[bool, bool]:
+        """(something was taken, there are partitions to look at by READs).
+
+        Partitions that had nothing sleep until their slots change, so one that has records does not
+        wait until the others were visited.
+        """
+        fetcher = self.fetcher
+        if fetcher is None:
+            return False, False
+        if self._asleep and self._turns and self._since_wake >= len(self._turns):
+            self._wake(fetcher, fresh=False)
+        if self._visit(fetcher, take):
+            return True, True
+        if self._asleep:
+            self._wake(fetcher, fresh=True)
+            if self._visit(fetcher, take):
+                return True, True
+        return False, bool(self._turns or self._asleep)
+
+    def _visit(self, fetcher: DirectFetcher, take: Any) -> bool:
+        turns = self._turns
+        for _ in range(len(turns)):
+            tp = turns.popleft()
+            if tp in self.paused or tp in self.failed or tp not in fetcher:
+                self._in_turns.discard(tp)
+                continue
+            turns.append(tp)
+            if len(self.positions) == 1:
+                self.alone = fetcher.feed(tp)
+            if self._attempt(take, tp):
+                self._since_wake += 1
+                return True
+            slot = fetcher.slot_that_tells(tp, self.positions[tp]) if len(self.positions) > 1 else -1
+            if slot >= 0 and tp not in self.failed:
+                turns.pop()
+                self._in_turns.discard(tp)
+                self._asleep[slot] = tp
+        return False
+
+    def _wake(self, fetcher: DirectFetcher, *, fresh: bool) -> None:
+        self._since_wake = 0
+        for slot in fetcher.changed(fresh=fresh):
+            tp = self._asleep.pop(slot, None)
+            if tp is not None:
+                self._take_turns(tp)
+
+    def _take_turns(self, tp: TopicPartition) -> None:
+        if tp not in self._in_turns:
+            self._in_turns.add(tp)
+            self._turns.append(tp)
+
+    def _go_round_tcp(self, take: Any) -> bool:
         tcp = self.tcp
-        assert tcp is not None
-        wanted = [tp for tp in self._round if tp in tcp and tp not in self.paused and tp not in self.failed]
-        return tcp.step(wanted, wait_ms)
+        if tcp is None:
+            return False
+        tcp.step(0.0)
+        return any(tcp.ready and self._attempt(take, tcp.next_ready()) for _ in range(tcp.ready))
 
     def _attempt(self, take: Any, tp: TopicPartition) -> bool:
         try:
             return take(tp)
         except LOST:
             raise
+        except AccessDeniedError as e:  # between two files of a partition: the next one's slot is not to be had
+            self._read_over_tcp({tp: self.positions[tp]}, e)
+            return False
         except KdirectError as e:
             self._refused(tp, e)
             return False
@@ -412,6 +511,8 @@ class Reading:
             except KdirectError:
                 if not decoder.rows:
                     raise  # else: what is good first; the next call comes to the same place again
+                if not self._is_read(tp):
+                    self._stale.add(tp)  # its next file was refused
         except BaseException:
             self._move(tp, start)  # what the decoder has, nobody gets
             raise
@@ -449,7 +550,6 @@ class Reading:
         self.queue.clear()
         self._held.clear()
         self.positions.clear()
-        self._round = []
         self._stale.clear()
         self._drop_direct()
         tcp, self.tcp = self.tcp, None

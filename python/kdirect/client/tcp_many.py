@@ -1,24 +1,49 @@
-"""Many partitions over Kafka's Fetch: one request under way at each leader, whatever the number of partitions.
+"""Many partitions over Kafka's Fetch, with one request under way at each leader.
 
-Owns: the leased connections, where each partition stands, and the bytes fetched and not yet consumed.  What is in the bytes is the
-codec's business; when to give up is the consumer's.
+Owns: the leased connections, where each partition stands, and the bytes fetched and not yet
+consumed.  What is in the bytes is the codec's business; when to give up is the consumer's.
 
 Invariants:
 
-- Bytes of a partition are whole batches, in order, without a gap; they are a window into the answer they came in.
+- Bytes of a partition are whole batches, in order, without a gap; they are a window into the answer
+  they came in.
 - An answer for a partition that was moved meanwhile is dropped.
-- A request waits at the broker (`fetch.wait.max.ms`) only when it asks for every partition of that leader that is wanted: a partition
-  with bytes in hand must not wait for the others' news.
+- A request waits at the broker (`fetch.wait.max.ms`) only while no wanted partition has bytes in
+  hand: a partition with bytes in hand must not wait for the others' news.
+
+The work for a record does not grow with the number of partitions.  Each partition is in one of
+these places, and a step looks at how many are in a place, never at each of them:
+
+- ready: bytes or an error are in hand.  `next_ready` names them in turn.
+- new: its leader is to be looked up.
+- hungry: nothing is in hand, and the last answer had something, or had no room for it, or there was
+  none yet.
+- quiet: the last answer had nothing.
+- later: it has no leader; it is new again after RETRY_S.
+- under way: named in a request that is not answered.
+- paused: whatever it has is kept.
+
+A partition that turns hungry while a request waits at the broker (it was assigned, moved or resumed)
+makes that request be given up, and sent again with it, but not before the next look is due.
+
+While nothing is ready, a request names all that are hungry or quiet.  While something is, a request
+names the hungry ones once they are as many as those that are ready, so each partition is named
+about once for each time that it brought bytes.  The quiet ones, which would be named again and
+again for nothing, are looked at as often as takes a tenth of the time or so (LOOK_S, LOOK_S_EACH).
+Nothing is asked for while more is in hand than one answer has room for, unless none of that is
+ready.
 
 One thread at a time.
 """
 
 from __future__ import annotations
 
+import enum
 import os
 import time
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from kdirect.client.cluster import Cluster, Node
@@ -31,7 +56,6 @@ from kdirect.errors import (
     KdirectError,
     OffsetOutOfRangeError,
     ProtocolError,
-    UnknownTopicError,
     UnsupportedFormatError,
 )
 from kdirect.format import protocol
@@ -40,25 +64,48 @@ from kdirect.model import TopicPartition
 
 EMPTY = memoryview(b"")
 RETRY_S = 0.1
+LOOK_S = 0.01  # quiet partitions are looked at no more often while others have bytes in hand,
+LOOK_S_EACH = 1e-4  # and as much less often for each of them; naming one takes client and broker about 10 us each
+ANSWER_PARTITIONS = 16  # an answer has room for `fetch.max.read.bytes` of so many partitions
+
+# In the order in which partitions came there.  The first of a plain dict is found behind all that
+# were deleted before it.
+_Place = OrderedDict[TopicPartition, None]
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
     next_offset: int
+    max_bytes: int
     data: memoryview = EMPTY
-    max_bytes: int = 0
     error: KdirectError | None = None
-    not_before: float = 0.0
     high_watermark: int = -1
     log_start_offset: int = -1
+    paused: bool = False
+    place: _Place | None = None  # None: under way, later or paused
+    leader: _Leader | None = None  # None: to be looked up
 
 
 @dataclass(slots=True, eq=False)
 class _Leader:
-    connection: Connection
+    node: Node
+    connection: Connection | None = None
+    hungry: _Place = field(default_factory=OrderedDict)
+    quiet: _Place = field(default_factory=OrderedDict)
+    next_look: float = 0.0
     pending: Pending | None = None
-    asked: dict[TopicPartition, int] | None = None  # partition -> offset
+    asked: dict[TopicPartition, int] = field(default_factory=dict)  # what is pending: offsets
+    waits: bool = False  # at the broker, for the first record: the pending request
     until: float = 0.0
+
+
+class _Came(enum.Enum):
+    """What an answer had for one partition."""
+
+    NEWS = enum.auto()  # bytes, or an error
+    NOTHING = enum.auto()
+    MORE = enum.auto()  # there are records, but they were not in this answer
+    LATER = enum.auto()  # its leader is being elected, or has moved
 
 
 class TcpRound:
@@ -66,31 +113,58 @@ class TcpRound:
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
         self._cluster = cluster
-        self._isolation_level = int(settings["isolation.level"] == "read_committed")
+        self._committed_only = settings["isolation.level"] == "read_committed"
         self._fetch_bytes: int = settings["fetch.max.read.bytes"]
         self._max_batch_bytes: int = settings["max.batch.bytes"]
         self._wait_ms: int = settings["fetch.wait.max.ms"]
         self._min_bytes: int = settings["fetch.min.bytes"]
         self._partitions: dict[TopicPartition, _Partition] = {}
+        self._ready: _Place = OrderedDict()
+        self._new: _Place = OrderedDict()
+        self._later: OrderedDict[TopicPartition, float] = OrderedDict()  # when each is new again
+        self._held_bytes = 0
         self._leaders: dict[Node, _Leader] = {}
         self._pid = os.getpid()
-        self.fetches = self.fetched_bytes = 0
+        self.fetches = self.fetched_bytes = self.asked_partitions = 0
 
     def __contains__(self, tp: TopicPartition) -> bool:
         return tp in self._partitions
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these too, from these offsets; those read already are moved there."""
-        for node, leader in list(self._leaders.items()):
-            if leader.pending is not None:  # it waits for others, or for an offset that is not wanted any more
-                leader.connection.close()
-                del self._leaders[node]
         for tp, offset in offsets.items():
-            self._partitions[tp] = _Partition(offset, max_bytes=self._fetch_bytes)
+            self._forget(tp)
+            self._partitions[tp] = _Partition(offset, self._fetch_bytes)
+            self._put(tp, self._new)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
-            self._partitions.pop(tp, None)
+            self._forget(tp)
+
+    def pause(self, tps: Iterable[TopicPartition]) -> None:
+        """Ask for no more of these (which are read), and do not name them as ready; bytes in hand
+        are kept."""
+        for tp in tps:
+            self._partitions[tp].paused = True
+            self._put(tp, None)
+
+    def resume(self, tps: Iterable[TopicPartition]) -> None:
+        for tp in tps:
+            partition = self._partitions[tp]
+            if partition.paused:
+                partition.paused = False
+                self._settle(tp, partition)
+
+    @property
+    def ready(self) -> int:
+        """How many partitions have bytes or an error in hand and are not paused."""
+        return len(self._ready)
+
+    def next_ready(self) -> TopicPartition:
+        """The ready partition that was named least recently.  There must be one."""
+        tp = next(iter(self._ready))
+        self._ready.move_to_end(tp)
+        return tp
 
     def window(self, tp: TopicPartition) -> memoryview:
         """Bytes of `tp` that were fetched and not consumed."""
@@ -99,12 +173,16 @@ class TcpRound:
     def consume(self, tp: TopicPartition, n: int) -> None:
         partition = self._partitions[tp]
         partition.data = partition.data[n:]
+        self._held_bytes -= n
+        if not len(partition.data):
+            self._settle(tp, partition)
 
     def take_error(self, tp: TopicPartition) -> None:
         """Raise what the broker answered for `tp`, once: OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), ..."""
         partition = self._partitions[tp]
         error, partition.error = partition.error, None
         if error is not None:
+            self._settle(tp, partition)
             raise error
 
     def watermarks(self, tp: TopicPartition) -> tuple[int, int]:
@@ -112,61 +190,149 @@ class TcpRound:
         partition = self._partitions[tp]
         return partition.log_start_offset, partition.high_watermark
 
-    def step(self, wanted: Iterable[TopicPartition], wait_ms: float) -> bool:
-        """Ask for what `wanted` lacks, and take in answers; waits up to `wait_ms` for one.  True: there is news of some partition.
+    def step(self, wait_ms: float) -> bool:
+        """Ask for what is lacking, and take in answers; waits up to `wait_ms` for one.  True: there
+        is news of some partition.
 
-        BrokerUnavailableError and its like when a leader is gone; the partitions stay where they are, and the next step tries again.
+        BrokerUnavailableError and its like when a leader is gone; the partitions stay where they
+        are, and the next step tries again.
         """
         if self._pid != os.getpid():
-            raise ClosedError("the consumer belongs to the process that was forked from", hint="open a new one in this process")
+            raise ClosedError(
+                "the consumer belongs to the process that was forked from",
+                hint="open a new one in this process",
+            )
         now = time.monotonic()
-        lacking = [
-            tp
-            for tp in wanted
-            if not len(self._partitions[tp].data) and self._partitions[tp].error is None and self._partitions[tp].not_before <= now
-        ]
-        if lacking:
-            self._ask(lacking, now)
-        busy = [(node, leader) for node, leader in self._leaders.items() if leader.pending is not None]
+        self._ask(now)
+        for leader in self._leaders.values():
+            if leader.pending is not None and leader.waits and leader.hungry:
+                wait_ms = max(0.0, min(wait_ms, (leader.next_look - now) * 1000))
+        busy = [leader for leader in self._leaders.values() if leader.pending is not None]
         news = False
-        for node, leader in busy:
-            news |= self._take(node, leader, 0 if news or len(busy) > 1 else wait_ms)
+        for leader in busy:
+            news |= self._take(leader, 0 if news or len(busy) > 1 else wait_ms)
         if not news and wait_ms > 0:
             if not busy:
                 time.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
             elif len(busy) > 1:
-                news = self._take(*busy[0], min(wait_ms, 5))
+                news = self._take(busy[0], min(wait_ms, 5))
         return news
 
-    def _ask(self, lacking: list[TopicPartition], now: float) -> None:
-        for node, tps in self._by_leader(lacking, now).items():
+    # -- places ------------------------------------------------------------------------------------
+
+    def _put(self, tp: TopicPartition, place: _Place | None) -> None:
+        partition = self._partitions[tp]
+        if partition.place is not None:
+            del partition.place[tp]
+        else:
+            self._later.pop(tp, None)
+        partition.place = place
+        if place is not None:
+            place[tp] = None
+
+    def _settle(self, tp: TopicPartition, partition: _Partition, *, quiet: bool = False) -> None:
+        """Put `tp` where it belongs: to the ready ones if it has something in hand."""
+        if partition.paused:
+            self._put(tp, None)
+        elif len(partition.data) or partition.error is not None:
+            self._put(tp, self._ready)
+        elif partition.leader is None:
+            self._put(tp, self._new)
+        else:
+            self._put(tp, partition.leader.quiet if quiet else partition.leader.hungry)
+
+    def _put_later(self, tp: TopicPartition, partition: _Partition) -> None:
+        """Look its leader up again, but not at once."""
+        partition.leader = None
+        self._put(tp, None)
+        if not partition.paused:
+            self._later[tp] = time.monotonic() + RETRY_S
+
+    def _forget(self, tp: TopicPartition) -> None:
+        partition = self._partitions.get(tp)
+        if partition is not None:
+            self._put(tp, None)
+            self._held_bytes -= len(partition.data)
+            del self._partitions[tp]
+
+    def _cut(self, leader: _Leader) -> None:
+        """Give up a request that waits for a first record: another partition wants to wait, too."""
+        asked, leader.asked, leader.pending = leader.asked, {}, None
+        if leader.connection is not None:
+            leader.connection.close()
+        for tp in asked:
+            partition = self._partitions.get(tp)
+            if partition is not None and partition.leader is leader and partition.place is None:
+                self._settle(tp, partition, quiet=True)
+
+    def _drop(self, leader: _Leader) -> None:
+        """Close a leader's connection; its partitions are looked up again."""
+        del self._leaders[leader.node]
+        if leader.connection is not None:
+            leader.connection.close()
+        for tp, partition in self._partitions.items():
+            if partition.leader is leader:
+                partition.leader = None
+                self._settle(tp, partition)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    def _ask(self, now: float) -> None:
+        while self._later and self._later[tp := next(iter(self._later))] <= now:
+            self._put(tp, self._new)
+        if self._new:
+            self._find_leaders()
+        for leader in self._leaders.values():
+            if leader.pending is not None and leader.waits and leader.hungry and now >= leader.next_look:
+                self._cut(leader)
+            if leader.pending is None and (leader.hungry or leader.quiet):
+                self._ask_leader(leader, now)
+
+    def _find_leaders(self) -> None:
+        """A partition that has no leader, or is unknown, concerns itself alone."""
+        found, failed = self._cluster.leaders(self._new)
+        for node, tps in found.items():
             leader = self._leaders.get(node)
-            if leader is not None and leader.pending is not None:
-                continue
-            if leader is None or leader.connection.closed:
-                leader = self._leaders[node] = _Leader(self._cluster.lease(tps[0]))
-            held = sum(len(x.data) > 0 for x in self._partitions.values())
-            self._send(leader, tps, 0 if held else self._wait_ms, now)
+            if leader is None:
+                leader = self._leaders[node] = _Leader(node)
+            for tp in tps:
+                self._partitions[tp].leader = leader
+                self._put(tp, leader.hungry)
+        for tp, error in failed.items():
+            partition = self._partitions[tp]
+            if isinstance(error, BrokerError) and error.retriable:
+                self._put_later(tp, partition)
+            else:
+                partition.error = error
+                self._settle(tp, partition)
 
-    def _by_leader(self, tps: list[TopicPartition], now: float) -> dict[Node, list[TopicPartition]]:
-        """`tps` by leader; a partition that has none, or is unknown, concerns itself alone."""
-        try:
-            return self._cluster.by_leader(tps)
-        except (UnknownTopicError, BrokerError):
-            pass
-        out: dict[Node, list[TopicPartition]] = {}
+    def _ask_leader(self, leader: _Leader, now: float) -> None:
+        """Name the partitions whose turn it is; see the module."""
+        wait_ms = 0
+        if not self._ready:
+            wait_ms = min(self._wait_ms, int(1000 * RETRY_S)) if self._later else self._wait_ms
+        elif self._held_bytes > ANSWER_PARTITIONS * self._fetch_bytes:
+            return
+        look = not self._ready or now >= leader.next_look
+        if not look and len(leader.hungry) < len(self._ready):
+            return
+        tps = [*leader.hungry, *leader.quiet] if look else list(leader.hungry)
+        if look:
+            leader.next_look = now + max(LOOK_S, LOOK_S_EACH * len(tps))
+        if leader.connection is None or leader.connection.closed:
+            leader.connection = self._cluster.lease(tps[0])
+        self._send(leader, leader.connection, tps, wait_ms, now)
         for tp in tps:
-            try:
-                out.setdefault(self._cluster.leader(tp), []).append(tp)
-            except UnknownTopicError as e:
-                self._partitions[tp].error = e
-            except BrokerError as e:
-                if not e.retriable:
-                    self._partitions[tp].error = e
-                self._partitions[tp].not_before = now + RETRY_S
-        return out
+            self._put(tp, None)
 
-    def _send(self, leader: _Leader, tps: list[TopicPartition], wait_ms: int, now: float) -> None:
+    def _send(
+        self,
+        leader: _Leader,
+        connection: Connection,
+        tps: list[TopicPartition],
+        wait_ms: int,
+        now: float,
+    ) -> None:
         r = protocol.FetchRequest
         topics: dict[str, list[Any]] = {}
         asked = {}
@@ -175,102 +341,137 @@ class TcpRound:
             asked[tp] = partition.next_offset
             topics.setdefault(tp.topic, []).append(
                 r.FetchTopic.FetchPartition(
-                    partition=tp.partition, fetch_offset=partition.next_offset, partition_max_bytes=partition.max_bytes
+                    partition=tp.partition,
+                    fetch_offset=partition.next_offset,
+                    partition_max_bytes=partition.max_bytes,
                 )
             )
         message = r(
             replica_id=-1,
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
-            max_bytes=max(self._partitions[tp].max_bytes for tp in tps) * min(len(tps), 16),
-            isolation_level=self._isolation_level,
+            max_bytes=max(self._partitions[tp].max_bytes for tp in tps) * min(len(tps), ANSWER_PARTITIONS),
+            isolation_level=int(self._committed_only),
             session_id=0,
             session_epoch=-1,
             forgotten_topics_data=[],
             rack_id="",
             topics=[r.FetchTopic(topic=name, partitions=partitions) for name, partitions in topics.items()],
         )
-        leader.pending = leader.connection.submit(message)
+        leader.pending = connection.submit(message)
         leader.asked = asked
+        leader.waits = wait_ms > 0
+        self.asked_partitions += len(asked)
         leader.until = now + (self._cluster.timeout_ms + wait_ms) / 1000
 
-    def _take(self, node: Node, leader: _Leader, wait_ms: float) -> bool:
+    def _take(self, leader: _Leader, wait_ms: float) -> bool:
         pending, asked = leader.pending, leader.asked
-        assert pending is not None and asked is not None
+        assert pending is not None and leader.connection is not None
         try:
             if not pending.wait(max(0.0, wait_ms)):
                 if time.monotonic() < leader.until:
                     return False
-            leader.pending = leader.asked = None
+            leader.pending, leader.asked = None, {}
             answer = pending.result(0)
             if answer.error_code:
                 raise broker_error(answer.error_code, f"fetch from {leader.connection.peer}")
         except KdirectError:
-            self._leaders.pop(node, None)
-            leader.connection.close()
-            for tp in asked:
-                self._cluster.forget(tp.topic)
+            for topic in {tp.topic for tp in asked}:
+                self._cluster.forget(topic)
+            self._drop(leader)
             raise
+        self.fetches += 1
         news = False
+        short: list[TopicPartition] = []
         for topic in answer.responses:
             for x in topic.partitions:
                 tp = TopicPartition(topic.topic, x.partition_index)
                 partition = self._partitions.get(tp)
-                if partition is not None and asked.get(tp) == partition.next_offset:
-                    news |= self._arrived(tp, partition, x)
-        self.fetches += 1
+                if partition is None or asked.pop(tp, None) != partition.next_offset or partition.leader is not leader:
+                    continue
+                came = self._arrived(tp, partition, x)
+                news |= came is _Came.NEWS
+                if came is _Came.LATER:
+                    self._put_later(tp, partition)
+                elif came is _Came.MORE:
+                    short.append(tp)
+                else:
+                    self._settle(tp, partition, quiet=True)
+        for tp in short:  # without any news they would be asked for at once, and again at once
+            self._settle(tp, self._partitions[tp], quiet=not news)
+        for tp in asked:  # what the broker left out
+            partition = self._partitions.get(tp)
+            if partition is not None and partition.leader is leader and partition.place is None:
+                self._settle(tp, partition, quiet=True)
         return news
 
-    def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> bool:
+    def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> _Came:
         offset = partition.next_offset
         if x.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
             partition.error = OffsetOutOfRangeError(
-                f"offset {offset} of {tp} is out of range", hint="below it retention has deleted the records, above it the topic may be new"
+                f"offset {offset} of {tp} is out of range",
+                hint="below it retention has deleted the records, above it the topic may be new",
             )
-            return True
+            return _Came.NEWS
         if x.error_code:
             if protocol.error_kind(x.error_code).retriable:
                 # The leader moved, or is being elected, or the topic was deleted: metadata tells.
                 self._cluster.forget(tp.topic)
-                partition.not_before = time.monotonic() + RETRY_S
-                return False
+                return _Came.LATER
             partition.error = broker_error(x.error_code, f"fetch of {tp} at offset {offset}")
-            return True
+            return _Came.NEWS
         partition.high_watermark, partition.log_start_offset = x.high_watermark, x.log_start_offset
         data = memoryview(x.records) if x.records is not None else EMPTY
         whole, next_offset, needed, wrong = whole_batches(data, offset)
         if whole:
-            partition.data, partition.next_offset, partition.max_bytes = data[:whole], next_offset, self._fetch_bytes
+            partition.data, partition.next_offset, partition.max_bytes = (
+                data[:whole],
+                next_offset,
+                self._fetch_bytes,
+            )
             self.fetched_bytes += whole
-            return True
+            self._held_bytes += whole
+            return _Came.NEWS
         if wrong is not None:
             partition.error = CorruptBatchError(
-                f"a batch of {tp} at offset {offset} is broken: {wrong}", hint="look at the log of its broker"
+                f"a batch of {tp} at offset {offset} is broken: {wrong}",
+                hint="look at the log of its broker",
             )
-            return True
+            return _Came.NEWS
         if needed > self._max_batch_bytes:
             partition.error = UnsupportedFormatError(
-                f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed", hint="raise max.batch.bytes"
+                f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
+                hint="raise max.batch.bytes",
             )
-            return True
+            return _Came.NEWS
         if needed:
             if partition.max_bytes >= needed:
                 partition.error = ProtocolError(
-                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes", hint="use a broker of Kafka 2.1 or later"
+                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
+                    hint="use a broker of Kafka 2.1 or later",
                 )
-                return True
+                return _Came.NEWS
             partition.max_bytes = needed
-        return False
+            return _Came.MORE
+        end = x.last_stable_offset if self._committed_only else x.high_watermark
+        return _Came.MORE if end > offset else _Came.NOTHING
 
     def close(self) -> None:
         leaders, self._leaders = self._leaders, {}
         if self._pid == os.getpid():
             for leader in leaders.values():
+                if leader.connection is None:
+                    continue
                 if leader.pending is None:
                     self._cluster.give_back(leader.connection)
                 else:
                     leader.connection.close()
-        self._partitions.clear()
+        for place in (self._partitions, self._ready, self._new, self._later):
+            place.clear()
 
     def statistics(self) -> dict[str, int]:
-        return {"fetches": self.fetches, "fetched_bytes": self.fetched_bytes}
+        return {
+            "fetches": self.fetches,
+            "fetched_bytes": self.fetched_bytes,
+            "fetch_partitions": self.asked_partitions,
+        }
