@@ -34,6 +34,7 @@ cdef struct peer_t:
     uint32_t qp_num       # 0: free; freed entries keep the probe chain alive by `used`
     uint8_t used
     uint8_t cut           # CUT_*
+    uint8_t untold        # its cut was not reported yet
     uint32_t receives     # kept posted; receive i takes a notice into entry i of `notices`
     uint32_t notices_lkey
     uint64_t notices      # address of their memory
@@ -44,6 +45,7 @@ cdef struct grant_t:
     uint8_t dirty         # acknowledgements staged and not posted
     uint8_t sync_first    # the partition must be synced to disk before its acknowledgements go out
     uint8_t unsynced
+    uint8_t appended      # somebody waits for this append, and `_appended` of the worker was full
     uint16_t file_id
     uint32_t qp_num
     uint32_t pending      # arrived and not answered
@@ -83,8 +85,7 @@ cdef class ProduceTables:
     cdef uint8_t* _watched         # by file id: somebody waits for an append
     cdef uint16_t _touched[BATCH]  # file ids with staged acknowledgements
     cdef int _touched_count
-    cdef uint32_t _cut[BATCH]
-    cdef int _cut_count
+    cdef int _cut_count            # peers whose cut was not reported yet
     cdef own_t* _own
     cdef int _own_count, _own_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding

@@ -148,6 +148,7 @@ cdef class ProduceTables:
         self._peer_table[i].used = 1
         self._peer_table[i].qp_num = qp.qp_num
         self._peer_table[i].cut = CUT_NONE
+        self._peer_table[i].untold = 0
         self._peer_table[i].receives = <uint32_t> receives
         self._peer_table[i].notices = notices.address
         self._peer_table[i].notices_lkey = notices.lkey
@@ -163,6 +164,9 @@ cdef class ProduceTables:
         peer = self._find_peer(qp_num)
         if peer != NULL:
             peer.qp = NULL
+            if peer.untold:  # its owner knows already
+                peer.untold = 0
+                self._cut_count -= 1
         kept = self._peers.pop(qp_num, None)
         pthread_mutex_unlock(&self._lock)
         return kept
@@ -370,9 +374,8 @@ cdef class ProduceTables:
     cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil:
         if peer.cut == CUT_NONE:
             peer.cut = why
-            if self._cut_count < BATCH:
-                self._cut[self._cut_count] = peer.qp_num
-                self._cut_count += 1
+            peer.untold = 1
+            self._cut_count += 1
 
     cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
                      int64_t base_offset, int64_t log_append_time) noexcept nogil:

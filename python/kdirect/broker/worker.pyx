@@ -106,6 +106,7 @@ cdef class ProduceWorker(ProduceTables):
     cdef volatile bint _stopping
     cdef uint16_t _appended[BATCH]
     cdef int _appended_count
+    cdef bint _more_appended       # some grants are marked `appended`, because that array was full
     cdef object on_cut
     cdef object on_append
     cdef object on_head
@@ -311,9 +312,13 @@ cdef class ProduceWorker(ProduceTables):
         elif result.error == 0:
             if g.sync_first:
                 g.unsynced = 1
-            if kd_flag(&self._watched[g.file_id]) and self._appended_count < BATCH and kd_flag_take(&self._watched[g.file_id]):
-                self._appended[self._appended_count] = g.file_id
-                self._appended_count += 1
+            if kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
+                if self._appended_count < BATCH:
+                    self._appended[self._appended_count] = g.file_id
+                    self._appended_count += 1
+                else:
+                    g.appended = 1
+                    self._more_appended = True
         self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset, result.log_append_time)
         if damaged:
             g.state = GRANT_RETIRED
@@ -348,17 +353,28 @@ cdef class ProduceWorker(ProduceTables):
     cdef _report(self):
         cdef int i
         cdef peer_t* peer
+        cdef grant_t* g
         cdef list cut = [], appended = [], heads = [], own = []
         cdef ProduceHead head
         with nogil:
             pthread_mutex_lock(&self._lock)
-        for i in range(self._cut_count):
-            peer = self._find_peer(self._cut[i])
-            cut.append((self._cut[i], CUT_REASONS[peer.cut if peer != NULL else CUT_DISCONNECTED]))
-        self._cut_count = 0
+        if self._cut_count:
+            for qp_num in self._peers:
+                peer = self._find_peer(qp_num)
+                if peer != NULL and peer.untold:
+                    peer.untold = 0
+                    cut.append((qp_num, CUT_REASONS[peer.cut]))
+            self._cut_count = 0
         for i in range(self._appended_count):
             appended.append((self._appended[i],))
         self._appended_count = 0
+        if self._more_appended:
+            self._more_appended = False
+            for file_id in self._grants:
+                g = self._table[<uint16_t> file_id]
+                if g != NULL and g.appended:
+                    g.appended = 0
+                    appended.append((file_id,))
         if self._own_count or self._head_news:
             self._head_news = False
             for head in self._heads:
