@@ -35,6 +35,7 @@ from typing import Any
 from kdirect.broker.grants import (
     INVALID_REQUEST,
     MESSAGE_TOO_LARGE,
+    RECORD_LIST_TOO_LARGE,
     STORAGE_ERROR,
     UNKNOWN_SERVER_ERROR,
     UNKNOWN_TOPIC_OR_PARTITION,
@@ -134,6 +135,11 @@ class ProduceAccess:
             raise RefusedError(
                 MESSAGE_TOO_LARGE,
                 f"a batch of {request.min_bytes} bytes is over max.message.bytes of {tp} ({partition.config.max_message_bytes})",
+            )
+        if request.min_bytes > partition.config.segment_bytes:  # said before a head is ended for it
+            raise RefusedError(
+                RECORD_LIST_TOO_LARGE,
+                f"a batch of {request.min_bytes} bytes is over segment.bytes of {tp} ({partition.config.segment_bytes})",
             )
         if self.before_roll not in partition.before_roll:
             partition.before_roll.append(self.before_roll)

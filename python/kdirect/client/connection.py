@@ -61,6 +61,7 @@ _HINTS = {
     7: "the broker waited for replicas in vain; raise request.timeout.ms or look at the replicas",
     10: "lower batch.bytes, or raise max.message.bytes of the topic",
     17: "use 1 to 249 characters of a-z A-Z 0-9 . _ -",
+    18: "lower batch.bytes, or raise segment.bytes of the topic",
     19: "the topic's min.insync.replicas is above its replicas in sync",
     20: "the topic's min.insync.replicas is above its replicas in sync",
     29: "ask for the right to use this topic",

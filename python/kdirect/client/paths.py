@@ -124,10 +124,11 @@ class DirectPath:
         """Send a request; False: look again, this path may have ended.  BufferFullError at the deadline."""
         writer, tp = self.writer, self.tp
         if len(data) > self.max_request_bytes:
-            raise DeliveryError(
-                f"a batch of {len(data)} bytes is too large for {tp} (max.message.bytes {self.max_request_bytes})",
-                hint="lower batch.bytes, or raise the topic's max.message.bytes",
+            # What the broker would answer, without the way to it.
+            cause = broker_error(
+                ErrorCode.MESSAGE_TOO_LARGE, str(tp), f"a batch of {len(data)} bytes is over max.message.bytes ({self.max_request_bytes})"
             )
+            raise DeliveryError(cause.message, hint=cause.hint) from cause
         if self.tags and not self.remember(paths, max(0.0, (deadline - time.monotonic()) * 1000)):
             paths.recover(self)
             return False
@@ -201,8 +202,10 @@ class DirectPath:
                 again.append((data, records, tag))
                 continue
             renew = writer.identity is not None
-            error = broker_error(code, f"{self.tp}: a batch of {records} records")
-            paths.fail(DeliveryError(error.message, hint=error.hint or "the batch was not committed", maybe_committed=False), tag)
+            cause = broker_error(code, f"{self.tp}: a batch of {records} records")
+            error = DeliveryError(cause.message, hint=cause.hint or "the batch was not committed", maybe_committed=False)
+            error.__cause__ = cause
+            paths.fail(error, tag)
         if renew:
             log.info("%s: %d requests go on under a new sequence", self.tp, len(again))
             paths.renew(self.tp)

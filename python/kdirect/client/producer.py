@@ -350,6 +350,8 @@ class Producer:
                     return False  # no way to the broker now
                 full.popleft()
                 error = e if isinstance(e, DeliveryError) else DeliveryError(f"{sent.tp}: {e.message}", hint=e.hint)
+                if error is not e:
+                    error.__cause__ = e
                 self._resolve(sent, -1, error)
                 continue
             full.popleft()
