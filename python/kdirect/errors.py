@@ -45,6 +45,10 @@ class CorruptBatchError(FormatError):
     """A record batch whose frame, CRC or records are broken."""
 
 
+class BatchTooLargeError(CorruptBatchError):
+    """A record batch that stands for more than its reader takes (`max.batch.bytes`); it may be sound."""
+
+
 class UnsupportedFormatError(FormatError):
     """Well-formed, but of a version or codec that this build does not read."""
 

@@ -231,6 +231,8 @@ BROKER = Options("Broker properties", (
     Option("log.message.timestamp.before.max.ms", "ms", (1 << 63) - 1, "Refuse records whose timestamp is this much earlier than the broker's clock (topic: message.timestamp.before.max.ms).", low=0),
     Option("log.message.timestamp.after.max.ms", "ms", 3_600_000, "Refuse records whose timestamp is this much later than the broker's clock (topic: message.timestamp.after.max.ms).", low=0),
     Option("message.max.bytes", "bytes", 1_048_588, "Largest record batch, compressed or not (topic: max.message.bytes).", low=61, high=0x7FFFF000),
+    Option("max.batch.bytes", "bytes", 64 << 20, "Largest record batch, decompressed, that a lookup by time opens; as much as consumers take by default. A larger one is answered with "
+           "MESSAGE_TOO_LARGE.", low=1024, high=1 << 30),
     Option("producer.id.expiration.ms", "ms", 86_400_000, "How long an idle idempotent producer is remembered.", low=1),
     # network
     Option("listeners", "list", ["127.0.0.1:9092"], "Where to listen: `host:port` or `PLAINTEXT://host:port`, several separated by commas; port 0 takes a free one. "

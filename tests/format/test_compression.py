@@ -14,7 +14,7 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdirect.errors import CorruptBatchError, FormatError
+from kdirect.errors import BatchTooLargeError, CorruptBatchError, FormatError
 from kdirect.format.codec import ArrowDecoder, decode_records, encode_records
 from kdirect.format.compression import Compressor, Decompressor, codec_of
 
@@ -173,3 +173,58 @@ def test_the_decoder_s_limit_names_the_remedy():
     with pytest.raises(CorruptBatchError, match="zstd data is broken"):
         bad = data[:61] + b"\0" + data[62:]
         ArrowDecoder("t", 0, check_crc=False).feed(bad)
+
+
+def together(pieces) -> bytes:
+    return b"".join(bytes(x) for x in pieces)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("n", [*SIZES, 3_000_000])
+def test_pieces_are_the_whole_and_end_at_the_limit(name, n):
+    data, codec, tool = sample(n), codec_of(name), Decompressor()
+    packed = bytes(Compressor(name).run(data))
+    assert together(tool.pieces(codec, packed, n)) == data
+    if n:
+        with pytest.raises(BatchTooLargeError, match=f"{name} data decompresses to more than {n - 1} bytes"):
+            together(tool.pieces(codec, packed, n - 1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_pieces_of_broken_data_are_refused_or_stay_within_the_limit(name, seed):
+    rng = random.Random(seed)
+    data, codec, tool = sample(3000), codec_of(name), Decompressor()
+    packed = bytes(Compressor(name).run(data))
+    for n in [*range(40), *range(40, len(packed), 37)]:
+        with pytest.raises(FormatError):
+            together(tool.pieces(codec, packed[:n], 1 << 20))
+    for _ in range(400):
+        bad = bytearray(packed)
+        for _ in range(rng.randrange(1, 4)):
+            bad[rng.randrange(len(bad))] = rng.randrange(256)
+        try:
+            assert len(together(tool.pieces(codec, bytes(bad), 5000))) <= 5000
+        except FormatError:
+            pass
+
+
+def test_pieces_of_other_writers_framings():
+    data, raw, tool = sample(300_000), pa.Codec("snappy"), Decompressor()
+    chunks = [raw.compress(data[i : i + 32_768], asbytes=True) for i in range(0, len(data), 32_768)]
+    framed = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(c)) + c for c in chunks)
+    assert [len(x) for x in tool.pieces(2, framed, len(data))][:2] == [32_768, 32_768]
+    assert together(tool.pieces(2, framed, len(data))) == data
+    assert together(tool.pieces(3, pa.Codec("lz4").compress(data, asbytes=True), len(data))) == data, "linked blocks"
+    for size in (False, True):
+        frames = [zstandard.ZstdCompressor(level=x, write_content_size=size).compress(data) for x in (1, 22)]
+        assert together(tool.pieces(4, struct.pack("<II", 0x184D2A53, 3) + b"skp" + b"".join(frames), 600_000)) == 2 * data
+    members = gzip.compress(b"one") * 20_000  # quadratic, if what follows a member were copied whole each time
+    assert together(tool.pieces(1, members, 60_000)) == bytes(tool.run(1, members, 60_000)) == b"one" * 20_000
+
+
+def test_a_zstd_frame_that_states_more_than_its_blocks_hold_is_broken():
+    """The library would allocate what the frame states."""
+    frame = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 60 << 20) + struct.pack("<I", 5 << 3 | 1)[:3] + b"hello"
+    for read in (Decompressor().run, lambda *a: together(Decompressor().pieces(*a))):
+        with pytest.raises(FormatError, match="zstd data is broken"):
+            read(4, frame, 64 << 20)

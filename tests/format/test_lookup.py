@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from kdirect.errors import CorruptBatchError, FormatError, UnsupportedFormatError
+from kdirect.errors import BatchTooLargeError, CorruptBatchError, FormatError, UnsupportedFormatError
 from kdirect.format.batch import stamp
 from kdirect.format.codec import decode_records, encode_records
 from kdirect.format.lookup import find_record
@@ -70,3 +70,23 @@ def test_errors_name_the_batch(ref):
         find_record(encode_records([(None, bytes(1 << 20), None, T)], "zstd"), "t-0", 0, max_decompressed_bytes=1000)
     with pytest.raises(CorruptBatchError, match="at t-0: "):
         find_record(ref.batch(b"\x10\0\0", 1), "t-0", T + 1)
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_records_longer_than_a_piece_are_passed_by_their_heads(codec):
+    """Small and long ones in turn: some lie in one piece, some at an edge, some over many pieces."""
+    sizes = [10, 3 << 20, 20, 300_000, 1 << 20, (1 << 20) + 1, 5, 5 << 20, 0]
+    data = encode_records([(None, bytes(n), None, T + i) for i, n in enumerate(sizes)], codec)
+    for i in range(len(sizes)):
+        assert find_record(data, "t-0", T + i) == (i, T + i)
+    assert find_record(data, "t-0", T + len(sizes)) is None
+
+
+@pytest.mark.parametrize("codec", CODECS[1:])
+def test_the_search_ends_with_the_record_that_it_finds(codec):
+    """What is behind it is not decompressed: the limit does not matter to it."""
+    data = encode_records([(None, b"first", None, T), (None, bytes(9 << 20), None, T + 1)], codec)
+    if codec not in ("zstd", "snappy"):  # which say at their head how much they stand for
+        assert find_record(data, "t-0", T, max_decompressed_bytes=5 << 20) == (0, T)
+    with pytest.raises(BatchTooLargeError, match=r"at t-0: .*more than 5242880 bytes; raise .*max\.batch\.bytes"):
+        find_record(data, "t-0", T + 2, max_decompressed_bytes=5 << 20)

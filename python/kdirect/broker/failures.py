@@ -6,6 +6,7 @@ import logging
 import time
 
 from kdirect.errors import (
+    BatchTooLargeError,
     ClosedError,
     ConfigError,
     CorruptBatchError,
@@ -21,6 +22,8 @@ log = logging.getLogger("kdirect.broker")
 
 MESSAGE_MAX = 1000
 REPEAT_SECONDS = 10.0
+# What a client is told by a code alone, and whoever runs the broker can do something about.
+_LOGGED = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
 _last_logged: dict[tuple[str, type], float] = {}
 
 
@@ -32,6 +35,8 @@ def code_of(error: BaseException) -> int:
         return ErrorCode.OFFSET_OUT_OF_RANGE
     if isinstance(error, UnsupportedFormatError):
         return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
+    if isinstance(error, BatchTooLargeError):
+        return ErrorCode.MESSAGE_TOO_LARGE
     if isinstance(error, CorruptBatchError):
         return ErrorCode.CORRUPT_MESSAGE
     if isinstance(error, ConfigError):
@@ -46,7 +51,7 @@ def code_of(error: BaseException) -> int:
 def explain(error: BaseException, what: str) -> tuple[int, str]:
     """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its stack."""
     code = code_of(error)
-    if code in (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR) and _is_news(what, error):
+    if code in _LOGGED and _is_news(what, error):
         stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
         log.error("%s failed: %s", what, error, exc_info=stack)
     text = str(error) if isinstance(error, KdirectError | OSError) else f"{type(error).__name__} in the broker; see its log"

@@ -35,6 +35,7 @@ cdef class MessageQueue:
     cdef readonly int64_t after        # offset behind the last batch loaded
     cdef bytes _data
     cdef list _plain                   # decompressed record sections
+    cdef uint64_t _plain_bytes         # of them together
     cdef part_t* _parts
     cdef Py_ssize_t _capacity, _count, _at
     cdef Decompressor _decompressor

@@ -29,6 +29,7 @@ from kdirect.format.records cimport RECORD_MIN_BYTES, parse_header, parse_record
 
 cdef enum:
     RUN_BYTES = 64 << 10       # copied and checked at a time, unless the first batch is larger: bounds what one poll may cost
+    RUN_PLAIN_BYTES = 16 << 20  # decompressed at a time, unless the first batch is larger: few bytes may stand for many
     NO_TIMESTAMP = -1
 
 
@@ -152,6 +153,7 @@ cdef class MessageQueue:
         self._count = self._at = 0
         self._data = b""
         self._plain = []
+        self._plain_bytes = 0
 
     def detach(self):
         """The messages left, as a queue of their own; this one is empty then."""
@@ -168,6 +170,7 @@ cdef class MessageQueue:
         self.after, other.after = other.after, self.after
         self._data, other._data = other._data, self._data
         self._plain, other._plain = other._plain, self._plain
+        self._plain_bytes, other._plain_bytes = other._plain_bytes, self._plain_bytes
         self._parts, other._parts = other._parts, self._parts
         self._capacity, other._capacity = other._capacity, self._capacity
         self._count, other._count = other._count, self._count
@@ -288,6 +291,8 @@ cdef class MessageQueue:
             if info.base_offset + info.last_offset_delta + 1 > self.after:
                 self.after = info.base_offset + info.last_offset_delta + 1
             position += info.size
+            if self._plain_bytes >= RUN_PLAIN_BYTES:
+                break
         return position
 
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1:
@@ -312,6 +317,7 @@ cdef class MessageQueue:
             except FormatError:
                 return False
             self._plain.append(plain)
+            self._plain_bytes += <uint64_t> PyBytes_GET_SIZE(plain)
             q = <const uint8_t*> PyBytes_AS_STRING(plain)
             end = q + PyBytes_GET_SIZE(plain)
         if info.records_count > (end - q) // RECORD_MIN_BYTES:

@@ -7,7 +7,9 @@ compression libraries are imported here and nowhere else; their exceptions do no
 - Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where the
   frame says it (snappy, zstd with content size), as an upper bound (lz4 and zstd without content size: so
   much a block), by counting where the bound is too coarse (lz4: the lengths in its tokens), or by the
-  library's own output limit (gzip).
+  library's own output limit (gzip).  The zstandard library ignores its output limit where the frame states
+  its size, so that one is looked at here, and held against what the frame's blocks can stand for.
+- `pieces` is for those who need not have everything at once: its memory is that of a piece.
 - Input is the caller's private copy: these libraries need not survive bytes that change under them.
 - lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked ones are
   read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both that and
@@ -23,7 +25,7 @@ import zstandard
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from kdirect.errors import ConfigError, FormatError
+from kdirect.errors import BatchTooLargeError, ConfigError, CorruptBatchError, FormatError
 
 from kdirect.format.batch import CODEC_NAMES
 from kdirect.format.blocks cimport Block, take_block
@@ -35,6 +37,9 @@ cdef enum:
     LZ4_HEADER_BYTES = 7
     LZ4_FLAGS_INDEPENDENT = 0x60    # version 1, independent blocks, no checksums, no content size
     ZSTD_BLOCK_MAX = 128 << 10
+    ZSTD_WINDOW_MAX = 8 << 20       # of a frame that is read piece by piece; zstd's own levels up to 19 need no more
+    PIECE_BYTES = 256 << 10
+    INPUT_BYTES = 64 << 10          # of gzip, at a time
     SNAPPY_MAX_RATIO = 32           # a copy element of 3 bytes makes 64
     XERIAL_HEADER_BYTES = 16
 
@@ -42,7 +47,8 @@ cdef uint64_t ZSTD_MAGIC = 0xFD2FB528u
 cdef uint64_t BROKEN = <uint64_t>-1
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_LIMIT_HINT = "raise max_decompressed_bytes (a consumer's max.batch.bytes) if the producer is to be trusted"
+_LIMIT_HINT = ("raise max_decompressed_bytes (max.batch.bytes of a consumer, or of the broker that looks up a time) "
+               "if the producer is to be trusted")
 
 
 def codec_of(name):
@@ -166,7 +172,8 @@ cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes
 
 
 cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
-    """Upper bound of the decompressed size of the zstd frame at `data` and its own length, or BROKEN."""
+    """Decompressed size of the zstd frame at `data`, exact where the frame states it, else an upper bound, and the frame's own length;
+    or BROKEN, also for a stated size that its blocks cannot have."""
     cdef size_t position = 5
     cdef uint64_t total = 0, content = BROKEN
     cdef uint32_t header, size
@@ -209,7 +216,19 @@ cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_byt
             return BROKEN
         position += 4
     frame_bytes[0] = position
-    return total if content == BROKEN else content
+    if content == BROKEN:
+        return total
+    return content if content <= total else BROKEN
+
+
+cdef uint64_t _zstd_window(const uint8_t* data, uint64_t bound) noexcept nogil:
+    """Bytes that reading the frame at `data` piece by piece keeps; `bound` is what `_zstd_frame_bound` said of it."""
+    cdef uint64_t window
+    if data[4] & 0x20:                  # a single segment
+        return bound
+    window = <uint64_t>1 << (10 + (data[5] >> 3))
+    window += (window >> 3) * (data[5] & 7)
+    return min(window, bound)
 
 
 cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
@@ -232,7 +251,13 @@ cdef object _broken(str name):
 
 
 cdef object _too_large(str name, uint64_t limit):
-    return FormatError(f"{name} data decompresses to more than {limit} bytes", hint=_LIMIT_HINT)
+    return BatchTooLargeError(f"{name} data decompresses to more than {limit} bytes", hint=_LIMIT_HINT)
+
+
+def records_fault(where, error, hint=""):
+    """The error of the batch at `where` whose records raised the FormatError `error`; `hint` where that has none."""
+    kind = BatchTooLargeError if isinstance(error, BatchTooLargeError) else CorruptBatchError
+    return kind(f"{where}: {error.message}", hint=error.hint or hint)
 
 
 cdef list _idle_zstd = []       # contexts, each used by one thread at a time; making one costs more than a small batch
@@ -257,6 +282,19 @@ cdef class Decompressor:
             return _run_snappy(data, limit)
         if codec == CODEC_GZIP:
             return _run_gzip(data, limit)
+        raise FormatError(f"codec {codec} is unknown")
+
+    def pieces(self, int codec, bytes data not None, uint64_t limit):
+        """Iterate over what `data` stands for, bytes-like piece by piece: a piece is valid until the next one.  Raises as `run`; too much
+        is noticed no later than with the piece that begins behind `limit`."""
+        if codec == CODEC_ZSTD:
+            return _zstd_pieces(data, limit)
+        if codec == CODEC_LZ4:
+            return _lz4_pieces(data, limit)
+        if codec == CODEC_SNAPPY:
+            return _snappy_pieces(data, limit)
+        if codec == CODEC_GZIP:
+            return _gzip_pieces(data, limit)
         raise FormatError(f"codec {codec} is unknown")
 
 
@@ -310,11 +348,57 @@ cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
         position += size + (4 if p[4] & 16 else 0)
 
 
-cdef object _run_zstd(object tool, bytes data, uint64_t limit):
-    cdef size_t used = 0, position = 0, n = len(data)
-    cdef uint64_t bound, total = 0
+def _lz4_pieces(bytes data, uint64_t limit):
+    cdef uint64_t block_max = 0
+    cdef size_t position
+    cdef uint32_t size
+    cdef uint64_t total = 0
+    cdef int checksum_bytes
+    if _lz4_frame_bound(data, len(data), &block_max) == BROKEN:     # its blocks refer to the ones before them
+        yield _run_lz4(data, limit)
+        return
+    position = LZ4_HEADER_BYTES + (8 if data[4] & 8 else 0)
+    checksum_bytes = 4 if data[4] & 16 else 0
+    block = take_block(min(block_max, limit + 1))
+    source, out = memoryview(data), memoryview(block)[:min(block_max, limit + 1)]
+    while True:
+        size = int.from_bytes(source[position:position + 4], "little")
+        position += 4
+        if size == 0:
+            return
+        if size & 0x80000000u:
+            size &= 0x7FFFFFFFu
+            piece = source[position:position + size]
+        else:
+            try:
+                room = len(out)
+                filled = cramjam.lz4.decompress_block_into(source[position:position + size], out, output_len=room)
+            except (cramjam.DecompressionError, OSError, ValueError) as e:
+                # The library does not say whether a block is broken or has no room; its lengths do.
+                if _lz4_stands_for(data, position, size) > limit - total:
+                    raise _too_large("lz4", limit) from e
+                raise _broken("lz4") from e
+            piece = out[:filled]
+        total += <uint64_t>len(piece)
+        if total > limit:
+            raise _too_large("lz4", limit)
+        yield piece
+        position += size + checksum_bytes
+
+
+cdef uint64_t _lz4_stands_for(bytes data, size_t position, uint32_t size):
+    """What the block at `position` stands for; 0 where it is broken."""
     cdef const uint8_t* p = data
-    cdef list parts = []
+    cdef uint64_t n = _lz4_block_size(p + position, p + position + size)
+    return 0 if n == BROKEN else n
+
+
+cdef list _zstd_frames(bytes data):
+    """[(position, bytes, what it stands for at most, bytes to keep for reading it piece by piece)] of the frames that hold data."""
+    cdef size_t used = 0, position = 0, n = len(data)
+    cdef uint64_t bound
+    cdef const uint8_t* p = data
+    cdef list frames = []
     while position < n:
         if n - position >= 8 and _le32(p + position) >> 4 == <uint32_t>0x184D2A5:     # a skippable frame
             if _le32(p + position + 4) > n - position - 8:
@@ -324,31 +408,75 @@ cdef object _run_zstd(object tool, bytes data, uint64_t limit):
         bound = _zstd_frame_bound(p + position, n - position, &used)
         if bound == BROKEN:
             raise _broken("zstd")
-        try:
-            part = tool.decompress(data if used == n else data[position:position + used],
-                                   max_output_size=max(<uint64_t>1, min(bound, limit - total)))
-        except zstandard.ZstdError as e:
-            if bound > limit - total:
-                raise _too_large("zstd", limit) from e
-            raise _broken("zstd") from e
-        except MemoryError:
-            raise _too_large("zstd", limit) from None
-        total += <uint64_t>len(part)
-        if total > limit:
-            raise _too_large("zstd", limit)
-        parts.append(part)
+        frames.append((position, used, bound, _zstd_window(p + position, bound)))
         position += used
-    if not parts:
+    if not frames:
         raise _broken("zstd")
+    return frames
+
+
+cdef object _run_zstd(object tool, bytes data, uint64_t limit):
+    cdef uint64_t total = 0
+    cdef list parts = []
+    for position, used, bound, _ in _zstd_frames(data):
+        part = _zstd_frame(tool, data, position, used, bound, limit - total, limit)
+        total += <uint64_t>len(part)
+        parts.append(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-cdef object _run_snappy(bytes data, uint64_t limit):
+cdef object _zstd_frame(object tool, bytes data, size_t position, size_t used, uint64_t bound, uint64_t left, uint64_t limit):
+    """One frame at once; `left` bytes of `limit` are."""
+    cdef bint stated = _zstd_states_size(data, position)
+    if stated and bound > left:
+        raise _too_large("zstd", limit)
+    try:
+        part = tool.decompress(data if used == <size_t>len(data) else data[position:position + used],
+                               max_output_size=max(<uint64_t>1, min(bound, left)))
+    except zstandard.ZstdError as e:
+        if bound > left:
+            raise _too_large("zstd", limit) from e
+        raise _broken("zstd") from e
+    except MemoryError:
+        raise _too_large("zstd", limit) from None
+    if <uint64_t>len(part) > left:      # nothing left, and the library takes 0 for no limit
+        raise _too_large("zstd", limit)
+    return part
+
+
+cdef bint _zstd_states_size(bytes data, size_t position):
+    cdef const uint8_t* p = data
+    return (p[position + 4] >> 6) != 0 or (p[position + 4] & 0x20) != 0
+
+
+def _zstd_pieces(bytes data, uint64_t limit):
+    cdef uint64_t total = 0
+    source = memoryview(data)
+    tool = zstandard.ZstdDecompressor()     # of its own: whoever asks for pieces may stop in the middle
+    for position, used, bound, window in _zstd_frames(data):
+        if window > ZSTD_WINDOW_MAX:
+            part = _zstd_frame(tool, data, position, used, bound, limit - total, limit)
+            total += <uint64_t>len(part)
+            yield part
+            continue
+        if bound > limit - total and _zstd_states_size(data, position):
+            raise _too_large("zstd", limit)
+        try:
+            for part in tool.read_to_iter(source[position:position + used], read_size=INPUT_BYTES, write_size=PIECE_BYTES):
+                total += <uint64_t>len(part)
+                if total > limit:
+                    raise _too_large("zstd", limit)
+                yield part
+        except zstandard.ZstdError as e:
+            raise _broken("zstd") from e
+
+
+cdef list _snappy_chunks(bytes data, uint64_t limit):
+    """[(position, bytes, what it stands for)], together at most `limit`."""
     cdef const uint8_t* p = data
     cdef size_t n = len(data), position = 0, chunk
     cdef uint64_t size, total = 0
-    cdef list chunks = []               # (position, bytes, size)
-    cdef Block block
+    cdef list chunks = []
     if n >= XERIAL_HEADER_BYTES and data.startswith(_XERIAL_MAGIC):
         position = XERIAL_HEADER_BYTES
         while position < n:
@@ -373,6 +501,30 @@ cdef object _run_snappy(bytes data, uint64_t limit):
         if total > limit:
             raise _too_large("snappy", limit)
         chunks.append((0, n, total))
+    return chunks
+
+
+def _snappy_pieces(bytes data, uint64_t limit):
+    source = memoryview(data)
+    for begin, length, expected in _snappy_chunks(data, limit):
+        block = take_block(expected)
+        out = memoryview(block)[:expected]
+        try:
+            got = cramjam.snappy.decompress_raw_into(source[begin:begin + length], out) if expected else 0
+        except (cramjam.DecompressionError, OSError, ValueError) as e:
+            raise _broken("snappy") from e
+        if got != expected:
+            raise _broken("snappy")
+        yield out
+
+
+cdef object _run_snappy(bytes data, uint64_t limit):
+    cdef size_t n = len(data), position = 0
+    cdef list chunks = _snappy_chunks(data, limit)
+    cdef uint64_t total = 0
+    cdef Block block
+    for _, _, expected in chunks:
+        total += <uint64_t>expected
     if total == 0:
         return b""
     block = take_block(total)
@@ -395,25 +547,50 @@ cdef object _run_snappy(bytes data, uint64_t limit):
 
 
 cdef object _run_gzip(bytes data, uint64_t limit):
-    cdef list parts = []
-    cdef uint64_t total = 0
-    rest = data
     try:
-        while rest:                     # members may follow one another
-            member = zlib.decompressobj(31)
-            part = member.decompress(rest, limit - total + 1)
+        member = zlib.decompressobj(31)
+        first = member.decompress(data, limit + 1)
+    except zlib.error as e:
+        raise _broken("gzip") from e
+    if <uint64_t>len(first) > limit:
+        raise _too_large("gzip", limit)
+    if not member.eof:
+        raise _broken("gzip")
+    if not member.unused_data:
+        return first
+    return b"".join(_gzip_pieces(data, limit))      # members follow one another
+
+
+def _gzip_pieces(bytes data, uint64_t limit):
+    # The input goes in by pieces, too: the library copies what is behind the end of a member each time it finds one.
+    cdef size_t position = 0, n = len(data)
+    cdef uint64_t total = 0
+    member, rest = None, b""
+    try:
+        while True:
+            if not rest and position < n:
+                rest = data[position:position + INPUT_BYTES]
+                position += <size_t>len(rest)
+            if member is None:
+                if not rest:
+                    break
+                member = zlib.decompressobj(31)
+            part = member.decompress(rest, PIECE_BYTES)
             total += <uint64_t>len(part)
             if total > limit:
                 raise _too_large("gzip", limit)
-            if not member.eof:
+            if part:
+                yield part
+            if member.eof:
+                member, rest = None, member.unused_data
+                continue
+            rest = member.unconsumed_tail
+            if not part and not rest and position == n:
                 raise _broken("gzip")
-            parts.append(part)
-            rest = member.unused_data
     except zlib.error as e:
         raise _broken("gzip") from e
-    if not parts:
+    if n == 0:
         raise _broken("gzip")
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 # -- compression ----------------------------------------------------------------------------------------

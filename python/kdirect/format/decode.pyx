@@ -27,6 +27,7 @@ from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
 from kdirect.format.blocks cimport Block, take_block
+from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_RECORDS,
@@ -388,7 +389,7 @@ cdef class ArrowDecoder:
         try:
             plain = self.decompressor.run(info.attributes & ATTRIBUTE_CODEC_MASK, private, self.max_decompressed_bytes)
         except FormatError as e:
-            raise CorruptBatchError(f"{self._where()}: {e.message}", hint=e.hint or _HEADER_HINT) from e
+            raise records_fault(self._where(), e, _HEADER_HINT) from e
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
         try:
             if info.records_count > view.len // RECORD_MIN_BYTES:
@@ -630,7 +631,7 @@ cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str t
             private = PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES)
             plain = Decompressor().run(codec, private, limit)
         except FormatError as e:
-            raise CorruptBatchError(f"{topic}-{partition}: record batch at offset {info.base_offset}: {e.message}", hint=e.hint) from e
+            raise records_fault(f"{topic}-{partition}: record batch at offset {info.base_offset}", e) from e
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
         try:
             code = _decode_plain(out, <const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len, info, topic, partition, start_offset,

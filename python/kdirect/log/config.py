@@ -42,6 +42,7 @@ class LogConfig:
     flush_ms: int = NEVER
     flush_before_ack: bool = False
     max_message_bytes: int = 1_048_588
+    max_plain_batch_bytes: int = 64 << 20
     timestamp_type: int = CREATE_TIME
     timestamp_before_max_ms: int = NEVER
     timestamp_after_max_ms: int = 3_600_000
@@ -90,6 +91,7 @@ class LogConfig:
             flush_ms=NEVER if p["log.flush.interval.ms"] is None else p["log.flush.interval.ms"],
             flush_before_ack=p["log.flush.before.ack"],
             max_message_bytes=p["message.max.bytes"],
+            max_plain_batch_bytes=p["max.batch.bytes"],
             timestamp_type=_timestamp_type(p["log.message.timestamp.type"]),
             timestamp_before_max_ms=p["log.message.timestamp.before.max.ms"],
             timestamp_after_max_ms=p["log.message.timestamp.after.max.ms"],

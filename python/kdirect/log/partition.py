@@ -464,7 +464,8 @@ class Partition:
         """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None.  Takes long: see
         `kdirect.log.time_lookup`."""
         view, segments, _ = self._look()
-        return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition))
+        limit = self.config.max_plain_batch_bytes
+        return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition), limit)
 
     def largest_timestamp(self) -> tuple[int, int] | None:
         """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's ListOffsets -3)."""

@@ -19,8 +19,11 @@ from kdirect.log.mapped import copy_bytes
 from kdirect.log.segment import Segment
 
 
-def first_at(timestamp_ms: int, view: KernelView, segments: Sequence[Segment], name: str) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None."""
+def first_at(
+    timestamp_ms: int, view: KernelView, segments: Sequence[Segment], name: str, max_plain_batch_bytes: int
+) -> tuple[int, int] | None:
+    """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None.
+    BatchTooLargeError for a batch that stands for more than `max_plain_batch_bytes`."""
     start = view.log_start_offset
     for segment in segments:
         if segment.end_offset <= start or segment.max_timestamp < timestamp_ms:
@@ -36,7 +39,8 @@ def first_at(timestamp_ms: int, view: KernelView, segments: Sequence[Segment], n
                 if base_offset >= view.high_watermark:
                     return None
                 data = copy_bytes(segment.address + at, size)
-                found = find_record(data, f"{name} offset {base_offset}", timestamp_ms, start)
+                where = f"{name} offset {base_offset}"
+                found = find_record(data, where, timestamp_ms, start, max_decompressed_bytes=max_plain_batch_bytes)
                 if found is None and base_offset >= start:
                     header = next(iterate_batches(data, check_crc=False))
                     if header.records_count > 0 and not header.is_control:
