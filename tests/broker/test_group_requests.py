@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import threading
+import time
+
 import pytest
 
 import kdirect
@@ -73,3 +78,58 @@ def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(broker, raw
         assert "saving of group bad failed" in caplog.text
         stable_member(connection, "good")
     until(lambda: not groups["good"].members, what="the end of the session")
+
+
+def test_a_group_is_empty_as_soon_as_its_last_session_has_ended(broker, raw, until):
+    """The last member is a real client that is killed.  A request that comes before the timer of its session has had its turn finds the
+    group as it is: without members."""
+    session = kdirect.connect(broker.bootstrap_servers)
+    session.admin.create_topic("t", 1)
+    session.close()
+    code = """
+import sys, kdirect
+consumer = kdirect.Consumer({"bootstrap.servers": sys.argv[1], "group.id": "g", "transport": "tcp",
+                             "session.timeout.ms": 1500, "heartbeat.interval.ms": 200})
+consumer.subscribe(["t"])
+while not consumer.assignment():
+    consumer.poll(0.1)
+print("joined", flush=True)
+while True:
+    consumer.poll(0.1)
+"""
+    client = subprocess.Popen([sys.executable, "-c", code, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True)
+    assert client.stdout is not None and client.stdout.readline() == "joined\n"
+    client.kill()
+    client.wait(10)
+    client.stdout.close()
+    group = broker.server.groups.coordinator.groups["g"]
+    connection = raw()
+    connection.call(build(p.ListGroupsRequest), 0)  # it is accepted, and waited on
+    (member,) = group.members.values()
+    loop, over = broker.server._loop, threading.Event()
+
+    def hold_the_loop() -> None:
+        """Until the request is in the socket's buffer and the session is over."""
+        over.wait(10)
+
+    loop.call_soon_threadsafe(hold_the_loop)
+    connection.send(build(p.DescribeGroupsRequest, groups=["g"]), 0)
+    connection.send(build(p.DeleteGroupsRequest, groups_names=["g"]), 1)
+    time.sleep(max(0.0, member.deadline / 1000 - time.monotonic()) + 0.05)
+    over.set()
+    described = connection.receive().groups[0]
+    assert (described.group_state, described.members) == ("Empty", [])
+    assert connection.receive().results[0].error_code == 0
+    assert "g" not in broker.server.groups.coordinator.groups
+
+
+def test_a_group_is_empty_once_its_last_member_has_left_though_an_id_was_given_out(broker, raw):
+    """Whoever was given an id and has not come back with it is no member: nobody waits for it."""
+    connection, other = raw(), raw()
+    first = join(connection, "g", version=2, session=30_000)
+    assert join(other, "g", version=7, session=30_000).error_code == E.MEMBER_ID_REQUIRED
+    leave = build(p.LeaveGroupRequest, group_id="g", member_id=first.member_id)
+    connection.send(leave, 1)
+    connection.send(build(p.DeleteGroupsRequest, groups_names=["g"]), 1)
+    assert connection.receive().error_code == 0
+    assert connection.receive().results[0].error_code == 0

@@ -333,3 +333,17 @@ def test_a_random_walk_answers_every_token_once_and_ends_empty(seed, round_):
     group = w.coordinator.groups.get("g")
     assert group is None or (group.state == EMPTY and not group.members)
     assert asked == set(w.answers)
+
+
+def test_a_rebalance_whose_last_member_leaves_does_not_wait_for_an_id_that_was_given_out():
+    w = World()
+    token, member = w.joined()
+    other_token, other = w.joined()
+    assert other_token not in w.answers and w.coordinator.groups["g"].state == PREPARING
+    assert w.answers[w.join()].error == E.MEMBER_ID_REQUIRED
+    for leaving in (member, other):
+        error, effects = w.coordinator.leave("g", leaving, None, w.now)
+        assert error == 0
+        w.take(effects)
+    assert w.coordinator.groups["g"].state == EMPTY
+    assert w.answers[other_token].error == E.UNKNOWN_MEMBER_ID

@@ -336,7 +336,8 @@ class GroupCoordinator:
     def _complete_if_ready(self, group: Group, now_ms: float, out: list[Effect]) -> None:
         if group.state != PREPARING or (group.delay_until and group.members):
             return
-        if not group.pending and all(m.join_token is not None for m in group.members.values()):
+        # With nobody left there is nobody to wait for: an id that was given out makes no member.
+        if not group.members or (not group.pending and all(m.join_token is not None for m in group.members.values())):
             self._complete_join(group, now_ms, out)
 
     def _complete_join(self, group: Group, now_ms: float, out: list[Effect]) -> None:

@@ -169,6 +169,11 @@ class GroupHandlers:
             for group_id in list(self.coordinator.groups):
                 self._arm(group_id)
 
+    def _expire_due(self) -> None:
+        """Before a group is judged: requests are read before timers fire, and a session that has ended is over whether or not its timer
+        has had its turn."""
+        self._run("", self.coordinator.expire(_clock_ms()))
+
     def expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
         retention_ms = self._server.config["offsets.retention.minutes"] * 60_000
@@ -368,6 +373,7 @@ class GroupHandlers:
         return rows
 
     def offset_delete(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        self._expire_due()
         group = self.coordinator.groups.get(request.group_id)
         if group is None and request.group_id not in self._server.offsets.groups():
             return build(p.OffsetDeleteResponse, error_code=ErrorCode.GROUP_ID_NOT_FOUND, topics=[])
@@ -400,6 +406,7 @@ class GroupHandlers:
     # -- administration ----------------------------------------------------------------------------------
 
     def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        self._expire_due()
         states = {s.lower() for s in request.states_filter} if header.api_version >= 4 else set()
         types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
         rows = []
@@ -412,6 +419,7 @@ class GroupHandlers:
         return build(p.ListGroupsResponse, error_code=0, groups=rows)
 
     def describe_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        self._expire_due()
         return build(p.DescribeGroupsResponse, groups=[self._describe(g, header.api_version) for g in request.groups])
 
     def _describe(self, name: str, version: int) -> dict[str, Any]:
@@ -447,6 +455,7 @@ class GroupHandlers:
         return out
 
     def delete_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        self._expire_due()
         return build(p.DeleteGroupsResponse, results=[{"group_id": g, "error_code": self._delete(g)} for g in request.groups_names])
 
     def _delete(self, name: str) -> int:
