@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import kdirect
 import kdirect.cli
 from kdirect.broker.config import BrokerConfig, Listener, parse_listeners, parse_properties
-from kdirect.errors import ConfigError, KdirectError, LogError
+from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError
 
 
 def test_a_java_properties_file():
@@ -179,6 +179,22 @@ def test_a_damaged_topics_file_is_named(tmp_path):
     (tmp_path / "topics.json").write_text("{nonsense")
     with pytest.raises(KdirectError, match=r"topics\.json is damaged"):
         kdirect.Broker(log_dirs=tmp_path).start()
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"", b"\x00" * 8, b"-5", b"9" * 30], ids=repr)
+@pytest.mark.parametrize("name", ["topics.json", "producer_ids"])
+def test_a_file_of_wrong_bytes_is_named_at_the_start_and_may_be_removed(tmp_path, name, data):
+    with kdirect.Broker(log_dirs=tmp_path) as broker:
+        kdirect.connect(broker.bootstrap_servers).admin.create_topic("t", 1)
+        with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as producer:
+            assert producer.send("t", b"x", partition=0).result(10).offset() == 0
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(CorruptLogError, match=rf"{name} is damaged: .*; restore it, or remove it: "):
+        kdirect.Broker(log_dirs=tmp_path).start()
+    (tmp_path / name).unlink()
+    with kdirect.Broker(log_dirs=tmp_path) as broker:
+        with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as producer:
+            assert producer.send("t", b"x", partition=0).result(10).offset() == 1
 
 
 # -- the command -------------------------------------------------------------------------------------------

@@ -102,7 +102,13 @@ class OffsetStore:
             if not buffers:
                 break
             for data in buffers:
-                rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
+                try:
+                    rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
+                except FormatError as e:
+                    raise CorruptLogError(
+                        f"the log of consumer groups in {partition.directory} cannot be read: {e.message}",
+                        hint="restore it, or move it away: groups then begin again without offsets",
+                    ) from e
                 for row in rows:
                     try:
                         self._apply(row.key, row.value)

@@ -38,6 +38,7 @@ INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
 # Of a topic, and of what one request may ask for, as in Kafka: partitions are made on the event loop, while everybody waits.
 MAX_PARTITIONS = 10_000
 PRODUCER_ID_BLOCK = 1000
+PRODUCER_ID_LIMIT = 1 << 62
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -58,13 +59,13 @@ def replace_file(path: Path, text: str) -> None:
         raise LogError(f"cannot write {path}: {e.strerror}", hint="check space and permissions of the log directory") from e
 
 
-def _read(path: Path) -> str | None:
+def _read(path: Path) -> bytes | None:
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_bytes()
     except FileNotFoundError:
         return None
-    except (OSError, UnicodeDecodeError) as e:
-        raise CorruptLogError(f"cannot read {path}: {e}", hint="restore it, or move the log directory away") from e
+    except OSError as e:
+        raise LogError(f"cannot read {path}: {e.strerror}", hint="check its permissions, restore it, or remove it") from e
 
 
 @dataclass(slots=True)
@@ -134,16 +135,20 @@ class Registry:
                 topic.partition_count = there
             self._make_partitions(topic, 0)
         self._save()
+        self._stored_producer_id()  # a damaged file is told of now, not to the first producer
 
-    def _load(self, text: str) -> None:
+    def _load(self, data: bytes) -> None:
         try:
-            rows = json.loads(text)["topics"]
+            rows = json.loads(data.decode())["topics"]
             for name, row in rows.items():
                 configs = {str(k): str(v) for k, v in row["configs"].items()}
+                self._defaults.with_overrides(configs)
+                if int(row["partitions"]) < 1:
+                    raise ValueError(f"topic {name} has {row['partitions']} partitions")
                 self._remember(
                     Topic(check_topic_name(name), parse_kafka_uuid(row["id"]), int(row["partitions"]), configs, bool(row.get("deleting")))
                 )
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise CorruptLogError(
                 f"{self._file} is damaged: {e}",
                 hint="restore it, or remove it: topics are then found by their directories, without their configs",
@@ -287,18 +292,29 @@ class Registry:
     def next_producer_id(self) -> int:
         """A producer id that was never given before, in this run or an earlier one."""
         if self._next_producer_id >= self._producer_id_limit:
-            text = _read(self._ids_file)
-            try:
-                start = int(text) if text is not None else self._first_producer_id()
-            except ValueError as e:
-                raise CorruptLogError(
-                    f"{self._ids_file} is damaged: {text!r}", hint="write a number above every producer id in use into it"
-                ) from e
+            stored = self._stored_producer_id()
+            start = stored if stored is not None else self._first_producer_id()
             replace_file(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
             self._next_producer_id, self._producer_id_limit = start, start + PRODUCER_ID_BLOCK
         out = self._next_producer_id
         self._next_producer_id += 1
         return out
+
+    def _stored_producer_id(self) -> int | None:
+        """The first id that no run has taken yet; None without a file; CorruptLogError."""
+        data = _read(self._ids_file)
+        try:
+            if data is None:
+                return None
+            start = int(data.decode())
+            if not 0 <= start < PRODUCER_ID_LIMIT:
+                raise ValueError("the number is out of range")
+            return start
+        except ValueError as e:
+            raise CorruptLogError(
+                f"{self._ids_file} is damaged: {data[:40]!r}",
+                hint="restore it, or remove it: producer ids then begin far above those in the log",
+            ) from e
 
     def _first_producer_id(self) -> int:
         """0 for a new log.  One that was copied from elsewhere may hold ids that we do not know: start far above them."""

@@ -37,6 +37,8 @@ PARTITION_METADATA = "partition.metadata"
 META_PROPERTIES = "meta.properties"
 TOPIC_PROPERTIES = "topic.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
+LARGEST_OFFSET = (1 << 63) - 1
+LARGEST_EPOCH = (1 << 31) - 1
 
 
 def sync_directory(directory: Path) -> None:
@@ -92,6 +94,8 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         out = {}
         for line in lines[2:]:
             topic, partition, offset = line.split(" ")
+            if not 0 <= int(offset) <= LARGEST_OFFSET:
+                raise ValueError(f"offset {offset} of {topic}-{partition}")
             out[TopicPartition(topic, int(partition))] = int(offset)
         return out
     except (ValueError, IndexError) as e:
@@ -117,6 +121,8 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
         epochs = []
         for line in lines[2:]:
             epoch, start = line.split(" ")
+            if not (0 <= int(epoch) <= LARGEST_EPOCH and 0 <= int(start) <= LARGEST_OFFSET):
+                raise ValueError(f"epoch {epoch} from offset {start}")
             epochs.append((int(epoch), int(start)))
         return sorted(epochs)
     except FileNotFoundError:

@@ -114,6 +114,11 @@ class LogManager:
             if properties is None:
                 continue
             node = properties.get("node.id", properties.get("broker.id"))
+            if node is not None and not (node.isascii() and node.isdigit()):
+                raise CorruptLogError(
+                    f"{directory / checkpoint.META_PROPERTIES} is damaged: node {node!r}",
+                    hint="restore it, or remove it to start with defaults",
+                )
             if node is not None and node != str(self.node_id):
                 raise LogError(
                     f"{directory} belongs to node {node}, and this is node {self.node_id}", hint="set node.id, or use other log.dirs"
@@ -162,8 +167,15 @@ class LogManager:
                 raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one away")
             overrides = checkpoint.read_properties(path / checkpoint.TOPIC_PROPERTIES)
             try:
+                config = self.config.with_overrides(overrides)
+            except ConfigError as e:
+                raise CorruptLogError(
+                    f"{path / checkpoint.TOPIC_PROPERTIES} is damaged: {e}",
+                    hint="restore it, or remove it: topics.json has the properties of its topic, too",
+                ) from e
+            try:
                 self.partitions[tp] = load_partition(
-                    tp, path, self.config.with_overrides(overrides), clean=clean, recovery_point=recovery_points.get(tp, 0),
+                    tp, path, config, clean=clean, recovery_point=recovery_points.get(tp, 0),
                     log_start_offset=log_starts.get(tp, 0),
                 )  # fmt: skip
             except KdirectError:
