@@ -202,6 +202,7 @@ class HeadAccess:
         answered(self.head, worker.forget_head(self.head))
         if self.word is not None:
             self.word.end()
+        self.head = None  # it holds this object: in a cycle they would keep the word's memory until the collector comes
         return self._left, max(end, tail), [self.own.pop(order) for order in orders if order in self.own]
 
 

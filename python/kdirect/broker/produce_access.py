@@ -28,6 +28,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -74,7 +75,7 @@ class _NotYet(Exception):
 class Waiting:
     """A request for access that is answered later: `answer(fields)` or `answer(RefusedError)` is called once."""
 
-    __slots__ = ("answer", "partition", "peer", "request")
+    __slots__ = ("__weakref__", "answer", "partition", "peer", "request")
 
     def __init__(self, peer: Peer, partition: Partition, request: Any) -> None:
         self.peer = peer
@@ -148,12 +149,14 @@ class ProduceAccess:
         except _NotYet:
             waiting = Waiting(peer, partition, request)
             self._waiting.setdefault(tp, deque()).append(waiting)
-            self._call_later(WAIT_S, self._give_up, waiting)
+            # By a weak reference: the timer outlives the answer, and must not keep a client that is gone, with its memory and keys.
+            self._call_later(WAIT_S, self._give_up, weakref.ref(waiting))
             return waiting
 
-    def _give_up(self, waiting: Waiting) -> None:
-        tp = waiting.partition.topic_partition
-        if waiting.answer is not None:
+    def _give_up(self, reference: weakref.ref[Waiting]) -> None:
+        waiting = reference()
+        if waiting is not None and waiting.answer is not None:
+            tp = waiting.partition.topic_partition
             self._waiting.get(tp, deque()).remove(waiting)
             waiting.settle(RefusedError(layout.ERROR_ACCESS_CONTENDED, f"{tp} has no head to grant; retry later or use TCP"))
 
