@@ -37,6 +37,10 @@ METRICS: tuple[Metric, ...] = (
     Metric("broker_append_bytes", "bytes", "broker", "Their bytes."),
     Metric("broker_append_errors", "requests", "broker", "Appends by Produce requests that were refused or failed."),
     Metric("broker_fetch_waits", "requests", "broker", "Fetches that found too little and waited for records."),
+    Metric(
+        "broker_request_bytes", "bytes", "broker", "Bytes that requests under way hold now, beyond the first buffer of each connection."
+    ),
+    Metric("broker_request_waits", "events", "broker", "Times that a connection was not read from because of queued.max.request.bytes."),
     Metric("broker_flushes", "fsyncs", "broker", "Group commits: fsyncs that producers waited for together."),
     Metric("broker_topics", "topics", "broker", "Topics, the broker's own included."),
     Metric("broker_groups", "groups", "broker", "Consumer groups known."),

@@ -243,6 +243,9 @@ BROKER = Options("Broker properties", (
     Option("socket.request.max.bytes", "bytes", 104_857_600, "Largest request; a larger one closes its connection.", low=1024, high=0x7FFFFFFF),
     Option("socket.listen.backlog.size", "int", 128, "Connections that may wait to be accepted.", low=1),
     Option("queued.max.requests", "int", 500, "Requests that one connection may have unanswered; beyond that it is not read from.", low=1),
+    Option("queued.max.request.bytes", "bytes", None, "What requests under way may hold in all, on all connections; beyond that, connections with large requests are not read from until others "
+           "are done. One request is always let in. -1: no bound, as is Kafka's default. Default: an eighth of the machine's memory (or of its control group's), and "
+           "at least socket.request.max.bytes.", low=-1),
     Option("connections.max.idle.ms", "ms", 600_000, "Close connections that were silent for this long and hold no RDMA access; -1: never.", low=-1),
     Option("fetch.max.bytes", "bytes", 57_671_680, "Largest response to a Fetch, unless its first batch alone is larger.", low=1024, high=0x7FFFFFFF),
     # topics

@@ -192,9 +192,9 @@ def test_a_file_of_wrong_bytes_is_named_at_the_start_and_may_be_removed(tmp_path
     with pytest.raises(CorruptLogError, match=rf"{name} is damaged: .*; restore it, or remove it: "):
         kdirect.Broker(log_dirs=tmp_path).start()
     (tmp_path / name).unlink()
-    with kdirect.Broker(log_dirs=tmp_path) as broker:
-        with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as producer:
-            assert producer.send("t", b"x", partition=0).result(10).offset() == 1
+    broker = kdirect.Broker(log_dirs=tmp_path)
+    with broker, kdirect.Producer({"bootstrap.servers": broker.start().bootstrap_servers, "transport": "tcp"}) as producer:
+        assert producer.send("t", b"x", partition=0).result(10).offset() == 1
 
 
 # -- the command -------------------------------------------------------------------------------------------

@@ -337,7 +337,7 @@ def test_a_random_walk_answers_every_token_once_and_ends_empty(seed, round_):
 
 def test_a_rebalance_whose_last_member_leaves_does_not_wait_for_an_id_that_was_given_out():
     w = World()
-    token, member = w.joined()
+    _, member = w.joined()
     other_token, other = w.joined()
     assert other_token not in w.answers and w.coordinator.groups["g"].state == PREPARING
     assert w.answers[w.join()].error == E.MEMBER_ID_REQUIRED

@@ -285,6 +285,12 @@ class AccessManager:
                 " lower batch.bytes, or raise rdma.message.memory.bytes on the broker",
             )
         count = max(1, min(request.max_recv, MAX_RECEIVES, memory // request.message_bytes))
+        bound = self.server.memory.limit
+        if 0 <= bound < self.server.memory.used + count * request.message_bytes:
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED,
+                f"{count * request.message_bytes} bytes for requests in SENDs would be over queued.max.request.bytes ({bound}); use TCP",
+            )
         if engine.messages is None:
             engine.messages = MessageService(engine.device, self._loop)
         domain = engine.device.alloc_pd()
@@ -476,6 +482,7 @@ class AccessManager:
                 log.warning("releasing %s of %s: %s", grant.partition.topic_partition, peer.client, e)
         peer.qp.close()
         peer.domain.close()
+        worker.reap()
 
     def connection_closed(self, connection: Hashable) -> None:
         """Free everything that was opened over this TCP connection."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kdirect.broker.request_memory import default_limit
 from kdirect.errors import ConfigError
 from kdirect.options import BROKER, Option
 
@@ -28,7 +29,7 @@ _IGNORED = """
     controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name super.users
     allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version log.message.format.version replica.fetch.max.bytes
     num.replica.fetchers replica.lag.time.max.ms initial.broker.registration.timeout.ms broker.heartbeat.interval.ms
-    broker.session.timeout.ms queued.max.request.bytes max.incremental.fetch.session.cache.slots
+    broker.session.timeout.ms max.incremental.fetch.session.cache.slots
     leader.imbalance.check.interval.seconds metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
     log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms log.roll.jitter.ms
     log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms compression.gzip.level compression.lz4.level
@@ -151,12 +152,25 @@ class BrokerConfig(Mapping[str, Any]):
         self.given = frozenset(known)
         self.ignored = tuple(sorted(ignored))
         self._values = BROKER.resolve(known)
+        self.request_memory = self._request_memory()
         self.listeners = parse_listeners(self._values["listeners"])
         advertised = self._values["advertised.listeners"]
         self.advertised = parse_listeners(advertised, "advertised.listeners") if advertised else ()
         for listener in self.advertised:
             if listener.host in ("", "0.0.0.0", "::"):
                 raise ConfigError(f"option advertised.listeners: {listener} is no address that a client could use", hint="name this host")
+
+    def _request_memory(self) -> int:
+        """The bound of `queued.max.request.bytes`; -1: none."""
+        given, largest = self._values["queued.max.request.bytes"], self._values["socket.request.max.bytes"]
+        if given is None:
+            return default_limit(largest)
+        if 0 <= given < largest:
+            raise ConfigError(
+                f"option queued.max.request.bytes: {given} is below socket.request.max.bytes ({largest})",
+                hint="raise it, lower socket.request.max.bytes, or give -1 for no bound",
+            )
+        return int(given)
 
     @classmethod
     def from_arguments(cls, properties: Mapping[str, Any] | None = None, /, **keywords: Any) -> BrokerConfig:

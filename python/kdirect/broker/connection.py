@@ -9,6 +9,8 @@ Rules, and why:
 - A request that waits (a long-polling Fetch, a Produce that awaits fsync) does not hold up the execution of later
   ones; a *blocking* one (joining a group, creating a topic) does, because Kafka's clients may count on
   its effects being there before the next request of the same connection is looked at.
+- Memory: the receive buffer beyond its first size, and requests that wait, are counted (`request_memory`);
+  while the broker holds too much, this connection is not read from.
 - Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one, or the
   peer does not read its answers, this connection is not read from until that is over.
 - Response bytes are written with writev while the socket takes them; what is left is kept as views and
@@ -29,7 +31,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdirect.broker.frames import FrameParser
+from kdirect.broker.frames import INITIAL_BYTES, FrameParser
 from kdirect.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -59,10 +61,11 @@ class Waiting:
 class _Slot:
     """The place of one unanswered request in the order of answers."""
 
-    __slots__ = ("blocking", "buffers", "done", "waiting")
+    __slots__ = ("blocking", "buffers", "done", "size", "waiting")
 
-    def __init__(self, blocking: bool, waiting: Waiting | None = None) -> None:
+    def __init__(self, blocking: bool, waiting: Waiting | None = None, size: int = 0) -> None:
         self.blocking = blocking
+        self.size = size  # bytes of the request, while it waits
         self.waiting = waiting
         self.buffers: Sequence[Any] | None = None
         self.done = False
@@ -93,6 +96,8 @@ class Connection(asyncio.BufferedProtocol):
         self._write_paused = False
         self._read_paused = False
         self._working = False
+        self._charged = 0  # bytes of the receive buffer that are counted
+        self.brought = 0  # bytes received
 
     # -- transport callbacks ----------------------------------------------------------------------------
 
@@ -111,6 +116,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         self.server.counters.bytes_in += nbytes
+        self.brought += nbytes
         self._parser.received(nbytes)
         self._work()
 
@@ -126,6 +132,7 @@ class Connection(asyncio.BufferedProtocol):
                 slot.waiting.answer.close()  # it never began: say so, or Python warns
         self._slots.clear()
         self._pending.clear()
+        self.server.memory.leave(self)
         self.server.connection_lost(self)
 
     def pause_writing(self) -> None:
@@ -151,7 +158,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.last_active = time.monotonic()
                 answer = self.server.dispatch(self, frame)
                 if isinstance(answer, Waiting):
-                    slot = _Slot(answer.blocking, answer)
+                    slot = _Slot(answer.blocking, answer, len(frame))
+                    self.server.memory.hold(self, slot.size)
                     self._slots.append(slot)
                     self._blocked = answer.blocking
                     task = asyncio.ensure_future(self._finish(slot, answer))
@@ -187,6 +195,8 @@ class Connection(asyncio.BufferedProtocol):
             return
         slot.done = True
         slot.buffers = buffers
+        size, slot.size = slot.size, 0
+        self.server.memory.give(self, size)
         if slot.blocking:
             self._blocked = False
         while self._slots and self._slots[0].done:
@@ -210,12 +220,52 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         full = self._write_paused or len(self._slots) >= self._max_in_flight or (self._blocked and self._parser.buffered >= BLOCKED_BYTES)
+        full = full or not self._make_room()
         if full != self._read_paused:
             self._read_paused = full
             if full:
                 self._transport.pause_reading()
             else:
                 self._transport.resume_reading()
+
+    # -- memory --------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Have room for the next bytes, if the broker's bound allows it; False: `memory_granted` comes later."""
+        self._parser.trim()
+        self._count_buffer()
+        if not self.server.memory.take(self, self._parser.growth()):
+            return False
+        self._grow()
+        return True
+
+    def _grow(self) -> None:
+        """The buffer takes what was counted for it."""
+        self._charged += self._parser.growth()
+        self._parser.writable()
+        self._count_buffer()
+
+    def _count_buffer(self) -> None:
+        """Bring what is counted in line with what there is."""
+        more = max(0, self._parser.capacity - INITIAL_BYTES) - self._charged
+        self._charged += more
+        if more > 0:
+            self.server.memory.hold(self, more)
+        elif more < 0:
+            self.server.memory.give(self, -more)
+
+    def memory_granted(self, size: int) -> None:
+        """See `request_memory.Holder`."""
+        if self.closed:
+            self.server.memory.give(self, size)
+            return
+        self._grow()
+        self._throttle()
+
+    @property
+    def halfway(self) -> bool:
+        """See `request_memory.Holder`.  While this broker keeps the connection from going on, nothing is awaited from the peer."""
+        return bool(self._parser.buffered) and not self._blocked and len(self._slots) < self._max_in_flight
 
     # -- answers -------------------------------------------------------------------------------------------
 

@@ -37,20 +37,42 @@ class FrameParser:
         """Bytes received and not yet handed on."""
         return self._end - self._start
 
+    @property
+    def capacity(self) -> int:
+        """Bytes of the receive buffer."""
+        return len(self._buffer)
+
+    def growth(self) -> int:
+        """Bytes by which the next `writable()` makes the receive buffer larger."""
+        held = self._end - self._start
+        if held == 0 or self._end < len(self._buffer):
+            return 0
+        return max(0, self._next_size(held) - len(self._buffer))
+
+    def _next_size(self, held: int) -> int:
+        """The size of the buffer to take the place of a full one."""
+        wanted = 4 + _SIZE.unpack_from(self._buffer, self._start)[0] if held >= 4 else 0
+        if wanted > len(self._buffer) or held > len(self._buffer) // 2:
+            return max(min(max(wanted, 0), 2 * held), 2 * INITIAL_BYTES, held + INITIAL_BYTES)
+        return len(self._buffer)
+
+    def trim(self) -> None:
+        """Give the memory of a large frame back once it has passed, whether or not the peer sends more."""
+        held = self._end - self._start
+        if len(self._buffer) > 4 * INITIAL_BYTES and held <= INITIAL_BYTES:
+            wanted = _SIZE.unpack_from(self._buffer, self._start)[0] if held >= 4 else 0
+            if held == 0 or wanted <= INITIAL_BYTES:
+                self._replace(2 * INITIAL_BYTES if held else INITIAL_BYTES, held)
+
     def writable(self) -> memoryview:
         """Where the next bytes go; never empty."""
         held = self._end - self._start
         if held == 0:
             self._start = self._end = 0
-            if len(self._buffer) > 4 * INITIAL_BYTES:  # a large frame has passed: give its memory back
-                self._replace(INITIAL_BYTES, 0)
+            self.trim()
         elif self._end == len(self._buffer):
-            wanted = 4 + _SIZE.unpack_from(self._buffer, self._start)[0] if held >= 4 else 0
-            if wanted > len(self._buffer) or held > len(self._buffer) // 2:
-                self._replace(max(min(max(wanted, 0), 2 * held), 2 * INITIAL_BYTES, held + INITIAL_BYTES), held)
-            else:
-                # Copied, not moved: frames handed out before may still be looked at by a view of their own.
-                self._replace(len(self._buffer), held)
+            # Copied, not moved: frames handed out before may still be looked at by a view of their own.
+            self._replace(self._next_size(held), held)
         return self._view[self._end :]
 
     def received(self, count: int) -> None:

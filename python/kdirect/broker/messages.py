@@ -47,6 +47,7 @@ class MessageService:
         self.recv_cq = device.create_cq(depth=QUEUE_DEPTH)
         self.send_cq = device.create_cq(depth=QUEUE_DEPTH)
         self._loop = loop
+        self._closed = False
 
     def add(self, link: MessageConnection) -> None:
         if not self.links:
@@ -57,6 +58,7 @@ class MessageService:
 
     def remove(self, link: MessageConnection) -> None:
         self.links.pop(link.qp.qp_num, None)
+        self._loop.call_soon(self._reap)
         if not self.links:
             for cq in (self.recv_cq, self.send_cq):
                 self._loop.remove_reader(cq.fileno())
@@ -76,8 +78,16 @@ class MessageService:
                 return
         self._loop.call_soon(self.work)  # others have their turn
 
+    def _reap(self) -> None:
+        """A poll lets go of closed queue pairs; without other clients nobody polls."""
+        if not self.links and not self._closed:
+            for cq in (self.recv_cq, self.send_cq):
+                while cq.poll(64):
+                    pass
+
     def close(self) -> None:
         """Once there are no clients.  Any thread."""
+        self._closed = True
         self.recv_cq.close()
         self.send_cq.close()
 
@@ -97,6 +107,7 @@ class MessageConnection(Connection):
         self._service = service
         self._domain = domain
         self._message_bytes = message_bytes
+        self.registered_bytes = count * message_bytes
         self._receives = domain.register(Memory.anonymous(count * message_bytes, "kdirect-requests"), Access.LOCAL_WRITE)
         self._answers = domain.register(Memory.anonymous(count * ANSWER_BYTES, "kdirect-answers"), Access.LOCAL_WRITE)
         self.qp = domain.create_qp(service.send_cq, service.recv_cq, max_send_wr=count, max_recv_wr=count, max_send_bytes=ANSWER_BYTES)
@@ -109,6 +120,7 @@ class MessageConnection(Connection):
         self._post_receives()
         self.qp.connect(address, active=False)
         self.server.connection_opened(self)
+        self.server.memory.hold(self, self.registered_bytes)  # until the connection is lost
         self._service.add(self)
 
     def completed(self, completion: Any) -> None:
@@ -131,6 +143,7 @@ class MessageConnection(Connection):
             self.close("it sent a message that is no Produce request")
             return
         self.server.counters.bytes_in += size
+        self.brought += size
         while view:
             room = self._parser.writable()
             n = min(len(room), len(view))
@@ -138,13 +151,14 @@ class MessageConnection(Connection):
             self._parser.received(n)
             view = view[n:]
         self._owed.append(slot)
+        self._count_buffer()
         self._work()
 
     # -- what differs from a socket ------------------------------------------------------------------------
 
     def _work(self) -> None:
         super()._work()
-        if not self.closed and not self._parser.buffered:
+        if not self.closed and not self._parser.buffered and self._owed and self._make_room():
             self._post_receives()
 
     def _post_receives(self) -> None:
@@ -157,6 +171,17 @@ class MessageConnection(Connection):
 
     def _throttle(self) -> None:
         """Receives that are not posted hold a client back."""
+
+    def memory_granted(self, size: int) -> None:
+        if self.closed:
+            self.server.memory.give(self, size)
+        else:
+            self._work()
+
+    @property
+    def halfway(self) -> bool:
+        """Messages come whole."""
+        return False
 
     def _push(self, buffers: Sequence[Any]) -> None:
         answer = b"".join((_SIZE.pack(sum(len(b) for b in buffers)), *buffers))

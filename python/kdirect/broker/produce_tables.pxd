@@ -103,5 +103,7 @@ cdef class ProduceTables:
                      int64_t base_offset, int64_t log_append_time) noexcept nogil
     cdef void _post_acks(self, grant_t* g) noexcept nogil
     cdef void _drain_sends(self) noexcept nogil
+    cdef void _reap_sends(self) noexcept nogil
+    cdef int _take_sends(self) noexcept nogil
     cdef void _flush_acks(self) noexcept nogil
     cdef void _flush_backlog(self) noexcept nogil

@@ -435,25 +435,34 @@ cdef class ProduceTables:
         g.dirty = 0
 
     cdef void _drain_sends(self) noexcept nogil:
+        while self._outstanding > 0:
+            if self._take_sends() < BATCH:
+                return
+
+    cdef void _reap_sends(self) noexcept nogil:
+        """As `_drain_sends`, also where nothing is under way."""
+        while self._take_sends() == BATCH:
+            pass
+
+    cdef int _take_sends(self) noexcept nogil:
+        """One batch of completions of acknowledgements; how many."""
         cdef work_completion wcs[BATCH]
         cdef int i, n
         cdef grant_t* g
         cdef peer_t* peer
-        while self._outstanding > 0:
-            n = self._send_cq.c_poll(wcs, BATCH)
-            if n <= 0:
-                return
-            for i in range(n):
-                self._outstanding -= 1
-                g = self._table[<uint16_t> (wcs[i].wr_id >> 32)]
-                if wcs[i].status != WC_SUCCESS:
-                    peer = self._find_peer(wcs[i].qp_num)
-                    if peer != NULL:
-                        self._cut_peer(peer, CUT_DISCONNECTED)
-                elif g != NULL and g.qp_num == wcs[i].qp_num:
-                    g.completed += wcs[i].wr_id & <uint64_t> 0xFFFFFFFFU
-            if n < BATCH:
-                return
+        n = self._send_cq.c_poll(wcs, BATCH)
+        if n <= 0:
+            return 0
+        for i in range(n):
+            self._outstanding -= 1
+            g = self._table[<uint16_t> (wcs[i].wr_id >> 32)]
+            if wcs[i].status != WC_SUCCESS:
+                peer = self._find_peer(wcs[i].qp_num)
+                if peer != NULL:
+                    self._cut_peer(peer, CUT_DISCONNECTED)
+            elif g != NULL and g.qp_num == wcs[i].qp_num:
+                g.completed += wcs[i].wr_id & <uint64_t> 0xFFFFFFFFU
+        return n
 
     cdef void _flush_acks(self) noexcept nogil:
         cdef int i

@@ -30,6 +30,7 @@ from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
 from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.request_memory import RequestMemory
 from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
 from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, KdirectError, ProtocolError
@@ -86,6 +87,9 @@ class BrokerServer:
         self._servers: list[asyncio.Server] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
+        self.memory = RequestMemory(
+            config.request_memory, lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call), time.monotonic
+        )
         self._maintenance = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-maintenance")
         self._lookups = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-lookup")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -368,6 +372,8 @@ class BrokerServer:
             "broker_append_bytes": c.append_bytes,
             "broker_append_errors": c.append_errors,
             "broker_fetch_waits": c.fetch_waits,
+            "broker_request_bytes": self.memory.used,
+            "broker_request_waits": self.memory.waits,
             "broker_flushes": self.flusher.flushes,
             "broker_topics": len(self.topics),
             "broker_groups": len(self.groups.coordinator.groups),

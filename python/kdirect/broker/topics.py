@@ -312,7 +312,7 @@ class Registry:
             return start
         except ValueError as e:
             raise CorruptLogError(
-                f"{self._ids_file} is damaged: {data[:40]!r}",
+                f"{self._ids_file} is damaged: {bytes(data or ())[:40]!r}",
                 hint="restore it, or remove it: producer ids then begin far above those in the log",
             ) from e
 

@@ -114,6 +114,7 @@ cdef class ProduceWorker(ProduceTables):
     cdef object sync
     cdef bint _head_news
     cdef bint _kick                # a head has requests to commit that came from another thread
+    cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
     cdef int64_t _fixed_ns         # a simulator's clock; -1: the machine's
     cdef uint64_t _completions, _commits, _commit_bytes, _errors, _sleeps, _polls, _aborts, _own_requests
@@ -467,8 +468,11 @@ cdef class ProduceWorker(ProduceTables):
 
     cdef void c_tend_sends(self) noexcept nogil:
         """Take completions of acknowledgements, and post those that waited for room."""
-        if self._outstanding or self._backlog:
+        if self._outstanding or self._backlog or self._reap:
             pthread_mutex_lock(&self._lock)
+            if self._reap:
+                self._reap = False
+                self._reap_sends()
             self._drain_sends()
             if self._backlog:
                 self._flush_backlog()
@@ -540,6 +544,12 @@ cdef class ProduceWorker(ProduceTables):
             self._recv_cq.wait(sleep_ms, 0)
             with nogil:
                 self.c_tend_sends()
+
+    def reap(self):
+        """Queue pairs were closed: poll the queues, for that is what lets go of them.  Nothing completes any more on the queue of sends of a
+        broker whose clients only read, and each queue pair that it knows keeps descriptors and mappings."""
+        self._reap = True
+        self._recv_cq.wake()
 
     def stop(self):
         """Ask `run` to return."""

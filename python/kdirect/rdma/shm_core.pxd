@@ -288,14 +288,6 @@ cdef kd_cq* cq_new(int event_fd) noexcept
 cdef void cq_free(kd_cq* cq) noexcept nogil
 cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil
 cdef void cq_detach_all(kd_cq* cq) noexcept nogil
-cdef inline bint spent(kd_attachment* a) noexcept nogil:
-    """A closed queue pair with nothing left for this CQ."""
-    if not kd_load32(&a.qp.closed):
-        return False
-    if a.is_recv:
-        return a.qp.received == kd_load64(&a.qp.recv_posted)
-    return a.qp.polled == kd_load64(&a.qp.posted)
-cdef void cq_reap(kd_cq* cq) noexcept nogil
 cdef void change_enter(kd_cq* cq) noexcept nogil
 cdef void change_leave(kd_cq* cq) noexcept nogil
 # connection

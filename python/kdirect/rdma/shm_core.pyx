@@ -587,23 +587,6 @@ cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
         change_leave(cq)
 
 
-cdef void cq_reap(kd_cq* cq) noexcept nogil:
-    """Let go of closed queue pairs that have nothing left.  A poll does so, too, but a queue on which nothing more completes may never be
-    polled again, and each of them keeps descriptors and mappings."""
-    cdef int i = 0
-    cdef kd_qp* gone
-    change_enter(cq)
-    while i < cq.count:
-        if spent(&cq.attachments[i]):
-            gone = cq.attachments[i].qp
-            cq.count -= 1
-            cq.attachments[i] = cq.attachments[cq.count]
-            qp_unref(gone)
-        else:
-            i += 1
-    change_leave(cq)
-
-
 cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
     """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more."""
     cdef kd_attachment* grown

@@ -520,8 +520,6 @@ cdef class ShmQueuePair(QueuePair):
             qp_quiesce(self.core)
             link_forget_remotes(self.core)
             kd_store32(&self.core.closed, 1)
-            cq_reap((<ShmCompletionQueue> self.send_cq).core)
-            cq_reap((<ShmCompletionQueue> self.recv_cq).core)
         with self.lock:
             if self.sock is None and not self.connecting:
                 self._retire()

@@ -545,6 +545,15 @@ cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     return k
 
 
+cdef inline bint spent(kd_attachment* a) noexcept nogil:
+    """A closed queue pair with nothing left for this CQ."""
+    if not kd_load32(&a.qp.closed):
+        return False
+    if a.is_recv:
+        return a.qp.received == kd_load64(&a.qp.recv_posted)
+    return a.qp.polled == kd_load64(&a.qp.posted)
+
+
 cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
     """At most `n` completions, round robin over the attachments; -ECHILD in a forked child."""
     cdef int k = 0, got, want, visits = 0, i
@@ -574,6 +583,7 @@ cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
             gone = a.qp
             cq.count -= 1
             cq.attachments[i] = cq.attachments[cq.count]
+            visits -= 1         # one fewer to visit, too
             qp_unref(gone)
         else:
             i += 1
