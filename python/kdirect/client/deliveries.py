@@ -101,7 +101,7 @@ class Sent:
                 tp.partition,
                 offset,
                 (CREATE_TIME, timestamp),
-                headers.items() if isinstance(headers, dict) else headers,
+                headers,
                 error,
             )
             (resolved if sink.__class__ is Delivery else ready).append((sink, error, message))

@@ -126,14 +126,15 @@ class ProducePaths:
             path.tags.append((writer.appended - 1, tag))  # type: ignore[union-attr]
         return True
 
-    def record_sync(self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int) -> int:
-        """As `try_record`, then wait for the acknowledgement: the record's offset, or -1: not taken, use `send` and `finish`."""
+    def record_sync(self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int) -> int | None:
+        """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the broker did not say.  None: not taken, use
+        `send` and `finish`."""
         path = self._paths.get(tp) or self.open(tp)
         if path.__class__ is not DirectPath:
-            return -1
+            return None
         writer: FileWriter = path.writer  # type: ignore[union-attr]
         if writer.in_flight or writer.try_record(value, key, timestamp_ms) != SENT:
-            return -1
+            return None
         try:
             if writer.wait_acknowledged(writer.appended - 1, self.timeout_ms):
                 return int(writer.last_offset_base)

@@ -168,6 +168,7 @@ class Producer:
         on_delivery: OnDelivery | None = None,
     ) -> None:
         """Send one record.  `partition` None or -1: by the key, or with the others that have none.  `timestamp`: ms since 1970, None: now.
+        `headers`: (name, value) pairs, or a mapping; None and an empty collection are the same.
 
         `on_delivery(error, message)` is called by a later `poll` or `flush`, in the order of the partition; `message` has the offset.
         BufferFullError when there is no room within max.block.ms; DeliveryError when the record is larger than its topic takes.
@@ -182,15 +183,14 @@ class Producer:
             if partition is None or partition == -1:
                 partition = self._choose(topic, key, len(value) if value is not None else 0)  # type: ignore[arg-type]
             tp = self._place(topic, partition)
-            if self._at_once and headers is None and tp not in self._open:
+            sent = False
+            if self._at_once and not headers and tp not in self._open:
                 stamp = -1 if timestamp is None else timestamp
-                if on_delivery is None:
-                    if self.paths.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
-                        return
-                elif self._tagged(tp, value, key, stamp, on_delivery):
-                    on_delivery = None
-                    headers = ()  # sent
-            if headers != ():
+                if on_delivery is not None:
+                    sent = self._send_tagged(tp, value, key, stamp, on_delivery)
+                elif self.paths.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
+                    return
+            if not sent:
                 self._gather(tp, value, key, headers, timestamp, on_delivery)
         if self._resolved:
             self._tell()
@@ -222,14 +222,14 @@ class Producer:
         timestamp: int | None = None,
     ) -> int:
         """Send one record and wait for its acknowledgement; the record's offset (-1 with acks=0 over TCP).  Raises DeliveryError."""
-        if self._at_once and headers is None and value.__class__ is bytes and (key is None or key.__class__ is bytes):
+        if self._at_once and not headers and value.__class__ is bytes and (key is None or key.__class__ is bytes):
             with self._lock:
                 if partition is None or partition == -1:
                     partition = self._choose(topic, key, len(value))  # type: ignore[arg-type]
                 tp = self._place(topic, partition)
                 if tp not in self._open:
                     offset = self.paths.record_sync(tp, value, key, -1 if timestamp is None else timestamp)  # type: ignore[arg-type]
-                    if offset >= 0:
+                    if offset is not None:
                         return offset
         delivery = Delivery(self)
         self.produce(topic, value, key, partition, headers, timestamp, delivery)
@@ -275,8 +275,8 @@ class Producer:
             if tag is not None:
                 self._sent.append(tag)
 
-    def _tagged(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> bool:
-        """Send one record at once, and remember whom to tell."""
+    def _send_tagged(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> bool:
+        """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing is remembered."""
         if stamp < 0:
             stamp = time.time_ns() // 1_000_000
         tag = Sent(tp, None, 1, [(0, sink, key, value, None, stamp)], time.monotonic() + self._delivery_s)
@@ -291,6 +291,10 @@ class Producer:
 
     def _gather(self, tp: TopicPartition, value: Any, key: Any, headers: Any, timestamp: int | None, sink: Any) -> None:
         """Put a record into its partition's open batch; send what is full or due."""
+        if headers:
+            # The batch and the report both read them, and the report comes later: a generator would be used up by then, and a list that
+            # the caller goes on with would have changed.
+            headers = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
         size = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
         if self._held + size > self._most_held and self._held:
             self._wait_for_room(size)
