@@ -5,7 +5,8 @@ given.  Which path a partition has, and what follows when one ends, is decided t
 
 Every path has the same face: `accept` a request (False: look again, this path may have ended), `settle`, `collect` outcomes, `lost` (what
 is under way will not be answered here) and `bring_on` (so take it elsewhere), `take_pending` when it ends, `in_flight`, `last_offset`,
-`statistics`, `close`.
+`statistics`, `close`; and the `backlog`, requests that are repeated here and have found no room yet, oldest first, with its
+`backlog_deadline`, when they have failed.  What is in the backlog counts as under way.
 """
 
 from __future__ import annotations
@@ -49,6 +50,10 @@ RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all 
 REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
 
 
+# What is repeated of a request: its bytes, how many records they are, its tag.
+Request = tuple[Any, int, Any]
+
+
 class Outcome(NamedTuple):
     """What became of a request that was sent with a tag."""
 
@@ -65,6 +70,8 @@ class DirectPath:
 
     def __init__(self, paths: ProducePaths, tp: TopicPartition, timeout_ms: float | None = None) -> None:
         self.tp = tp
+        self.backlog: deque[Request] = deque()
+        self.backlog_deadline = math.inf
         self.leaving = False  # to be given back once everything is answered
         self._settings = paths.settings
         self.channel, self.router = paths.ack_router(tp)
@@ -114,7 +121,8 @@ class DirectPath:
     def in_flight(self) -> int:
         """Records not acknowledged."""
         w = self.writer
-        return int(w.appended + self._further - w.records_answered) if w.in_flight else int(w.failures)
+        sent = int(w.appended + self._further - w.records_answered) if w.in_flight else int(w.failures)
+        return sent + sum(records for _, records, _ in self.backlog) if self.backlog else sent
 
     @property
     def last_offset(self) -> int:
@@ -170,12 +178,14 @@ class DirectPath:
             self.collect(paths)
         return True
 
-    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+    def take_pending(self, paths: ProducePaths) -> deque[Request]:
         """(bytes, records, tag) of the requests not acknowledged, which are this path's no more."""
         writer = self.writer
         tags = dict(self.tags)
         self.tags.clear()
         pending = deque((d, n, tags.get(writer.acknowledged + i)) for i, (d, n) in enumerate(writer.unacknowledged()))
+        pending.extend(self.backlog)
+        self.backlog.clear()
         if self._restamp:
             pending = deque((ProducerIdentity.unstamped(d), n, tag) for d, n, tag in pending)
         writer.forget()
@@ -183,9 +193,12 @@ class DirectPath:
 
     def go_on(self) -> None:
         """Everything is answered, and what was refused is taken care of."""
-        self._restamp = False
+        if self._restamp:
+            self._restamp = False
+            for i, (data, records, tag) in enumerate(self.backlog):
+                self.backlog[i] = ProducerIdentity.unstamped(data), records, tag
 
-    def take_failures(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+    def take_failures(self, paths: ProducePaths) -> deque[Request]:
         """Report the requests that were refused for good; (bytes, records, tag) of the others, to be sent again before anything that is not
         answered.  Behind one that was refused for good an idempotent producer begins a new sequence."""
         writer = self.writer
@@ -194,7 +207,7 @@ class DirectPath:
             return deque()
         count, before = self._refusals
         self._refusals = count, before = (count + 1 if before == writer.requests_acknowledged else 1), writer.requests_acknowledged
-        again: deque[tuple[Any, int, Any]] = deque()
+        again: deque[Request] = deque()
         renew = writer.identity is not None and failures[0][3] in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH)
         for sequence, data, records, code in failures:
             tag = self._refused_tags.pop(sequence, None)
@@ -216,6 +229,8 @@ class DirectPath:
 
     def settle(self, paths: ProducePaths, deadline: float) -> bool:
         """Wait for every acknowledgement until the deadline; False: not all, or the path has ended."""
+        if self.backlog and not paths.send_backlog(self, deadline):
+            return False
         writer = self.writer
         try:
             if writer.wait_acknowledged(writer.appended - 1, max(0, math.ceil((deadline - time.monotonic()) * 1000))):
@@ -280,8 +295,10 @@ class TcpPath:
             connect=(lambda: paths.message_connection(tp)) if self.two_sided else None,
         )  # fmt: skip
         self.last_offset = -1
+        self.backlog: deque[Request] = deque()
+        self.backlog_deadline = math.inf
         self._sent: deque[tuple[Append, int, Any]] = deque()
-        self.in_flight = 0
+        self._in_flight = 0
         self._records = self._bytes = self._requests = 0
 
     def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
@@ -294,15 +311,22 @@ class TcpPath:
             )
         append = self._appender.submit(data, room_ms=max(0.0, (deadline - time.monotonic()) * 1000))
         self._sent.append((append, records, tag))
-        self.in_flight += records
+        self._in_flight += records
         self._records += records
         self._bytes += len(data)
         self._requests += 1
         self._collect(paths)
         return True
 
+    @property
+    def in_flight(self) -> int:
+        """Records not answered."""
+        return self._in_flight + sum(records for _, records, _ in self.backlog) if self.backlog else self._in_flight
+
     def settle(self, paths: ProducePaths, deadline: float) -> bool:
-        """Wait for every answer until the deadline."""
+        """Wait for every answer until the deadline; False: not all."""
+        if self.backlog and not paths.send_backlog(self, deadline):
+            return False
         while self._sent:
             try:
                 self._appender.flush(max(0.0, (deadline - time.monotonic()) * 1000))
@@ -327,7 +351,7 @@ class TcpPath:
         while self._sent and self._sent[0][0].done:
             append, records, tag = self._sent.popleft()
             append.seen = True
-            self.in_flight -= records
+            self._in_flight -= records
             if append.error is not None:
                 paths.fail(append.error, tag)
                 continue
@@ -335,11 +359,13 @@ class TcpPath:
             if tag is not None:
                 paths._outcomes.append(Outcome(tag, append.base_offset, None))
 
-    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+    def take_pending(self, paths: ProducePaths) -> deque[Request]:
         """(bytes, records, tag) of the requests not answered, which are this path's no more."""
         pending = deque((bytes(a.data), n, tag) for a, n, tag in self._sent if not a.done)
+        pending.extend(self.backlog)
+        self.backlog.clear()
         self._sent.clear()
-        self.in_flight = 0
+        self._in_flight = 0
         self._appender.abandon()
         return pending
 
@@ -362,9 +388,11 @@ class LostPath:
     """
 
     last_offset = -1
+    backlog_deadline = math.inf
 
-    def __init__(self, ended: DirectPath, pending: deque[tuple[Any, int, Any]], deadline: float) -> None:
+    def __init__(self, ended: DirectPath, pending: deque[Request], deadline: float) -> None:
         self.tp = ended.tp
+        self.backlog: deque[Request] = deque()  # stays empty: everything of this path waits
         self._connection = ended.channel.connection
         self._doubted = ended.ended  # it may not answer: to be asked first, for opening waits as long as request.timeout.ms
         self._pending = pending
@@ -413,7 +441,7 @@ class LostPath:
         except KdirectError as e:
             self._give_up(paths, e)
             return True
-        paths.resend(tp, self._pending)
+        paths.resend(tp, self._pending, self._deadline)
         return True
 
     def _give_up(self, paths: ProducePaths, why: KdirectError | None) -> None:
@@ -444,7 +472,7 @@ class LostPath:
         if self._pending and time.monotonic() >= self._deadline:
             self._give_up(paths, self._why)
 
-    def take_pending(self, paths: ProducePaths) -> deque[tuple[Any, int, Any]]:
+    def take_pending(self, paths: ProducePaths) -> deque[Request]:
         pending, self._pending = self._pending, deque()
         return pending
 

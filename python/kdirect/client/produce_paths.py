@@ -11,12 +11,15 @@ partition is written over another transport) records travel over TCP, and RDMA i
 The face to the layer above is `ProducePaths`: `send` takes an encoded request and may wait for room (`room_ms`), never for its answer; a
 request sent with a `tag` is answered by exactly one `Outcome` from `outcomes`, in order within its partition; errors of requests without a
 tag are raised by `flush`.  No call waits longer than it is told: while a broker is away its requests are kept on a `LostPath`, and each
-call tries once to bring them on their way again.  Callers hold one lock around every call.
+call tries once to bring them on their way again.  Where the new path takes fewer at a time than the one that ended, the rest are its
+`backlog`: every look at outcomes sends as many as there is room for, nothing newer overtakes them, and they fail when the delivery
+timeout is over.  Callers hold one lock around every call.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from typing import Any
@@ -37,6 +40,7 @@ from kdirect.client.paths import (
     LostPath,
     Outcome,
     Path,
+    Request,
     TcpPath,
     full,
     left_ms,
@@ -44,6 +48,7 @@ from kdirect.client.paths import (
 from kdirect.client.session import Session
 from kdirect.errors import (
     AccessDeniedError,
+    BufferFullError,
     ConfigError,
     DeliveryError,
     KdirectError,
@@ -97,6 +102,9 @@ class ProducePaths:
         deadline = time.monotonic() + (self.timeout_ms if room_ms is None else room_ms) / 1000
         while True:
             path = self._paths.get(tp) or self.open(tp)
+            if path.backlog and not self.send_backlog(path, deadline):
+                left_ms(tp, deadline)
+                continue
             if path.accept(self, data, records, tag, deadline):
                 break
         if isinstance(path, TcpPath):
@@ -108,7 +116,7 @@ class ProducePaths:
         """Send one record at once as a batch of its own, where the path is RDMA; False: not taken, use `send`.  BufferFullError when there
         is no room within `room_ms`."""
         path = self._paths.get(tp) or self.open(tp)
-        if path.__class__ is not DirectPath:
+        if path.__class__ is not DirectPath or path.backlog:
             return False
         writer: FileWriter = path.writer  # type: ignore[union-attr]
         if path.tags and not path.remember(self, room_ms):  # type: ignore[union-attr]
@@ -130,7 +138,7 @@ class ProducePaths:
         """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the broker did not say.  None: not taken, use
         `send` and `finish`."""
         path = self._paths.get(tp) or self.open(tp)
-        if path.__class__ is not DirectPath:
+        if path.__class__ is not DirectPath or path.backlog:
             return None
         writer: FileWriter = path.writer  # type: ignore[union-attr]
         if writer.in_flight or writer.try_record(value, key, timestamp_ms) != SENT:
@@ -157,6 +165,8 @@ class ProducePaths:
             path.collect(self)
             if path.lost:
                 path.bring_on(self)
+            elif path.backlog:
+                self.send_backlog(path, 0.0)
             elif path.__class__ is DirectPath and path.leaving and not path.in_flight:
                 self._retire(tp)
         taken = list(self._outcomes)
@@ -445,7 +455,7 @@ class ProducePaths:
         again = path.take_failures(self)
         if refused and answered and not writer.revoked:  # the grant goes on
             path.go_on()
-            self.resend(path.tp, again)
+            self.resend(path.tp, again, time.monotonic() + self.timeout_ms / 1000)
             return
         pending = path.take_pending(self)
         if again:
@@ -464,16 +474,42 @@ class ProducePaths:
             lost = self._paths[path.tp] = LostPath(path, pending, time.monotonic() + self.timeout_ms / 1000)
             lost.revive(self)
 
-    def resend(self, tp: TopicPartition, pending: deque[tuple[Any, int, Any]]) -> None:
-        """Send again what a path that ended had not delivered."""
-        while pending:
-            data, records, tag = pending.popleft()
+    def resend(self, tp: TopicPartition, pending: deque[Request], deadline: float) -> None:
+        """Send again, before anything else of `tp`, what was not delivered: as much as there is room for now.  The rest is sent as room
+        comes, and has failed at the `deadline`."""
+        if not pending:
+            return
+        path = self._paths[tp]
+        path.backlog.extendleft(reversed(pending))
+        path.backlog_deadline = min(path.backlog_deadline, deadline)
+        pending.clear()
+        self.send_backlog(path, 0.0)
+
+    def send_backlog(self, path: Path, until: float) -> bool:
+        """Send what is repeated on `path`, in order, and wait for room `until` then (monotonic seconds).  True when all of it is on its way;
+        False when there is no room for the rest, or the path has ended and the rest is with the next one."""
+        backlog, tp = path.backlog, path.tp
+        if backlog and time.monotonic() >= path.backlog_deadline:
+            self.expire(tp)
+            return False
+        while backlog:
+            data, records, tag = backlog[0]
             try:
-                self.send(tp, data, records, tag)
-            except DeliveryError as e:
-                self.fail(e, tag)
+                sent = path.accept(self, data, records, tag, until)
+            except BufferFullError:
+                return False
             except KdirectError as e:
-                self.fail(DeliveryError(f"{tp}: not delivered again: {e.message}", hint=e.hint, maybe_committed=True), tag)
+                if not isinstance(e, DeliveryError):
+                    e = DeliveryError(f"{tp}: not delivered again: {e.message}", hint=e.hint, maybe_committed=True)
+                backlog.popleft()
+                self.fail(e, tag)
+                continue
+            if sent:
+                backlog.popleft()
+            elif self._paths.get(tp) is not path:
+                return False
+        path.backlog_deadline = math.inf
+        return True
 
     # -- the end ---------------------------------------------------------------------------------------
 

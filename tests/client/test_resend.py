@@ -1,0 +1,203 @@
+"""Requests that are repeated over a path that takes fewer at a time than the one that ended: what finds no room waits its turn in the
+producer, and no call waits with the producer's lock for it.  Real brokers, killed and stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import kdirect
+from kdirect.client import connect
+from kdirect.client.produce_paths import DirectPath, TcpPath
+from kdirect.errors import BufferFullError, DeliveryError
+from kdirect.model import TopicPartition
+
+TP = TopicPartition("t", 0)
+UNDER_WAY = 1000
+TIMEOUT_S = 20
+SMALLER = pytest.mark.parametrize(
+    "smaller", [{"rdma.max.in.flight": 1}, {"rdma.produce": "false"}], ids=["a window of one", "over TCP"]
+)
+"""What the broker that comes back offers: either takes fewer requests at a time than were under way."""
+
+
+@pytest.fixture
+def served(broker_process):
+    """(broker, settings) with topic `t` of two partitions."""
+    broker = broker_process()
+    connect(broker.bootstrap_servers).admin.create_topic("t", 2)
+    return broker, {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "delivery.timeout.ms": TIMEOUT_S * 1000}
+
+
+def stop(broker):
+    os.kill(broker.pid, signal.SIGSTOP)
+    os.waitid(os.P_PID, broker.pid, os.WSTOPPED)
+
+
+def values(broker, partition=0):
+    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as consumer:
+        tp = TopicPartition("t", partition)
+        consumer.assign({tp: 0})
+        end = consumer.get_watermark_offsets(tp)[1]
+        return [consumer.poll(10).value() for _ in range(end)]
+
+
+class StopsWhenRepeated:
+    """A thread that stops the broker's process as soon as the producer's new path has sent something; `happened` then."""
+
+    def __init__(self, broker, producer):
+        self.happened = threading.Event()
+        self._ends = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(broker, producer))
+
+    def _run(self, broker, producer):
+        old = producer.paths.path(TP)
+        while not self._ends.is_set():
+            path = producer.paths.path(TP)
+            if path is not old and (
+                (isinstance(path, DirectPath) and path.writer.appended) or (isinstance(path, TcpPath) and path._requests)
+            ):
+                stop(broker)
+                self.happened.set()
+                return
+            time.sleep(0.0001)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._ends.set()
+        self._thread.join(10)
+
+
+def left_under_way(broker, producer, told, smaller):
+    """Put requests under way to a broker that stands, kill it, bring it back with less to offer, and stop it when it has got some."""
+    producer.produce_sync("t", b"first", partition=0)
+    stop(broker)
+    for i in range(UNDER_WAY):
+        producer.produce("t", b"%d" % i, partition=0, on_delivery=told)
+    broker.kill()
+    broker.properties.update(smaller)
+    broker.start()
+
+
+def longest_poll(producer, done, seconds):
+    """Call `poll(0)` until `done()` or the time is over; how long the longest call took."""
+    longest, until = 0.0, time.monotonic() + seconds
+    while not done() and time.monotonic() < until:
+        began = time.monotonic()
+        producer.poll(0)
+        longest = max(longest, time.monotonic() - began)
+        time.sleep(0.001)
+    return longest
+
+
+@SMALLER
+@pytest.mark.parametrize("told", [False, True], ids=["nobody is told", "callbacks"])
+def test_poll_does_not_wait_for_room_and_nothing_is_lost(served, smaller, told):
+    broker, settings = served
+    heard = []
+    with kdirect.Producer(settings) as producer:
+        left_under_way(broker, producer, (lambda error, message: heard.append((error, message.value()))) if told else None, smaller)
+        with StopsWhenRepeated(broker, producer) as stopping:
+            assert longest_poll(producer, stopping.happened.is_set, 15) < TIMEOUT_S / 4
+            assert stopping.happened.is_set(), "the broker answered everything before it could be stopped"
+            assert longest_poll(producer, lambda: False, 2) < TIMEOUT_S / 4
+            assert len(producer) > UNDER_WAY / 2, "too much was answered for the test to say something"
+        os.kill(broker.pid, signal.SIGCONT)
+        producer.produce("t", b"last", partition=0)
+        assert producer.flush() == 0
+    expected = [b"%d" % i for i in range(UNDER_WAY)]
+    assert values(broker) == [b"first", *expected, b"last"]
+    assert heard == ([(None, value) for value in expected] if told else [])
+
+
+@SMALLER
+def test_another_partition_is_written_meanwhile(served, smaller):
+    """`produce` to another partition and `len` take the same lock."""
+    broker, settings = served
+    with kdirect.Producer({**settings, "max.block.ms": 0}) as producer:
+        left_under_way(broker, producer, None, smaller)
+        with StopsWhenRepeated(broker, producer) as stopping:
+            polls = threading.Thread(target=longest_poll, args=(producer, lambda: False, 8))
+            polls.start()
+            assert stopping.happened.wait(15)
+            longest, until = 0.0, time.monotonic() + 2
+            while time.monotonic() < until:
+                began = time.monotonic()
+                assert len(producer) > 0
+                longest = max(longest, time.monotonic() - began)
+                time.sleep(0.001)
+            assert longest < TIMEOUT_S / 4
+            os.kill(broker.pid, signal.SIGCONT)
+            polls.join(60)
+        assert producer.flush() == 0
+    assert values(broker) == [b"first", *(b"%d" % i for i in range(UNDER_WAY))]
+
+
+@SMALLER
+def test_what_finds_no_room_fails_when_its_time_is_over(served, smaller):
+    broker, settings = served
+    heard = []
+    settings = {**settings, "delivery.timeout.ms": 4000, "request.timeout.ms": 1000}
+    producer = kdirect.Producer(settings)
+    left_under_way(broker, producer, lambda error, message: heard.append((error, message.value())), smaller)
+    with StopsWhenRepeated(broker, producer) as stopping:
+        longest_poll(producer, stopping.happened.is_set, 15)
+        assert stopping.happened.is_set()
+        longest_poll(producer, lambda: len(heard) == UNDER_WAY, 20)
+    assert [value for _, value in heard] == [b"%d" % i for i in range(UNDER_WAY)], "each is told of once, in order"
+    failed = [error for error, _ in heard if error is not None]
+    assert failed and all(isinstance(e, DeliveryError) for e in failed)
+    assert len(producer) == 0
+    os.kill(broker.pid, signal.SIGCONT)
+    assert producer.produce_sync("t", b"after", partition=0) > 0
+    producer.close()
+    log = values(broker)
+    told = [value for error, value in heard if error is None]
+    assert log[: len(told) + 1] == [b"first", *told] and log[-1] == b"after"
+    assert len(log) == len(set(log)), "nothing is there twice"
+
+
+@SMALLER
+def test_new_records_wait_behind_those_that_are_repeated(served, smaller):
+    broker, settings = served
+    with kdirect.Producer({**settings, "max.block.ms": 0}) as producer:
+        left_under_way(broker, producer, None, smaller)
+        taken = []
+        with StopsWhenRepeated(broker, producer) as stopping:
+            longest_poll(producer, stopping.happened.is_set, 15)
+            assert stopping.happened.is_set()
+            for i in range(50):
+                with contextlib.suppress(BufferFullError):
+                    producer.produce("t", b"new %d" % i, partition=0, headers=[("h", b"")] if i % 2 else None)
+                    taken.append(b"new %d" % i)
+        os.kill(broker.pid, signal.SIGCONT)
+        assert producer.flush() == 0
+    assert values(broker) == [b"first", *(b"%d" % i for i in range(UNDER_WAY)), *taken]
+
+
+@SMALLER
+def test_abort_and_purge_tell_of_what_waits(served, smaller):
+    broker, settings = served
+    for how in ("purge", "abort"):
+        heard = []
+        producer = kdirect.Producer(settings)
+        broker.properties.pop(next(iter(smaller)), None)
+        broker.kill()
+        broker.start()
+        left_under_way(broker, producer, lambda error, message, heard=heard: heard.append(error), smaller)
+        with StopsWhenRepeated(broker, producer) as stopping:
+            longest_poll(producer, stopping.happened.is_set, 15)
+            assert stopping.happened.is_set()
+            getattr(producer, how)()
+        assert len(heard) == UNDER_WAY and any(isinstance(error, DeliveryError) for error in heard)
+        os.kill(broker.pid, signal.SIGCONT)
+        producer.abort()
