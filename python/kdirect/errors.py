@@ -37,6 +37,10 @@ class ConfigError(KdirectError, ValueError):
     """An option, property or argument is unknown, missing, or has a value it may not have."""
 
 
+class TopicCollisionError(ConfigError):
+    """A topic's name differs from that of another only in '.' and '_', which Kafka's metrics do not tell apart."""
+
+
 class FormatError(KdirectError, ValueError):
     """Bytes that are not what their format says."""
 

@@ -476,6 +476,26 @@ def test_metadata_creates_topics_only_if_asked(broker, raw):
         assert ask("new", True).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
 
 
+def test_a_name_that_collides_is_told_from_a_property_that_cannot_be(broker, raw):
+    """Kafka tells the two apart by their codes.  The word of one message in another once decided which code it was."""
+    connection = raw()
+
+    def create_topic(name, **configs):
+        rows = [{"name": k, "value": v} for k, v in configs.items()]
+        topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": rows}
+        return connection.call(build(p.CreateTopicsRequest, topics=[topic], timeout_ms=10000), 5).topics[0]
+
+    assert create_topic("a.b").error_code == 0
+    assert create_topic("a.b").error_code == E.TOPIC_ALREADY_EXISTS
+    for _ in range(2):
+        answer = create_topic("a_b")
+        assert answer.error_code == E.INVALID_TOPIC_EXCEPTION and "a.b" in answer.error_message
+    assert create_topic("other", collides="yes").error_code == E.INVALID_CONFIG
+    assert create_topic("other", preallocate="collides").error_code == E.INVALID_CONFIG
+    answer = connection.call(build(p.MetadataRequest, topics=[{"name": "a_b"}], allow_auto_topic_creation=True), 8).topics[0]
+    assert answer.error_code == E.INVALID_TOPIC_EXCEPTION
+
+
 def test_advertised_addresses(raw):
     def address(b):
         one = raw(b.bootstrap_servers).call(build(p.MetadataRequest, topics=[]), 4).brokers[0]

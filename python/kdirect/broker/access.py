@@ -38,6 +38,7 @@ from kdirect.broker.grants import (
 )
 from kdirect.broker.messages import LEAST_MESSAGE_BYTES, MAX_RECEIVES, MessageConnection, MessageService
 from kdirect.broker.produce_access import ProduceAccess, Waiting
+from kdirect.broker.worker import CutReason
 from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, StorageFullError, TransportError
 from kdirect.format import layout
 from kdirect.format import protocol as p
@@ -455,15 +456,18 @@ class AccessManager:
             grant.region.deregister()
         self._grants.drop(grant)
 
-    def _finish_cut(self, transport: str, qp_num: int, reason: str) -> None:
+    def _finish_cut(self, transport: str, qp_num: int, reason: CutReason) -> None:
         peer = self._by_qp.get((transport, qp_num))
-        if peer is not None:
-            if reason == "disconnected":
-                reason = getattr(peer.qp, "fault", "") or reason
-            level = logging.DEBUG if reason == "disconnected" else logging.WARNING
-            self._cuts += level == logging.WARNING
-            log.log(level, "RDMA client %s (queue pair %d) is cut: %s", peer.client, qp_num, reason)
-            self._close_peer(peer)
+        if peer is None:
+            return
+        # A device may know of a disconnected peer what it did wrong.
+        fault = getattr(peer.qp, "fault", "") if reason is CutReason.DISCONNECTED else reason.text
+        if fault:
+            self._cuts += 1
+            log.warning("RDMA client %s (queue pair %d) is cut: %s", peer.client, qp_num, fault)
+        else:
+            log.debug("RDMA client %s (queue pair %d) has disconnected", peer.client, qp_num)
+        self._close_peer(peer)
 
     def _close_peer(self, peer: Peer) -> None:
         peer.closed = True

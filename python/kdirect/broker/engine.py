@@ -18,7 +18,7 @@ from typing import Any
 from kdirect.broker.config import parse_listeners
 from kdirect.broker.messages import MessageService
 from kdirect.broker.shared_word import Loopback
-from kdirect.broker.worker import ProduceWorker
+from kdirect.broker.worker import CutReason, ProduceWorker
 from kdirect.rdma import open_device
 
 QUEUE_DEPTH = 1 << 16
@@ -28,7 +28,7 @@ class Engine:
     """See the module.  `worker` is stepped by a thread of its own."""
 
     def __init__(
-        self, transport: str, device: Any, *, spin_us: int, on_cut: Callable[[str, int, str], None], on_append: Callable[[int], None],
+        self, transport: str, device: Any, *, spin_us: int, on_cut: Callable[[str, int, CutReason], None], on_append: Callable[[int], None],
         on_head: Callable[[Any], None], on_own: Callable[[Any, list[Any]], None], sync: Callable[[int], None],
     ) -> None:  # fmt: skip
         self.transport = transport

@@ -13,6 +13,7 @@ from kdirect.errors import (
     KdirectError,
     LogError,
     OffsetOutOfRangeError,
+    TopicCollisionError,
     UnknownTopicError,
     UnsupportedFormatError,
 )
@@ -39,6 +40,8 @@ def code_of(error: BaseException) -> int:
         return ErrorCode.MESSAGE_TOO_LARGE
     if isinstance(error, CorruptBatchError):
         return ErrorCode.CORRUPT_MESSAGE
+    if isinstance(error, TopicCollisionError):
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
     if isinstance(error, ConfigError):
         return ErrorCode.INVALID_CONFIG
     if isinstance(error, ClosedError):  # the partition is going: look for it again

@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from kdirect.broker.failures import explain
+from kdirect.broker.failures import code_of, explain
 from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
@@ -237,7 +237,7 @@ class ClusterHandlers:
         except TopicExistsError as e:
             return refused(ErrorCode.TOPIC_ALREADY_EXISTS, str(e))
         except ConfigError as e:
-            return refused(ErrorCode.INVALID_TOPIC_EXCEPTION if "collides" in e.message else ErrorCode.INVALID_CONFIG, str(e))
+            return refused(code_of(e), str(e))
         except KdirectError as e:
             return refused(*explain(e, f"creation of topic {wanted.name}"))
         shown = [{k: row[k] for k in ("name", "value", "read_only", "config_source", "is_sensitive")} for row in rows]

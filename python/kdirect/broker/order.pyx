@@ -21,10 +21,25 @@ smaller than half of that, and no larger than all producers may have under way t
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport calloc, free
 
+from enum import IntEnum
+
 MAX_ENTRIES = 1 << 15
 
-WHY = {WHY_HOLE: "a reserved request did not arrive in time", WHY_DAMAGED: "a request was damaged, or not as long as its reservation",
-       WHY_NO_ROOM: "the head takes no more records", WHY_FENCED: "the leadership changed"}
+
+class AbortReason(IntEnum):
+    """Why a head was aborted; `text` says it for a log."""
+
+    NONE = 0, "it was not aborted"
+    HOLE = WHY_HOLE, "a reserved request did not arrive in time"
+    DAMAGED = WHY_DAMAGED, "a request was damaged, or not as long as its reservation"
+    NO_ROOM = WHY_NO_ROOM, "the head takes no more records"
+    FENCED = WHY_FENCED, "the leadership changed"
+
+    def __new__(cls, code, text):
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.text = text
+        return self
 
 
 cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil:

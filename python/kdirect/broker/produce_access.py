@@ -45,6 +45,7 @@ from kdirect.broker.grants import (
     Peer,
 )
 from kdirect.broker.head_access import OWN_WINDOW, Appended, HeadAccess, PendingAppend
+from kdirect.broker.order import AbortReason
 from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, RevokedError, StorageFullError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.log.manager import LogManager
@@ -266,7 +267,7 @@ class ProduceAccess:
         if access.ending:
             return
         access.ending = True
-        if not head.why:
+        if head.why is AbortReason.NONE:
             self._finish(access, roll=True)
             return
         tp = access.partition.topic_partition
@@ -279,11 +280,11 @@ class ProduceAccess:
         self._counters["rdma_heads_cut"] += 1
         log.warning(
             "%s: %s; the head is cut at position %d, and its %d RDMA producers repeat what was not acknowledged",
-            tp, head.why, access.tail, len(access.members),
+            tp, head.why.text, access.tail, len(access.members),
         )  # fmt: skip
         if access.word is not None:
             access.word.close()
-        self._call_later(GRACE_S, self._finish, access, access.draining or "no more" in head.why)
+        self._call_later(GRACE_S, self._finish, access, access.draining or head.why is AbortReason.NO_ROOM)
 
     def _finish(self, access: HeadAccess, roll: bool = False) -> None:
         """End a head, repair its file or leave it, and serve who has waited."""

@@ -23,7 +23,7 @@ from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, Qu
 
 from typing import NamedTuple
 
-from kdirect.broker.order import MAX_ENTRIES, WHY
+from kdirect.broker.order import MAX_ENTRIES, AbortReason
 from kdirect.errors import AccessDeniedError
 
 cdef extern from *:
@@ -67,8 +67,8 @@ cdef class ProduceHead:
 
     @property
     def why(self):
-        """Why it was aborted."""
-        return WHY.get(self.h.why, "")
+        """Why it was aborted, as an `AbortReason`; NONE, which is false, when it was not."""
+        return AbortReason(self.h.why)
 
     @property
     def next_order(self):

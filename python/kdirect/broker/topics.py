@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, TopicExistsError, UnknownTopicError
+from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, TopicCollisionError, TopicExistsError, UnknownTopicError
 from kdirect.log.checkpoint import new_id
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
@@ -198,14 +198,14 @@ class Registry:
     # -- changing ----------------------------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int, configs: Mapping[str, Any]) -> dict[str, str]:
-        """May this topic be created?  Its configs as text; ConfigError or TopicExistsError."""
+        """May this topic be created?  Its configs as text; ConfigError (TopicCollisionError for its name), TopicExistsError."""
         check_topic_name(name)
         for other in self._topics:
             # Kafka's rule: names that differ in '.' and '_' only would share a metrics name.
             if other == name:
                 raise TopicExistsError(f"topic {name} already exists", hint="choose another name")
             if other.replace(".", "_") == name.replace(".", "_"):
-                raise ConfigError(f"topic {name} collides with topic {other}", hint="names may not differ in '.' and '_' only")
+                raise TopicCollisionError(f"topic {name} collides with topic {other}", hint="names may not differ in '.' and '_' only")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise ConfigError(f"topic {name}: {partitions} partitions", hint=f"give 1 to {MAX_PARTITIONS}")
         return dict(self._defaults.with_overrides(configs).overrides or {})

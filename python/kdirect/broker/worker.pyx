@@ -52,6 +52,7 @@ from kdirect.rdma.contract cimport (
     WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion)
 
 import logging
+from enum import IntEnum
 
 from kdirect.errors import AccessDeniedError
 
@@ -77,14 +78,22 @@ cdef extern from *:
 cdef enum:
     ACK_AFTER_BYTES = 65536  # acknowledge within a batch after so much work, so that the producer refills while the rest is checked
 
-CUT_REASONS = {
-    CUT_DISCONNECTED: "disconnected",
-    CUT_FORGED_FILE: "it wrote under a file id that it was not granted",
-    CUT_BAD_ORDER: "it sent a request out of order",
-    CUT_NOT_A_PRODUCE: "it sent a message that is no produce request",
-    CUT_ACK_OVERRUN: "it has more requests under way than its acknowledgement ring holds",
-    CUT_BAD_LENGTH: "it announced a request of no bytes, or of more than its file has",
-}
+
+class CutReason(IntEnum):
+    """Why a peer was cut; `text` says it for a log."""
+
+    DISCONNECTED = CUT_DISCONNECTED, "disconnected"
+    FORGED_FILE = CUT_FORGED_FILE, "it wrote under a file id that it was not granted"
+    BAD_ORDER = CUT_BAD_ORDER, "it sent a request out of order"
+    NOT_A_PRODUCE = CUT_NOT_A_PRODUCE, "it sent a message that is no produce request"
+    ACK_OVERRUN = CUT_ACK_OVERRUN, "it has more requests under way than its acknowledgement ring holds"
+    BAD_LENGTH = CUT_BAD_LENGTH, "it announced a request of no bytes, or of more than its file has"
+
+    def __new__(cls, code, text):
+        self = int.__new__(cls, code)
+        self._value_ = code
+        self.text = text
+        return self
 
 
 cdef inline int64_t _now_ns(int clock) noexcept nogil:
@@ -96,7 +105,7 @@ cdef inline int64_t _now_ns(int clock) noexcept nogil:
 cdef class ProduceWorker(ProduceTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
-    `on_head(head)` (it was drained or aborted), `on_own(head, answers)`, `on_cut(qp_num, reason)` and
+    `on_head(head)` (it was drained or aborted), `on_own(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
     `on_append(file_id)` are called on the worker's thread with the GIL and no lock held; they must not block.
     `sync(file_id)` is called there too and returns when what was committed is on disk.
     """
@@ -364,7 +373,7 @@ cdef class ProduceWorker(ProduceTables):
                 peer = self._find_peer(qp_num)
                 if peer != NULL and peer.untold:
                     peer.untold = 0
-                    cut.append((qp_num, CUT_REASONS[peer.cut]))
+                    cut.append((qp_num, CutReason(peer.cut)))
             self._cut_count = 0
         for i in range(self._appended_count):
             appended.append((self._appended[i],))
