@@ -5,14 +5,22 @@ for it.  Retries and choices of transport are made above; bytes are moved by `di
 `direct_write`.
 
 Life: a channel belongs to the process that made it and to one control connection; the broker frees what
-was granted over it when either ends.  One thread at a time: callers hold `lock`.  A channel whose
-queue pair broke is closed and replaced, never repaired.
+was granted over it when either ends.  A channel whose queue pair broke is closed and replaced, never repaired.
+
+A channel has no lock.  It has one owner, and so have its queue pair, its completion queues and all that was
+made with them (`SlotTable`, `FileStream`, `FileWriter`, `AckRouter`).  Only the owner's thread touches them, or
+the thread that holds the owner's lock:
+
+- a producer's channel: the lock of the `Producer`, which its callers and its own thread take;
+- that of a producer's messages: the `MessageConnection`, whose locks let one thread send and one receive;
+- a consumer's: the one thread from which the `Consumer` is used (its group's thread has a connection of its own);
+- a reader's: the thread that iterates the `Reader`, until the reader is parked;
+- parked readers, the channel that proved the transport, and the one that watches watermarks: the session's lock.
 """
 
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,7 +78,6 @@ class Channel:
     ) -> None:
         self.connection = connection
         self.transport = transport
-        self.lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
         self.device = open_device(transport, **(device_options or {}))

@@ -25,7 +25,8 @@ NOTHING, MOVED, ENDED = range(3)
 
 
 class DirectFetcher:
-    """Reads the partitions of one consumer over one channel.  One thread at a time."""
+    """Reads the partitions of one consumer, reader or session over one channel.  It has no lock: its owner's thread uses it, or a thread
+    that holds its owner's lock (`kdirect.client.channel`)."""
 
     def __init__(self, channel: Channel, settings: Mapping[str, Any]) -> None:
         self.channel = channel

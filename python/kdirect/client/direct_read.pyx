@@ -12,7 +12,8 @@ Elsewhere a `FileStream`'s buffer is registered for local writes; the transport 
 the post of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs
 to the caller.  Decoders read [lo, hi) and copy what they keep.
 
-One thread at a time per queue pair: callers hold their channel's lock.
+There is no lock.  All slot tables and streams of a queue pair belong to one consumer, reader or session, and are used by its thread, or
+with its lock held (`kdirect.client.channel` says which).
 """
 
 from libc.errno cimport ENOMEM

@@ -18,7 +18,7 @@ is registered for remote writes; entry i is valid from the completion that annou
 overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
 reservation lands belong to the transport from its post to its completion, as does each notice: request i of the window has entry i.
 
-One thread at a time: callers hold their channel's lock.
+There is no lock.  A router and its writers belong to one producer, and every call is made with that producer's lock held.
 """
 
 from libc.errno cimport ENOMEM
