@@ -100,6 +100,7 @@ def render_metrics() -> str:
     text = ["# Metrics\n", _WRITTEN.format(source="metrics.py"), "The keys of what `statistics()` methods return.\n"]
     for room in dict.fromkeys(m.room for m in metrics.METRICS):
         text.append(f"## {room}\n")
+        text.append(f"{metrics.ROOMS[room]}\n")
         text.append(_table(("metric", "unit", "meaning"), ((f"`{m.name}`", m.unit, m.help) for m in metrics.METRICS if m.room == room)))
     return "\n".join(text)
 

@@ -523,7 +523,9 @@ def test_statistics_are_named_in_the_table_of_metrics(broker, raw):
     connection.call(produce(encode_single_bytes(b"v")), 8)
     connection.call(produce(b"nonsense"), 8)
     seen = broker.statistics()
-    assert {name for name in seen if name.startswith("broker_")} == metrics.names("broker")
+    # No RDMA client yet: tests/client/test_statistics.py has one, and compares the whole.
+    assert {name for name in seen if name.startswith("broker_")} == {n for n in metrics.names("broker") if n.startswith("broker_")}
+    assert set(seen) < metrics.names("broker") | metrics.names("log")
     assert (seen["broker_appends"], seen["broker_append_errors"], seen["log_partitions"]) == (1, 1, 1)
     assert seen["broker_requests"] == sum(seen["broker_requests_by_api"].values()) == 3
     assert seen["broker_bytes_in"] > 100 and seen["broker_bytes_out"] > 100
