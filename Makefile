@@ -26,7 +26,7 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS
 
 SOURCES := $(sort $(shell find python kdirect_spark jvm_shim/src -type f \
-	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.h' -o -name '*.json' -o -path 'jvm_shim/*' \)))
+	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' -o -name '*.json' -o -name py.typed -o -path 'jvm_shim/*' \)))
 
 ARGS ?=
 ROWS ?=

@@ -262,7 +262,7 @@ PLANTED = (
     'while not peer.fault.endswith("gone"):',
     'if re.search("no more", str(e)):',
     'if re.match(r"(a|b)", head.why):',
-    'if WORDS.search(e.message):',
+    "if WORDS.search(e.message):",
     'if e.strerror == "No space left on device":',
     'DISCONNECTED = "disconnected"\nif reason == DISCONNECTED:',
     'match e.message:\n    case "gone":\n        pass',
@@ -281,10 +281,10 @@ INNOCENT = (
     'if "reason" in settings:',
     '"""Whether "gone" in e.message, or reason == "gone"."""',
     '# if "gone" in e.message:',
-    'text = "if reason == \'gone\'"',
+    "text = \"if reason == 'gone'\"",
     'log.warning("it is cut: %s", reason)',
     'if transport == "tcp" and why:',
-    'cdef inline int f(const uint8_t* p) noexcept nogil:\n    return <int> p[0]',
+    "cdef inline int f(const uint8_t* p) noexcept nogil:\n    return <int> p[0]",
 )
 
 

@@ -22,7 +22,7 @@ class Metric:
 # Whose `statistics()` has the metrics of a room.
 ROOMS = {
     "log": "`Broker.statistics()`; sums over the partitions there are.",
-    "broker": "`Broker.statistics()`. Those of RDMA from `rdma_completions` on are there once an RDMA client has connected, and are sums over "
+    "broker": "`Broker.statistics()`. Those from `rdma_completions` on are there once an RDMA client has connected, and are sums over "
     "the transports.",
     "rdma": "`Device.statistics()` of each transport, at either end.",
     "producer": "`Producer.statistics()`; of the paths that it has used.",

@@ -21,9 +21,7 @@ from kdirect.model import TopicPartition
 TP = TopicPartition("t", 0)
 UNDER_WAY = 1000
 TIMEOUT_S = 20
-SMALLER = pytest.mark.parametrize(
-    "smaller", [{"rdma.max.in.flight": 1}, {"rdma.produce": "false"}], ids=["a window of one", "over TCP"]
-)
+SMALLER = pytest.mark.parametrize("smaller", [{"rdma.max.in.flight": 1}, {"rdma.produce": "false"}], ids=["a window of one", "over TCP"])
 """What the broker that comes back offers: either takes fewer requests at a time than were under way."""
 
 

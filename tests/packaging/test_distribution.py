@@ -64,12 +64,16 @@ def shipped(suffixes: tuple[str, ...]) -> set[str]:
 @pytest.mark.timeout(900)
 def test_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     names = {n for n in wheel.namelist() if ".dist-info/" not in n}
-    expected = shipped((".py", ".pxd", ".h", ".json")) | SHIM
+    expected = shipped((".py", ".pyi", ".pxd", ".h", ".json", ".typed")) | SHIM
     compiled = {re.sub(r"\.cpython-[\w-]+\.so$", "", n) for n in names if n.endswith(".so")}
     assert compiled == {n.removesuffix(".pyx") for n in shipped((".pyx",))}
     assert {n for n in names if not n.endswith(".so")} == expected
     assert {
         "kdirect/errors.py",
+        "kdirect/py.typed",
+        "kdirect_spark/py.typed",
+        "pyspark_kdirect/py.typed",
+        "kdirect/client/message.pyi",
         "kdirect/rdma/contract.pxd",
         "kdirect/format/messages/GetProduceAccessRequest.json",
         "kdirect_spark/__init__.py",
@@ -105,7 +109,7 @@ def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> No
         str(p.relative_to(ROOT))
         for home in PACKAGES.values()
         for p in home.rglob("*")
-        if p.suffix in (".py", ".pyx", ".pxd", ".h", ".json") and p.is_file() and "__pycache__" not in p.parts
+        if p.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".json", ".typed") and p.is_file() and "__pycache__" not in p.parts
     }
     needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile", "build.sbt"}
     needed |= {name.removeprefix("kdirect_spark/") for name in SHIM}

@@ -486,8 +486,9 @@ class ProducePaths:
         self.send_backlog(path, 0.0)
 
     def send_backlog(self, path: Path, until: float) -> bool:
-        """Send what is repeated on `path`, in order, and wait for room `until` then (monotonic seconds).  True when all of it is on its way;
-        False when there is no room for the rest, or the path has ended and the rest is with the next one."""
+        """Send what is repeated on `path`, in order, and wait for room `until` then (monotonic seconds).
+
+        True when all of it is on its way; False when there is no room for the rest, or the path has ended and the next one has the rest."""
         backlog, tp = path.backlog, path.tp
         if backlog and time.monotonic() >= path.backlog_deadline:
             self.expire(tp)

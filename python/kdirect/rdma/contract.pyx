@@ -2,7 +2,7 @@
 """The verbs contract: what every transport of kdirect offers, in the words of ibverbs.
 
 Law of the room: everything above ``kdirect.rdma`` is written against these classes; nothing above
-imports a provider.  Providers (`shm`, `sim`, later `verbs`) subclass them.  There are two faces:
+imports a provider.  Providers (`shm`, `verbs`, `sim`) subclass them.  There are two faces:
 
 - the Python methods (``post_read`` ...), which raise `kdirect.errors` exceptions;
 - the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an errno:
