@@ -193,6 +193,24 @@ def test_a_library_is_imported_in_one_place(library: str, owner: str) -> None:
     assert users <= {owner}
 
 
+def locks_nobody_takes(text: str) -> set[str]:
+    """Names of attributes that hold a lock which the file never enters or acquires: a promise that is not kept."""
+    made = set(re.findall(r"\bself\.(\w+)\s*(?::[^=\n]+)?=\s*(?:threading\.)?R?Lock\(\)", text))
+    entered = re.findall(r"\bwith\s+(?:[\w\[\]()]+\.)*(\w+)(?:\s+as\s+\w+)?\s*[:,]", text) + re.findall(r"\.(\w+)\.acquire\(", text)
+    return made - set(entered)
+
+
+def test_every_lock_is_taken_by_somebody() -> None:
+    product = [p for p in sources(".py", ".pyx") if {"python", "kdirect_spark"} & set(p.relative_to(ROOT).parts)]
+    assert {ident(path): names for path in product if (names := locks_nobody_takes(path.read_text()))} == {}
+
+
+def test_a_lock_that_nobody_takes_is_found() -> None:
+    made = "self._a = threading.Lock()\nself.b: RLock = threading.RLock()\nself._c = threading.Lock()\nself._d = Lock()\n"
+    assert locks_nobody_takes(made) == {"_a", "b", "_c", "_d"}
+    assert locks_nobody_takes(made + "with self._a:\n    pass\nwith state.b, other:\n    x._c.acquire()\n") == {"_d"}
+
+
 # -- decisions by the text of a message --------------------------------------------------------------------
 
 # Where text for people stands.  As an attribute of anything; as a name of its own; as what an exception prints.

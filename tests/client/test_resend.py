@@ -16,6 +16,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.client.produce_paths import DirectPath, TcpPath
 from kdirect.errors import BufferFullError, DeliveryError
+from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -199,3 +200,87 @@ def test_abort_and_purge_tell_of_what_waits(served, smaller):
         assert len(heard) == UNDER_WAY and any(isinstance(error, DeliveryError) for error in heard)
         os.kill(broker.pid, signal.SIGCONT)
         producer.abort()
+
+
+# -- access to the next file ---------------------------------------------------------------------------------
+
+
+def test_a_full_file_of_a_broker_that_stands_holds_nobody_up(broker_process):
+    """Asking for the next file is a request to the broker: nobody waits for its answer longer than for room."""
+    broker = broker_process(log_segment_bytes=65536)
+    connect(broker.bootstrap_servers).admin.create_topic("t", 2)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0, "request.timeout.ms": 8000}
+    with kdirect.Producer(settings) as producer:
+        sent = [b"%d " % 0 + b"v" * 1000]
+        producer.produce_sync("t", sent[0], partition=0)
+        writer = producer.paths.path(TP).writer
+        while writer.length - writer.position > 1300:
+            sent.append(b"%d " % len(sent) + b"v" * 1000)
+            producer.produce_sync("t", sent[-1], partition=0)
+        first = len(sent)
+        stop(broker)
+        longest, until = 0.0, time.monotonic() + 3
+        while time.monotonic() < until:
+            began = time.monotonic()
+            # The first does not fit any more.  Short ones would, and stay behind it.
+            value = b"%d " % len(sent) + b"v" * (1 if (len(sent) - first) % 2 else 1400)
+            with contextlib.suppress(BufferFullError):
+                producer.produce("t", value, partition=0)
+                sent.append(value)
+            producer.poll(0)
+            longest = max(longest, time.monotonic() - began)
+            time.sleep(0.002)
+        assert longest < 2
+        os.kill(broker.pid, signal.SIGCONT)
+        assert producer.flush() == 0
+        assert producer.produce_sync("t", b"last", partition=0) == len(sent)
+    assert values(broker) == [*sent, b"last"]
+
+
+def test_a_partition_that_is_given_back_while_its_next_file_is_asked_for(broker_process):
+    """Whatever the broker grants then is given back, too: somebody else may have the partition for itself."""
+    broker = broker_process(log_segment_bytes=65536)
+    connect(broker.bootstrap_servers).admin.create_topic("t", 2)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0, "rdma.produce": "exclusive"}
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"v" * 1000, partition=0)
+        writer = producer.paths.path(TP).writer
+        while writer.length - writer.position > 1300:
+            producer.produce_sync("t", b"v" * 1000, partition=0)
+        stop(broker)
+        began = time.monotonic()
+        producer.produce("t", b"v" * 1400, partition=0)  # it waits, and the next file is asked for
+        assert time.monotonic() - began < 5
+        threading.Timer(0.2, os.kill, (broker.pid, signal.SIGCONT)).start()
+        producer.purge()
+        producer.paths.give_back(TP)
+        with kdirect.Producer(settings) as other:
+            assert other.produce_sync("t", b"other", partition=0) > 60
+
+
+def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_process):
+    """The broker's word of a recall overtakes its answer to the request for access; the file it is of has no writer yet."""
+    broker = broker_process(log_segment_bytes=65536)
+    connect(broker.bootstrap_servers).admin.create_topic("t", 2)
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0}
+    with kdirect.Producer(settings) as producer, kdirect.Producer({**settings, "transport": "tcp"}) as other:
+        producer.produce_sync("t", b"v" * 1000, partition=0)
+        path = producer.paths.path(TP)
+        while path.writer.length - path.writer.position > 1300:
+            producer.produce_sync("t", b"v" * 1000, partition=0)
+        old = path.writer.file_id
+        with producer._lock:  # its thread takes no answer meanwhile
+            with contextlib.suppress(BufferFullError):
+                producer.paths.send(TP, encode_records([(None, b"v" * 1400, None, 0)]), 1, None, 0.0)
+            time.sleep(0.3)  # the file is granted by now
+            other.produce("t", b"other", partition=0)  # so it is recalled
+            until = time.monotonic() + 5
+            while not path.router.strays and time.monotonic() < until:
+                path.router.drain()
+                time.sleep(0.01)
+            assert path.router.strays == 1, "the recall did not overtake the answer"
+            producer.paths.send(TP, encode_records([(None, b"taken", None, 0)]), 1)
+            assert path.writer.file_id != old
+        assert other.flush() == producer.flush() == 0
+        producer.produce_sync("t", b"last", partition=0)
+    assert sorted(values(broker)[-3:]) == [b"last", b"other", b"taken"]

@@ -132,6 +132,45 @@ class Control:
         simulation.give_way()
         return answer
 
+    def submit(self, message: Any, timeout_ms: float | None = None) -> SimAsked:
+        """As `request`, without waiting for the answer."""
+        simulation = self._simulation
+        simulation.give_way()
+        if self.closed or self._access is not simulation.access:
+            self.closed = True
+            raise BrokerUnavailableError("the broker is gone", hint="connect again")
+        return SimAsked(simulation, self, simulation.execute(lambda: self._access.handle(self, message)))
+
+    def version_for(self, message: Any) -> int:
+        return 1
+
+
+class SimAsked:
+    """The answer to a request for access that nobody waits for yet: it arrives a while after it was made."""
+
+    def __init__(self, simulation: Simulation, control: Control, answer: Any) -> None:
+        self._simulation = simulation
+        self._control = control
+        self._answer = answer
+        self._arrived = False
+        simulation.network.call_later(simulation.network.random.randint(1000, 200_000), self._arrive)
+
+    def _arrive(self) -> None:
+        self._arrived = True
+
+    @property
+    def done(self) -> bool:
+        return self._control.closed or (self._arrived and (not hasattr(self._answer, "done") or self._answer.done()))
+
+    def wait(self, timeout_ms: float) -> bool:
+        return self._simulation.wait(lambda: self.done, timeout_ms)
+
+    def result(self, timeout_ms: float | None = None) -> Any:
+        assert self.done
+        if self._control.closed:
+            raise BrokerUnavailableError("the broker is gone", hint="connect again")
+        return self._answer.result() if hasattr(self._answer, "done") else self._answer
+
 
 class SimPending:
     """An answer on its way over TCP."""
@@ -145,12 +184,7 @@ class SimPending:
         return self.answer is not None or self._connection.closed
 
     def wait(self, timeout_ms: float) -> bool:
-        simulation = self._connection.simulation
-        ns = max(SHORTEST_NS, int(timeout_ms * 1e6))
-        until = simulation.network.now_ns + ns
-        simulation.network.call_later(ns, lambda: None)
-        simulation.give_way(lambda: self.done or simulation.network.now_ns >= until)
-        return self.done
+        return self._connection.simulation.wait(lambda: self.done, timeout_ms)
 
     def result(self, timeout_ms: float) -> Any:
         self.wait(timeout_ms)
@@ -435,6 +469,14 @@ class Simulation:
             return
         self.network.call_later(ns, lambda: None)
         self.give_way(lambda: self.network.now_ns >= until)
+
+    def wait(self, ready: Callable[[], bool], timeout_ms: float) -> bool:
+        """Within an actor: give way until `ready`, for that long at most; whether it is."""
+        ns = max(SHORTEST_NS, int(timeout_ms * 1e6))
+        until = self.network.now_ns + ns
+        self.network.call_later(ns, lambda: None)
+        self.give_way(lambda: ready() or self.network.now_ns >= until)
+        return ready()
 
     def _wait_on(self, plain: Callable[..., bool]) -> Callable[..., bool]:
         simulation = self

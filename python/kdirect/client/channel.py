@@ -24,7 +24,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.connection import Connection, broker_error
+from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.client.direct_read import SlotTable
 from kdirect.errors import (
     AccessDeniedError,
@@ -60,6 +60,13 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
     if code == 1:
         return OffsetOutOfRangeError(text, hint="records were deleted (retention), or the offset was never written")
     return broker_error(code, what, message)
+
+
+def granted(tp: TopicPartition, answer: Any) -> Any:
+    """The answer to a request for write access, if it is a grant; the exception that it means if not."""
+    if answer.error_code:
+        raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")
+    return answer
 
 
 class Channel:
@@ -153,32 +160,35 @@ class Channel:
             raise ProtocolError(f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for")
         return answer
 
-    def produce_access(
+    def produce_access(self, tp: TopicPartition, *args: Any, timeout_ms: float | None = None, **more: Any) -> Any:
+        """As `ask_produce_access`; waits for the grant.  AccessDeniedError and others when it is refused."""
+        return granted(tp, self.request(self._access_request(tp, *args, **more), timeout_ms))
+
+    def ask_produce_access(self, tp: TopicPartition, *args: Any, **more: Any) -> Pending:
+        """Ask for write access without waiting for the answer, which goes through `granted`; see `_access_request`."""
+        self.check()
+        return self.connection.submit(self._access_request(tp, *args, **more))
+
+    def _access_request(
         self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
-        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1), timeout_ms: float | None = None,
+        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1),
     ) -> Any:  # fmt: skip
-        """Ask for write access to the head file of `tp`, for at most `max_in_flight` requests at a time.  `finished`: a file granted before
+        """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time.  `finished`: a file granted before
         that this producer is done with; `end`: (order, position) of its first reservation beyond it."""
-        answer = self.request(
-            p.GetProduceAccessRequest(
-                connection_id=self.connection_id,
-                topic=tp.topic,
-                partition=tp.partition,
-                mode=mode,
-                min_bytes=min_bytes,
-                ack_address=ring.address,
-                ack_rkey=ring.rkey,
-                ack_entries=entries,
-                max_in_flight=max_in_flight,
-                finished_file_id=finished,
-                end_order=end[0],
-                end_position=end[1],
-            ),
-            timeout_ms,
+        return p.GetProduceAccessRequest(
+            connection_id=self.connection_id,
+            topic=tp.topic,
+            partition=tp.partition,
+            mode=mode,
+            min_bytes=min_bytes,
+            ack_address=ring.address,
+            ack_rkey=ring.rkey,
+            ack_entries=entries,
+            max_in_flight=max_in_flight,
+            finished_file_id=finished,
+            end_order=end[0],
+            end_position=end[1],
         )
-        if answer.error_code:
-            raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")
-        return answer
 
     def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:
         """Give granted files back."""

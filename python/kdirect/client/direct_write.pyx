@@ -92,6 +92,8 @@ cdef class AckRouter:
     cdef CompletionQueue _recv_cq
     cdef dict _writers
     cdef void* _by_file[FILES]
+    cdef uint8_t _stray[FILES]     # 1: news came of a file that no writer has
+    cdef readonly uint64_t strays  # how often it did
     cdef readonly uint64_t sends_under_way
     cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit` receives posted
     cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
@@ -119,6 +121,12 @@ cdef class AckRouter:
     def attach(self, FileWriter writer):
         self._writers[writer.file_id] = writer
         self._by_file[writer.file_id] = <void*> writer
+        self._stray[writer.file_id] = 0
+
+    def take_stray(self, uint16_t file_id):
+        """Has news come of a file that no writer had?  What its ring says cannot be told any more, so it is not to be opened."""
+        stray, self._stray[file_id] = self._stray[file_id] != 0, 0
+        return stray
 
     def detach(self, FileWriter writer):
         if self._writers.pop(writer.file_id, None) is not None:
@@ -159,6 +167,9 @@ cdef class AckRouter:
                     w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
                     if w != NULL:
                         got += (<FileWriter> w).c_take_acks(<uint16_t> wcs[i].imm_data)
+                    else:
+                        self._stray[wcs[i].imm_data >> IMM_FILE_ID_SHIFT] = 1
+                        self.strays += 1
             if n < POLL:
                 break
         return -1 if self._status != 0 else got
@@ -329,6 +340,10 @@ cdef class FileWriter:
         self._desynchronised = False
         self.granted = True
         self._router.attach(self)
+
+    def finish_file(self):
+        """Nothing more goes into this file, whatever room it has: the broker is told that it is finished."""
+        self.full = True
 
     def end_grant(self):
         """The grant was released or lost."""

@@ -17,7 +17,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdirect.client.connection import broker_error
+from kdirect.client.channel import granted
+from kdirect.client.connection import Pending, broker_error
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp import Append, TcpAppender
@@ -72,6 +73,8 @@ class DirectPath:
         self.tp = tp
         self.backlog: deque[Request] = deque()
         self.backlog_deadline = math.inf
+        self._asked: Pending | None = None  # for the file after the one that is full
+        self._passed_over = -1  # a file that was granted and is to be given back
         self.leaving = False  # to be given back once everything is answered
         self._settings = paths.settings
         self.channel, self.router = paths.ack_router(tp)
@@ -101,12 +104,37 @@ class DirectPath:
 
     def grant(self, min_bytes: int, timeout_ms: float | None = None) -> None:
         """Get access to a head file with room for `min_bytes`; nothing may be under way."""
+        self._enter(self.channel.produce_access(*self._wanted(min_bytes), **self._terms(), timeout_ms=timeout_ms))
+
+    def grant_by(self, min_bytes: int, deadline: float) -> None:
+        """As `grant`, when the file is full.  TimedOutError when the broker has not answered by the deadline; a later call takes the answer
+        then, and until it has come nothing more goes into the old file, of which the broker was told that it is finished."""
+        if self._asked is None:
+            self._asked = self.channel.ask_produce_access(*self._wanted(min_bytes), **self._terms())
+            self.writer.finish_file()
+        if not self._asked.wait(max(0.0, (deadline - time.monotonic()) * 1000)):
+            raise TimedOutError(f"{self.tp}: access to the next file is not granted yet", hint="the broker may be stopped or overloaded")
+        asked, self._asked = self._asked, None
+        answer = granted(self.tp, asked.result(0))
+        if self.router.take_stray(answer.file_id):  # recalled or revoked before the answer was here: ask again
+            self._passed_over = answer.file_id
+            return
+        self._passed_over = -1
+        self._enter(answer)
+
+    def _wanted(self, min_bytes: int) -> tuple[Any, ...]:
+        return self.tp, min_bytes, self._ring, self.writer.ring_entries
+
+    def _terms(self) -> dict[str, Any]:
         writer = self.writer
-        answer = self.channel.produce_access(
-            self.tp, min_bytes, self._ring, writer.ring_entries, mode=self._mode, max_in_flight=self._settings["max.in.flight"],
-            finished=writer.file_id if writer.granted else -1, end=(writer.end_order, writer.end_position),
-            timeout_ms=timeout_ms,
-        )  # fmt: skip
+        finished, end = writer.file_id if writer.granted else -1, (writer.end_order, writer.end_position)
+        if self._passed_over >= 0:
+            finished, end = self._passed_over, (-1, -1)
+        return {"mode": self._mode, "max_in_flight": self._settings["max.in.flight"], "finished": finished, "end": end}
+
+    def _enter(self, answer: Any) -> None:
+        """Go on in the file that was granted."""
+        writer = self.writer
         self.max_request_bytes = answer.max_message_bytes
         wanted = max(2 * self._settings["batch.bytes"], self._settings["send.buffer.bytes"] // 8, answer.max_message_bytes + 4096)
         if writer.buffer_bytes < wanted:
@@ -154,7 +182,7 @@ class DirectPath:
                     paths.recover(self)
             elif code == NO_ROOM_FILE and (not writer.in_flight or writer.wait_acknowledged(writer.appended - 1, left_ms(tp, deadline))):
                 self.collect(paths)
-                self.grant(len(data))
+                self.grant_by(len(data), deadline)
             else:
                 paths.recover(self)
         except TimedOutError:
@@ -270,12 +298,19 @@ class DirectPath:
         return {"rdma_records": w.records_acknowledged, "rdma_bytes": w.bytes_acknowledged, "rdma_requests": w.requests_acknowledged}
 
     def close(self) -> None:
-        file_id = self.writer.file_id
-        granted = self.writer.granted
+        held = [self.writer.file_id] if self.writer.granted else []
+        held += [self._passed_over] if self._passed_over >= 0 else []
         self.writer.close()
-        if granted and not self.channel.closed:
+        if self.channel.closed:
+            return
+        if self._asked is not None and self._asked.wait(RELEASE_WAIT_MS):
             try:
-                self.channel.release([file_id], RELEASE_WAIT_MS)
+                held.append(granted(self.tp, self._asked.result(0)).file_id)
+            except KdirectError as e:
+                log.debug("%s: the next file was not granted: %s", self.tp, e)
+        if held:
+            try:
+                self.channel.release(held, RELEASE_WAIT_MS)
             except KdirectError as e:
                 log.debug("release of %s: %s", self.tp, e)
 
