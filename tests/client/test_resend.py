@@ -278,7 +278,7 @@ def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_
             while not path.router.strays and time.monotonic() < until:
                 path.router.drain()
                 time.sleep(0.01)
-            assert path.router.strays == 1, "the recall did not overtake the answer"
+            assert path.router.strays, "the recall did not overtake the answer"
             producer.paths.send(TP, encode_records([(None, b"taken", None, 0)]), 1)
             assert path.writer.file_id != old
         assert other.flush() == producer.flush() == 0
