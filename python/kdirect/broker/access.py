@@ -26,6 +26,7 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from kdirect.broker.engine import Engine, open_transport
+from kdirect.broker.failures import explain
 from kdirect.broker.grants import (
     INVALID_REQUEST,
     OFFSET_OUT_OF_RANGE,
@@ -334,7 +335,8 @@ class AccessManager:
                 log.warning("read access of %s to %s-%d failed: %s", peer.client, target.topic, target.partition, e)
                 answers.append({"error_code": layout.ERROR_ACCESS_DISABLED, "error_message": str(e)})
             except KdirectError as e:
-                answers.append({"error_code": UNKNOWN_SERVER_ERROR, "error_message": str(e)})
+                code, message = explain(e, f"read access to {target.topic}-{target.partition}")
+                answers.append({"error_code": code, "error_message": message})
         return {
             "slot_address": peer.slot_region.address,
             "slot_rkey": peer.slot_region.rkey,
@@ -384,6 +386,7 @@ class AccessManager:
                 "length": grant.region.length if grant.region is not None else 0,
                 "log_start_offset": partition.log_start_offset,
                 "leader_epoch": partition.leader_epoch,
+                "dense_from": partition.dense_from,
             }
             if with_slot:
                 grant.slot_index = peer.free_slot(self._slots_per_consumer)
@@ -401,12 +404,14 @@ class AccessManager:
                 if partition.head is not segment or (expected is not None and slot["segment_base_offset"] != expected):
                     self._release(grant)
                     return None
+                position, base = slot["last_readable_position"], slot["high_watermark"]
+                if segment is not None and wanted < partition.log_end_offset:
+                    position, base = segment.locate(wanted)
                 answer |= {
                     "slot_index": grant.slot_index,
                     "segment_base_offset": slot["segment_base_offset"],
-                    "start_position": segment.position_for(wanted)
-                    if segment is not None and wanted < partition.log_end_offset
-                    else slot["last_readable_position"],
+                    "start_position": position,
+                    "start_offset": base,
                     "last_readable_position": slot["last_readable_position"],
                     "high_watermark": slot["high_watermark"],
                     "last_stable_position": slot["last_stable_position"],
@@ -414,15 +419,19 @@ class AccessManager:
                 }
             else:
                 assert segment is not None
+                position, base = segment.locate(wanted)
                 answer |= {
                     "slot_index": -1,
                     "segment_base_offset": segment.base_offset,
-                    "start_position": segment.position_for(wanted),
+                    "start_position": position,
+                    "start_offset": base,
                     "last_readable_position": segment.size,
                     "high_watermark": partition.high_watermark,
                     "last_stable_position": segment.size,
                     "last_stable_offset": partition.last_stable_offset,
                 }
+            if segment is not None:
+                answer["first_epoch"], answer["last_epoch"] = partition.epochs_of(segment, base)
             return answer
         except BaseException:
             if self._grants.get(grant.file_id) is grant:
@@ -526,7 +535,7 @@ class AccessManager:
 _EMPTY_GRANT: dict[str, Any] = {
     "error_code": 0, "error_message": None, "file_id": -1, "slot_index": -1, "rkey": 0, "address": 0, "length": 0, "segment_base_offset": 0,
     "start_position": 0, "last_readable_position": 0, "high_watermark": 0, "last_stable_position": 0, "last_stable_offset": 0,
-    "log_start_offset": 0, "leader_epoch": 0,
+    "log_start_offset": 0, "leader_epoch": 0, "start_offset": 0, "dense_from": 0, "first_epoch": 0, "last_epoch": 0,
 }  # fmt: skip
 _EMPTY: dict[Any, dict[str, Any]] = {
     p.OpenQueuePairResponse: {"connection_id": 0, "address": b"", "max_in_flight": 0, "ping_address": 0, "ping_rkey": 0, "ping_crc": 0},

@@ -10,6 +10,7 @@ from kdirect.errors import (
     ClosedError,
     ConfigError,
     CorruptBatchError,
+    CorruptLogError,
     KdirectError,
     LogError,
     OffsetOutOfRangeError,
@@ -25,6 +26,8 @@ MESSAGE_MAX = 1000
 REPEAT_SECONDS = 10.0
 # What a client is told by a code alone, and whoever runs the broker can do something about.
 _LOGGED = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
+DAMAGE_REMEMBERED = 1000
+_damage_told: set[str] = set()
 _last_logged: dict[tuple[str, type], float] = {}
 
 
@@ -38,7 +41,7 @@ def code_of(error: BaseException) -> int:
         return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
     if isinstance(error, BatchTooLargeError):
         return ErrorCode.MESSAGE_TOO_LARGE
-    if isinstance(error, CorruptBatchError):
+    if isinstance(error, CorruptBatchError | CorruptLogError):
         return ErrorCode.CORRUPT_MESSAGE
     if isinstance(error, TopicCollisionError):
         return ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -54,11 +57,22 @@ def code_of(error: BaseException) -> int:
 def explain(error: BaseException, what: str) -> tuple[int, str]:
     """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its stack."""
     code = code_of(error)
-    if code in _LOGGED and _is_news(what, error):
+    if isinstance(error, CorruptLogError):
+        _tell_of_damage(str(error))
+    elif code in _LOGGED and _is_news(what, error):
         stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
         log.error("%s failed: %s", what, error, exc_info=stack)
     text = str(error) if isinstance(error, KdirectError | OSError) else f"{type(error).__name__} in the broker; see its log"
     return code, text[:MESSAGE_MAX]
+
+
+def _tell_of_damage(text: str) -> None:
+    """Damage stays where it is, however many clients come to it: each place is logged once."""
+    if text not in _damage_told:
+        if len(_damage_told) >= DAMAGE_REMEMBERED:
+            _damage_told.clear()
+        _damage_told.add(text)
+        log.error("a log is damaged: %s", text)
 
 
 def _is_news(what: str, error: BaseException) -> bool:

@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import CorruptLogError, FormatError, KdirectError, LogError
@@ -98,25 +98,28 @@ class OffsetStore:
         tp = partition.topic_partition
         offset = partition.log_start_offset
         while offset < partition.high_watermark:
-            buffers = partition.read(offset, READ_BYTES)
-            if not buffers:
-                break
-            for data in buffers:
-                try:
+            before = offset
+            try:
+                for data in partition.read(offset, READ_BYTES):
                     rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
-                except FormatError as e:
-                    raise CorruptLogError(
-                        f"the log of consumer groups in {partition.directory} cannot be read: {e.message}",
-                        hint="restore it, or move it away: groups then begin again without offsets",
-                    ) from e
-                for row in rows:
-                    try:
-                        self._apply(row.key, row.value)
-                    except FormatError as e:
-                        raise CorruptLogError(
-                            f"record {row.offset} of {tp} cannot be read: {e}",
-                            hint=f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away",
-                        ) from e
+                    self._take(partition, rows)
+            except FormatError as e:
+                raise CorruptLogError(
+                    f"the log of consumer groups in {partition.directory} cannot be read at offset {offset}: {e.message}",
+                    hint="restore it, or move it away: groups then begin again without offsets",
+                ) from e
+            if offset == before:
+                break  # Kafka's cleaner has left nothing more
+
+    def _take(self, partition: Partition, rows: Iterable[Any]) -> None:
+        for row in rows:
+            try:
+                self._apply(row.key, row.value)
+            except FormatError as e:
+                raise CorruptLogError(
+                    f"record {row.offset} of {partition.topic_partition} cannot be read: {e}",
+                    hint=f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away",
+                ) from e
 
     def _apply(self, key: bytes | None, value: bytes | None) -> None:
         if key is None:

@@ -14,8 +14,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kdirect.client.cluster import Cluster, PartitionMetadata, TopicMetadata
-from kdirect.client.connection import Connection, Pending, broker_error
-from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError, ProtocolError, UnknownTopicError
+from kdirect.client.connection import Connection, Pending, broker_error, read_error
+from kdirect.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ConfigError,
+    CorruptLogError,
+    KdirectError,
+    ProtocolError,
+    UnknownTopicError,
+)
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
@@ -446,8 +454,8 @@ class Admin:
                         del left[tp]
                         out[tp] = read(p)
                     else:
-                        last = broker_error(p.error_code, f"{doing} {tp}")
-                        if not protocol.error_kind(p.error_code).retriable:
+                        last = read_error(p.error_code, f"{doing} {tp}")
+                        if not protocol.error_kind(p.error_code).retriable or isinstance(last, CorruptLogError):
                             raise last
             if left:
                 if not backoff.wait():

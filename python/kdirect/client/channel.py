@@ -24,7 +24,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.client.connection import Connection, Pending, read_error
 from kdirect.client.direct_read import SlotTable
 from kdirect.errors import (
     AccessDeniedError,
@@ -59,7 +59,7 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
         return TransportError(text)
     if code == 1:
         return OffsetOutOfRangeError(text, hint="records were deleted (retention), or the offset was never written")
-    return broker_error(code, what, message)
+    return read_error(code, what, message)
 
 
 def granted(tp: TopicPartition, answer: Any) -> Any:

@@ -33,6 +33,7 @@ from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
     ClosedError,
+    CorruptLogError,
     KdirectError,
     ProtocolError,
     TimedOutError,
@@ -89,6 +90,18 @@ def broker_error(code: int, subject: str, detail: str | None = None, *, hint: st
         name=kind.name,
         retriable=kind.retriable,
     )
+
+
+def read_error(code: int, subject: str, detail: str | None = None) -> KdirectError:
+    """`broker_error` of a request that reads: damage that the broker found in its log does not pass when it is asked again."""
+    if protocol.error_kind(code).name == "CORRUPT_MESSAGE":
+        if detail:
+            return CorruptLogError(f"{subject}: {detail}")  # a kdirect broker names the remedy
+        return CorruptLogError(
+            f"{subject}: the log is damaged there; that of the broker says at which position of which segment",
+            hint="restore the segment from a good copy, or read past it with another offset",
+        )
+    return broker_error(code, subject, detail)
 
 
 class Pending:

@@ -17,7 +17,8 @@ from typing import Any
 from kdirect.client.channel import Channel, access_error
 from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.client.feed import Feed
-from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
+from kdirect.errors import FormatError, KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
+from kdirect.format.codec import ArrowDecoder
 from kdirect.model import LATEST_OFFSET, TopicPartition
 
 # What Feed.advance returns.
@@ -115,6 +116,10 @@ class DirectFetcher:
         else:
             position.stream.open(grant.file_id, 0, 0, 0, 0, 0, False)
         position.stream.set_offsets(grant.high_watermark, grant.last_stable_offset, grant.log_start_offset, grant.leader_epoch)
+        if position.has_data:
+            end = grant.last_stable_offset if self._committed_only else grant.high_watermark
+            expected = grant.start_offset if start == grant.start_position else end
+            position.stream.expect(grant.segment_base_offset, expected, grant.dense_from, end, grant.first_epoch, grant.last_epoch)
 
     def _leave_slot(self, position: Feed) -> None:
         if position.slot_index >= 0 and self._slots is not None:
@@ -177,8 +182,22 @@ class DirectFetcher:
         return self._slots.changed(fresh=fresh) if self._slots is not None else []
 
     def window(self, tp: TopicPartition) -> tuple[int, int]:
-        """(address, length) of the bytes of `tp` that were READ and not consumed."""
+        """(address, length) of the whole batches of `tp` that were READ and not consumed; see `FileStream.window`."""
         return self._positions[tp].stream.window()
+
+    def decode(self, tp: TopicPartition, decoder: ArrowDecoder) -> int:
+        """Feed `decoder` with the window of `tp`; the bytes consumed, 0 when the window or the room in the decoder is used up."""
+        stream = self._positions[tp].stream
+        address, length = stream.window()
+        if not length:
+            return 0
+        try:
+            consumed: int = decoder.feed_address(address, length)
+        except FormatError as e:
+            raise stream.located(e) from e.__cause__
+        if consumed:
+            stream.consume(consumed)
+        return consumed
 
     def feed(self, tp: TopicPartition) -> Feed:
         return self._positions[tp]

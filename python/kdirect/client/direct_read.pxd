@@ -1,6 +1,7 @@
 """One-sided reading: see direct_read.pyx."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
+from kdirect.format.chain cimport chain_t
 from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, QueuePair, RemoteView
 
 cdef enum:
@@ -57,6 +58,9 @@ cdef class FileStream:
     cdef RemoteView _view                  # of the granted file; None: READs go into the buffer
     cdef bint _in_place
     cdef uint64_t _lo, _hi                 # unread bytes of the buffer: the file's [position, position + hi - lo)
+    cdef uint64_t _checked                 # of these, bytes of whole batches that continue the log
+    cdef chain_t _chain                    # where the log stands after them
+    cdef int64_t _segment                  # base offset of the granted file
     cdef readonly str name
     cdef uint64_t _address
     cdef uint32_t _rkey
@@ -73,6 +77,8 @@ cdef class FileStream:
     cdef readonly bint revoked             # the slot says that access ended
     cdef uint64_t _seen                    # number of the READ that the slot was last taken from
     cdef const uint8_t* c_start(self) noexcept nogil
+    cdef int64_t c_whole(self) except -1
+    cdef object _here(self)
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef bint look(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1

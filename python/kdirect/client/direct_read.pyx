@@ -3,7 +3,8 @@
 
 Owns: the consumer's view of its slot region (`SlotTable`) and of one granted file (`FileStream`).  What may
 not enter: requests to the broker, policy, threads.  Everything that arrives from the broker's memory is
-checked before it is used: a slot by its guard and its bounds, a batch by its frame and CRC.
+checked before it is used: a slot by its guard and its bounds, a batch by its frame, its place in the log (`kdirect.format.chain`) and,
+in the decoders, its CRC.
 
 Memory.  Where the transport lets the peer's memory be read in place (shm), a `FileStream` has no buffer while bytes lie there: its
 window is the granted file itself, whose bytes below the last readable position do not change, held mapped by the stream's view until
@@ -16,6 +17,7 @@ There is no lock.  All slot tables and streams of a queue pair belong to one con
 with its lock held (`kdirect.client.channel` says which).
 """
 
+from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memmove, memset
@@ -23,8 +25,9 @@ from posix.unistd cimport usleep
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from kdirect.format.batch cimport batch_info, parse_batch_header
+from kdirect.format.chain cimport CHAIN_OK, chain_error, follow_batches, start_chain
 from kdirect.format.layout cimport (
-    BATCH_LENGTH_PREFIX_BYTES, SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
+    BATCH_HEADER_BYTES, BATCH_LENGTH_PREFIX_BYTES, SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
     SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET, SLOT_UPDATE_COUNT,
 )
@@ -364,7 +367,9 @@ cdef class FileStream:
         self.limit = limit
         self.sealed = sealed
         self.revoked = False
-        self._lo = self._hi = 0
+        self._lo = self._hi = self._checked = 0
+        self._segment = -1
+        start_chain(&self._chain)
         self._let_go()
         if self._in_place and length > 0:
             self._view = self._qp.view(self._address, length, self._rkey)
@@ -386,8 +391,54 @@ cdef class FileStream:
         self.log_start_offset = log_start_offset
         self.leader_epoch = leader_epoch
 
+    def expect(self, int64_t segment_base_offset, int64_t next_offset, int64_t dense_from, int64_t end_offset, int32_t least_epoch,
+               int32_t greatest_epoch):
+        """What the grant said of the batches from `position` on: the segment they are in, the base offset of the first one, from which
+        offset on none is missing, the offset after the last one, and the bounds of their leader epochs."""
+        if next_offset < 0 or segment_base_offset < 0 or end_offset < 0:
+            raise ProtocolError(f"{self.name}: the broker granted a segment of base offset {segment_base_offset} from offset {next_offset}"
+                                f" to {end_offset}", hint="broker and client are of different versions")
+        self._segment = segment_base_offset
+        self._chain.next_offset = next_offset
+        self._chain.dense_from = dense_from
+        self._chain.end_offset = end_offset
+        self._chain.least_epoch = least_epoch
+        self._chain.greatest_epoch = greatest_epoch
+
+    cdef int64_t c_whole(self) except -1:
+        """How many bytes from `position` on are whole batches that continue the log.  CorruptBatchError or UnsupportedFormatError when the
+        first one does not."""
+        cdef uint64_t n = self._hi - self._lo, whole = self._checked
+        cdef batch_info info
+        cdef const uint8_t* p
+        cdef int code
+        if whole < n:
+            p = self.c_start()
+            code = follow_batches(&self._chain, p, n, <uint64_t> (self.limit - self.position), &whole, &info)
+            self._checked = whole
+            if code != CHAIN_OK and whole == 0:
+                head = PyBytes_FromStringAndSize(<const char*> p, min(n, <uint64_t> BATCH_HEADER_BYTES))
+                raise chain_error(code, &self._chain, &info, self._here(), head)
+        return <int64_t> self._checked
+
+    cdef object _here(self):
+        where = f"position {self.position} of the segment that begins at offset {self._segment}"
+        return f"{self.name} offset {self._chain.next_offset}, {where}" if self._checked == 0 else f"{self.name}, {where}"
+
+    def located(self, error):
+        """`error`, which a decoder raised for the batch at `position`, with the place of that batch in its message."""
+        error.message = f"{error.message} (position {self.position} of the segment that begins at offset {self._segment})"
+        return error
+
     def close(self):
         """Drop the buffer or the view; the stream may be opened again."""
+        cdef batch_info info
+        if self._checked:
+            # What follows `position` is checked again when it is READ again.
+            parse_batch_header(self.c_start(), self._checked, &info)
+            self._chain.next_offset = info.base_offset
+            self._chain.least_epoch = min(self._chain.least_epoch, info.leader_epoch)
+            self._checked = 0
         self._let_go()
         if self._buffer is not None:
             self._buffer.deregister()
@@ -415,6 +466,8 @@ cdef class FileStream:
         self.last_stable_offset = s.last_stable_offset
         self.log_start_offset = s.log_start_offset
         self.leader_epoch = s.leader_epoch
+        self._chain.end_offset = s.last_stable_offset if committed_only else s.high_watermark
+        self._chain.greatest_epoch = s.leader_epoch
         self.sealed = (s.flags & SLOT_FLAG_SEALED) != 0
         if self.length > 0:
             limit = s.last_stable_position if committed_only else s.last_readable_position
@@ -553,10 +606,12 @@ cdef class FileStream:
             self.read_size //= 2
 
     def window(self):
-        """(address, length) of the unread bytes that were READ; valid until the next `fill`, `open` or `close`."""
-        if self._hi == self._lo:
+        """(address, length) of the whole batches that were READ and not consumed; valid until the next `fill`, `open` or `close`.  They
+        continue the log; their CRCs are the decoder's to check.  CorruptBatchError or UnsupportedFormatError: the first one does not."""
+        cdef int64_t n = self.c_whole()
+        if n == 0:
             return 0, 0
-        return <uintptr_t> self.c_start(), self._hi - self._lo
+        return <uintptr_t> self.c_start(), n
 
     def bytes(self):
         """A copy of the unread bytes."""
@@ -568,6 +623,9 @@ cdef class FileStream:
         """The first `n` unread bytes are done with."""
         if n > self._hi - self._lo:
             raise ValueError(n)
+        if n > self._checked:        # of bytes that nobody has looked at
+            start_chain(&self._chain)
+        self._checked -= min(n, self._checked)
         self._lo += n
         self.position += <int64_t> n
         if self._lo == self._hi:

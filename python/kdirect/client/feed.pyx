@@ -13,6 +13,8 @@ from libc.stdint cimport int64_t, uint64_t, uintptr_t
 from kdirect.client.direct_read cimport ENDED, MOVED, NOTHING, FileStream, SlotTable
 from kdirect.client.message cimport Message, MessageQueue
 
+from kdirect.errors import FormatError
+
 
 cdef class Feed:
     """One partition of a consumer.  `slots` and `slot_index` (-1: none) are its metadata slot; `has_data` is False while there is a slot only."""
@@ -48,15 +50,20 @@ cdef class Feed:
         here.  `after` is the position then, in either case."""
         cdef FileStream stream = self.stream
         cdef Py_ssize_t consumed
+        cdef int64_t whole
         cdef int moved
         self.after = position
         self.idle = False
         if not self.has_data:
             return False
         while True:
-            if stream._hi > stream._lo:
-                consumed = queue.load_address(<uint64_t> <uintptr_t> stream.c_start(), stream._hi - stream._lo, self._topic, self._partition,
-                                              self.after, self._max_batch)
+            whole = stream.c_whole() if stream._hi > stream._lo else 0
+            if whole:
+                try:
+                    consumed = queue.load_address(<uint64_t> <uintptr_t> stream.c_start(), whole, self._topic, self._partition, self.after,
+                                                  self._max_batch)
+                except FormatError as e:
+                    raise stream.located(e)
                 if consumed:
                     stream.consume(<uint64_t> consumed)
                     self.after = queue.after

@@ -522,13 +522,8 @@ class Reading:
     def _feed(self, tp: TopicPartition, decoder: ArrowDecoder, after: int) -> None:
         fetcher, tcp = self.fetcher, self.tcp
         if fetcher is not None and tp in fetcher:
-            stream = fetcher.stream(tp)
             while not decoder.full:
-                address, length = stream.window()
-                consumed = decoder.feed_address(address, length) if length else 0
-                if consumed:
-                    stream.consume(consumed)
-                elif not fetcher.fill(tp, max(after, decoder.next_offset)):
+                if not fetcher.decode(tp, decoder) and not fetcher.fill(tp, max(after, decoder.next_offset)):
                     return
         elif tcp is not None and tp in tcp:
             tcp.take_error(tp)

@@ -422,12 +422,8 @@ class _DirectSource:
         return True
 
     def feed(self, decoder: ArrowDecoder) -> int:
-        address, length = self.fetcher.window(self.tp)
-        if not length:
-            return 0
-        consumed = decoder.feed_address(address, length)
+        consumed = self.fetcher.decode(self.tp, decoder)
         if consumed:
-            self.fetcher.stream(self.tp).consume(consumed)
             self.next_offset = decoder.next_offset
         return consumed
 

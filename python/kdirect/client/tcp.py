@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 from kdirect.client.attempt import Attempt
 from kdirect.client.cluster import Backoff, Cluster
-from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.client.connection import Connection, Pending, broker_error, read_error
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
@@ -36,6 +36,7 @@ from kdirect.errors import (
     BufferFullError,
     ClosedError,
     CorruptBatchError,
+    CorruptLogError,
     DeliveryError,
     KdirectError,
     OffsetOutOfRangeError,
@@ -44,6 +45,7 @@ from kdirect.errors import (
     UnsupportedFormatError,
 )
 from kdirect.format import protocol
+from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 
@@ -161,14 +163,15 @@ class TcpFetcher:
             )
         if partition.error_code:
             kind = protocol.error_kind(partition.error_code)
-            error = broker_error(partition.error_code, f"fetch of {tp} at offset {offset}")
-            error.retriable = kind.retriable  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
+            error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
+            if not isinstance(error, CorruptLogError):
+                error.retriable = kind.retriable  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
             raise error
         records = partition.records
         data = memoryview(records) if records is not None else memoryview(b"")
-        whole, next_offset, needed, wrong = whole_batches(data, offset)
+        whole, next_offset, needed, wrong = whole_batches(data, offset, partition.high_watermark)
         if wrong is not None and whole == 0:
-            raise CorruptBatchError(f"a batch of {tp} at offset {next_offset} is broken: {wrong}", hint="look at the log of its broker")
+            raise CorruptBatchError(f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT)
         if whole == 0 and needed:
             if needed > self._max_batch_bytes:
                 raise UnsupportedFormatError(

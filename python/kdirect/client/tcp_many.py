@@ -47,18 +47,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdirect.client.cluster import Cluster, Node
-from kdirect.client.connection import Connection, Pending, broker_error
+from kdirect.client.connection import Connection, Pending, broker_error, read_error
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerError,
     ClosedError,
     CorruptBatchError,
+    CorruptLogError,
     KdirectError,
     OffsetOutOfRangeError,
     ProtocolError,
     UnsupportedFormatError,
 )
 from kdirect.format import protocol
+from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 
@@ -414,15 +416,19 @@ class TcpRound:
             )
             return _Came.NEWS
         if x.error_code:
+            error = read_error(x.error_code, f"fetch of {tp} at offset {offset}")
+            if isinstance(error, CorruptLogError):
+                partition.error = error
+                return _Came.NEWS
             if protocol.error_kind(x.error_code).retriable:
                 # The leader moved, or is being elected, or the topic was deleted: metadata tells.
                 self._cluster.forget(tp.topic)
                 return _Came.LATER
-            partition.error = broker_error(x.error_code, f"fetch of {tp} at offset {offset}")
+            partition.error = error
             return _Came.NEWS
         partition.high_watermark, partition.log_start_offset = x.high_watermark, x.log_start_offset
         data = memoryview(x.records) if x.records is not None else EMPTY
-        whole, next_offset, needed, wrong = whole_batches(data, offset)
+        whole, next_offset, needed, wrong = whole_batches(data, offset, x.high_watermark)
         if whole:
             partition.data, partition.next_offset, partition.max_bytes = (
                 data[:whole],
@@ -433,10 +439,7 @@ class TcpRound:
             self._held_bytes += whole
             return _Came.NEWS
         if wrong is not None:
-            partition.error = CorruptBatchError(
-                f"a batch of {tp} at offset {offset} is broken: {wrong}",
-                hint="look at the log of its broker",
-            )
+            partition.error = CorruptBatchError(f"record batch at {tp} offset {offset} {wrong}", hint=DAMAGED_HINT)
             return _Came.NEWS
         if needed > self._max_batch_bytes:
             partition.error = UnsupportedFormatError(

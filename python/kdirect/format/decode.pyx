@@ -302,8 +302,14 @@ cdef class ArrowDecoder:
             if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
                     or info.records_count < 0:
                 return RUN_HEADER
-            if info.base_offset >= self.stop_offset or info.base_offset + info.last_offset_delta < self.next_offset:
+            if info.base_offset >= self.stop_offset:
                 self._passed()      # nothing in it is wanted: not even its CRC
+                position[0] += info.size
+                continue
+            if info.base_offset + info.last_offset_delta < self.next_offset:
+                # Nothing in it is wanted, but whether that is so is under its CRC.
+                if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
+                    return BATCH_BAD_CRC
                 position[0] += info.size
                 continue
             if info.attributes & ATTRIBUTE_CODEC_MASK:

@@ -9,7 +9,7 @@ can answer, and is an error where it cannot.
 ``log-start-offset-checkpoint``       a log dir: per partition, below which records are deleted
 ``replication-offset-checkpoint``     a log dir: per partition, the high watermark
 ``leader-epoch-checkpoint``           a partition: leader epochs and the offsets they start at
-``partition.metadata``                a partition: the topic id
+``partition.metadata``                a partition: the topic id; from which offset on kdirect wrote it
 ``meta.properties``                   a log dir: whose it is
 ``topic.properties``                  a partition: overrides of its topic (kdirect's own)
 ====================================  =========================================================
@@ -23,6 +23,7 @@ import os
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from kdirect.errors import CorruptLogError
 from kdirect.model import TopicPartition
@@ -34,6 +35,7 @@ LOG_STARTS = "log-start-offset-checkpoint"
 HIGH_WATERMARKS = "replication-offset-checkpoint"
 LEADER_EPOCHS = "leader-epoch-checkpoint"
 PARTITION_METADATA = "partition.metadata"
+DENSE_FROM = "kdirect_dense_from"
 META_PROPERTIES = "meta.properties"
 TOPIC_PROPERTIES = "topic.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
@@ -154,12 +156,22 @@ def decode_id(text: str) -> uuid.UUID:
     return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
 
 
-def write_topic_id(directory: Path, topic_id: uuid.UUID) -> None:
-    replace_file(directory / PARTITION_METADATA, f"version: 0\ntopic_id: {encode_id(topic_id)}".encode())
+class PartitionMetadata(NamedTuple):
+    """What ``partition.metadata`` says: the topic's id, and the offset from which on kdirect wrote the log, so that no offset is
+    missing there.  None: the file is Kafka's, or of a kdirect that did not note it."""
+
+    topic_id: uuid.UUID
+    dense_from: int | None
 
 
-def read_topic_id(directory: Path) -> uuid.UUID | None:
-    """The topic's id; None for a partition without one; CorruptLogError when the file is damaged."""
+def write_partition_metadata(directory: Path, topic_id: uuid.UUID, dense_from: int) -> None:
+    """Kafka's file; it reads the first two lines and leaves the third alone."""
+    text = f"version: 0\ntopic_id: {encode_id(topic_id)}\n{DENSE_FROM}: {dense_from}"
+    replace_file(directory / PARTITION_METADATA, text.encode())
+
+
+def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
+    """None for a partition without the file; CorruptLogError when it is damaged."""
     path = directory / PARTITION_METADATA
     try:
         fields = dict(line.split(": ", 1) for line in path.read_text().splitlines() if line)
@@ -170,7 +182,8 @@ def read_topic_id(directory: Path) -> uuid.UUID | None:
     try:
         if fields["version"] != "0":
             raise ValueError(f"version {fields['version']}")
-        return decode_id(fields["topic_id"])
+        dense_from = fields.get(DENSE_FROM)
+        return PartitionMetadata(decode_id(fields["topic_id"]), int(dense_from) if dense_from is not None else None)
     except (KeyError, ValueError) as e:
         raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
 

@@ -194,7 +194,7 @@ class SpareHead:
 def reopen_as_head(old: Segment, config: LogConfig) -> Segment:
     """Preallocate the last segment's file again; a new, acquired Segment for it.  `old` is untouched (supersede it after
     the new one is published).  StorageFullError leaves the file as it was."""
-    new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset)
+    new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset, dense_from=old.dense_from)
     length = max(config.segment_bytes, whole_pages(old.size))
     paths = (old.path, new.offset_index.path, new.time_index.path)
     before = {path: path.stat().st_size for path in paths if path.exists()}

@@ -95,13 +95,13 @@ class OffsetIndex(IndexFile):
     entry_bytes = layout.OFFSET_INDEX_ENTRY_BYTES
     suffix = ".index"
 
-    def lookup(self, relative_offset: int, entries: int) -> int:
-        """Position of a batch at or before the one that holds `relative_offset`."""
-        return search_offset_index(self.address, entries, relative_offset) if self.address else 0
+    def lookup(self, relative_offset: int, entries: int) -> tuple[int, int]:
+        """(position, last relative offset) of an indexed batch at or before the one that holds `relative_offset`; (0, -1): none is."""
+        return search_offset_index(self.address, entries, relative_offset) if self.address else (0, -1)
 
-    def lookup_position(self, position: int, entries: int) -> int:
-        """Start of a batch, the last indexed one that starts at `position` or before."""
-        return search_offset_index_position(self.address, entries, position) if self.address else 0
+    def lookup_position(self, position: int, entries: int) -> tuple[int, int]:
+        """The same of the last indexed batch that starts at `position` or before."""
+        return search_offset_index_position(self.address, entries, position) if self.address else (0, -1)
 
 
 class TimeIndex(IndexFile):

@@ -12,12 +12,14 @@ cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.errno cimport EINTR, ENOMEM, errno
-from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport free, realloc
 from posix.mman cimport MAP_FAILED, PROT_READ, PROT_WRITE, mprotect, munmap
 
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
+from kdirect.format.chain cimport (
+    CHAIN_CUT, CHAIN_OK, chain_t, chain_text, follow_batch, follow_batches, start_chain)
 from kdirect.format.layout cimport (
     BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
 from kdirect.log.kernel cimport CommitKernel
@@ -165,74 +167,175 @@ def punch_hole(int fd, int64_t position, int64_t length):
 
 # -- search in a segment ------------------------------------------------------------------------------------
 
+class Chain(NamedTuple):
+    """What is known of the batches from a position on; see `kdirect.format.chain`.  `next_offset` is the base offset of the first,
+    -1 when it is not known: then it ends with offset `indexed`, as the index says, or, below `dense_from`, does not begin after it."""
+
+    next_offset: int
+    dense_from: int
+    end_offset: int = (1 << 63) - 1
+    indexed: int = -1
+    least_epoch: int = 0
+    greatest_epoch: int = (1 << 31) - 1
+
+
+class Walk(NamedTuple):
+    """Where a walk from batch to batch ended.  `size` 0: what was looked for is not there.  Unless `fault` is empty it says what is wrong
+    with the batch at `position`, which does not continue the log where offset `next_offset` should be."""
+
+    position: int
+    size: int
+    base_offset: int
+    next_offset: int
+    fault: str
+
+
+cdef enum:
+    # beside the codes of `kdirect.format.chain`
+    INDEX_IS_WRONG = 50        # the first batch is not the one that the index names
+    RECORDS_ARE_MISSING = 51   # the file ends before the offset looked for
+
+
 cdef inline bint _is_batch(const uint8_t* data, uint64_t at, uint64_t end, batch_info* info) noexcept nogil:
     """A whole batch frame lies at `at`, before `end`."""
     return at < end and parse_batch_header(data + at, end - at, info) == BATCH_OK and info.size <= end - at
 
 
-def find_batch(uint64_t address, uint64_t start, uint64_t end, int64_t offset):
-    """The first batch of [start, end) whose last offset is `offset` or higher:
-    (position, size, base offset, next offset), or None.  `start` must be the start of a batch."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef uint64_t at = start
+cdef struct walk_t:
+    chain_t chain
+    int64_t indexed            # -1: the first batch has been looked at, or is known
+    const uint8_t* data
+    uint64_t at
+    uint64_t end
+    int64_t before             # position of the batch before `at`, -1 when none was followed
+    int64_t before_offset      # where that one begins
+    batch_info info
+
+
+cdef int _start(walk_t* w, uint64_t address, uint64_t start, uint64_t end, known) except -1:
+    start_chain(&w.chain)
+    w.chain.next_offset, w.chain.dense_from, w.chain.end_offset, w.indexed, w.chain.least_epoch, w.chain.greatest_epoch = known
+    w.data = <const uint8_t*> <uintptr_t> address
+    w.at = start
+    w.end = end
+    w.before = -1
+    return 0
+
+
+cdef int _follow(walk_t* w, bint check_crc) noexcept nogil:
+    """CHAIN_OK: the batch at `at` is in `info`, and the chain is after it.  `at` stays."""
+    cdef int code
+    cdef const uint8_t* p = w.data + w.at
+    if check_crc:
+        code = check_batch_crc(p, w.end - w.at, &w.info)
+    else:
+        code = parse_batch_header(p, w.end - w.at, &w.info)
+    if code == BATCH_TRUNCATED or (code == BATCH_OK and w.info.size > w.end - w.at):
+        return CHAIN_CUT
+    if code != BATCH_OK:
+        return code
+    if w.indexed >= 0:
+        if w.info.base_offset > w.indexed or (
+                w.info.base_offset >= w.chain.dense_from and w.info.base_offset + w.info.last_offset_delta != w.indexed):
+            return INDEX_IS_WRONG
+        w.indexed = -1
+    return follow_batch(&w.chain, &w.info)
+
+
+cdef void _step(walk_t* w) noexcept nogil:
+    """The batch in `info` is done with."""
+    w.before = <int64_t> w.at
+    w.before_offset = w.info.base_offset
+    w.at += w.info.size
+
+
+cdef object _walked(walk_t* w, int code, bint found):
+    """What was found; `code` is why the walk ended.  When that is a fault it may be that of the batch before: of its length, or of its
+    offsets, which only its CRC tells."""
+    if code != CHAIN_OK and code != INDEX_IS_WRONG and w.before >= 0 \
+            and check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &w.info) != BATCH_OK:
+        return Walk(w.before, 0, w.info.base_offset, w.before_offset, chain_text(BATCH_BAD_CRC, &w.chain, &w.info))
+    if code == INDEX_IS_WRONG:
+        fault = "is not the one that the index says"
+    elif code == RECORDS_ARE_MISSING:
+        fault = "is missing"
+    else:
+        fault = chain_text(code, &w.chain, &w.info) if code != CHAIN_OK else ""
+    return Walk(w.at, w.info.size if found else 0, w.info.base_offset, w.chain.next_offset, fault)
+
+
+def find_batch(uint64_t address, uint64_t start, uint64_t end, int64_t offset, known):
+    """Walk to the first batch of [start, end) whose last offset is `offset` or higher.  `start` must be the start of a batch."""
+    cdef walk_t w
+    cdef int code = CHAIN_OK
     cdef bint found = False
+    _start(&w, address, start, end, known)
     with nogil:
-        while _is_batch(data, at, end, &info):
-            if info.base_offset + info.last_offset_delta >= offset:
+        while w.at < end:
+            code = _follow(&w, False)
+            if code != CHAIN_OK:
+                break
+            if w.chain.next_offset > offset:
                 found = True
                 break
-            at += info.size
-    if not found:
-        return None
-    return at, info.size, info.base_offset, info.base_offset + info.last_offset_delta + 1
+            _step(&w)
+        if code == CHAIN_OK and not found and w.chain.dense_from <= offset < w.chain.end_offset:
+            code = RECORDS_ARE_MISSING
+    return _walked(&w, code, found)
 
 
-def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t timestamp, int64_t from_offset):
-    """The first batch of [start, end) that holds a record of `timestamp` or later at `from_offset` or
-    higher: (position, size, base offset, next offset), or None."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef uint64_t at = start
+def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t timestamp, int64_t from_offset, known):
+    """Walk to the first batch of [start, end) that holds a record of `timestamp` or later at `from_offset` or higher.  CRCs are checked,
+    for what a batch says of its timestamps decides whether it is looked into."""
+    cdef walk_t w
+    cdef int code = CHAIN_OK
     cdef bint found = False
+    _start(&w, address, start, end, known)
     with nogil:
-        while _is_batch(data, at, end, &info):
-            if info.max_timestamp >= timestamp and info.base_offset + info.last_offset_delta >= from_offset:
+        while w.at < end:
+            code = _follow(&w, True)
+            if code != CHAIN_OK:
+                break
+            if w.info.max_timestamp >= timestamp and w.chain.next_offset > from_offset:
                 found = True
                 break
-            at += info.size
-    if not found:
-        return None
-    return at, info.size, info.base_offset, info.base_offset + info.last_offset_delta + 1
+            _step(&w)
+    return _walked(&w, code, found)
 
 
-def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end):
-    """Position after the last whole batch of [start, end) that ends at `limit` or before; `start` when
-    there is none."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef uint64_t at = start
-    if limit > end:
-        limit = end
+def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *, bint at_least_one=False):
+    """Walk to the end of the last whole batch of [start, end) that ends at `limit` or before; with `at_least_one`, of the first one at
+    least.  `size` is 0 always."""
+    cdef walk_t w
+    cdef int code
+    cdef uint64_t whole = 0
+    cdef const uint8_t* p
+    _start(&w, address, start, end, known)
+    p = w.data + start
+    limit = min(limit, end)
     with nogil:
-        while _is_batch(data, at, limit, &info):
-            at += info.size
-    return at
+        code = follow_batches(&w.chain, p, limit - start if limit > start else 0, end - start, &whole, &w.info)
+        if at_least_one and code == CHAIN_OK and whole == 0 and start < end:
+            if not _is_batch(w.data, start, end, &w.info):
+                code = CHAIN_CUT
+            else:
+                code = follow_batches(&w.chain, p, w.info.size, end - start, &whole, &w.info)
+    w.at = start + whole
+    return _walked(&w, code, False)
 
 
-def last_batch(uint64_t address, uint64_t start, uint64_t end):
-    """Walk frames from `start`: (position after the last whole batch, its next offset), or (start, -1)."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef uint64_t at = start
-    cdef int64_t next_offset = -1
+def last_batch(uint64_t address, uint64_t start, uint64_t end, known):
+    """Walk to the end of the last whole batch of [start, end) that continues the log.  `size` is 0 always."""
+    cdef walk_t w
+    cdef int code = CHAIN_OK
+    _start(&w, address, start, end, known)
     with nogil:
-        while _is_batch(data, at, end, &info):
-            if info.base_offset < next_offset:
-                break  # never written by this log; one that is higher stands behind what compaction has removed
-            next_offset = info.base_offset + info.last_offset_delta + 1
-            at += info.size
-    return at, next_offset
+        while w.at < end:
+            code = _follow(&w, False)
+            if code != CHAIN_OK:
+                break
+            _step(&w)
+    return _walked(&w, code, False)
 
 
 def first_timestamp(uint64_t address, uint64_t end):
@@ -243,25 +346,28 @@ def first_timestamp(uint64_t address, uint64_t end):
     return info.max_timestamp
 
 
-def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end, int64_t from_offset, int64_t now_ms):
-    """Note the batches of [start, end) at `from_offset` or higher in the kernel's producer table."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef uint64_t at = start
-    cdef int error = 0
+def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end, int64_t from_offset, int64_t now_ms, known):
+    """Walk over [start, end) and note its batches at `from_offset` or higher in the kernel's producer table.  CRCs are checked."""
+    cdef walk_t w
+    cdef int code = CHAIN_OK, error = 0
+    _start(&w, address, start, end, known)
     with nogil:
-        while error == 0 and _is_batch(data, at, end, &info):
-            if info.base_offset >= from_offset:
-                error = kernel.c_restore_batch(&info, now_ms)
-            at += info.size
+        while error == 0 and w.at < end:
+            code = _follow(&w, True)
+            if code != CHAIN_OK:
+                break
+            if w.info.base_offset >= from_offset:
+                error = kernel.c_restore_batch(&w.info, now_ms)
+            w.at += w.info.size
     if error:
         raise MemoryError()
+    return _walked(&w, code, False)
 
 
 # -- search in indexes -----------------------------------------------------------------------------------------
 
 def search_offset_index(uint64_t address, uint32_t entries, int64_t relative_offset):
-    """Of the last entry at `relative_offset` or below: its position; 0 when there is none."""
+    """(position, relative offset) of the last entry at `relative_offset` or below; (0, -1) when there is none."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef uint32_t low = 0, high = entries, middle
     while low < high:
@@ -270,11 +376,11 @@ def search_offset_index(uint64_t address, uint32_t entries, int64_t relative_off
             low = middle + 1
         else:
             high = middle
-    return kd_get32(data + <size_t> (low - 1) * OFFSET_INDEX_ENTRY_BYTES + 4) if low else 0
+    return _offset_entry(data, low)
 
 
 def search_offset_index_position(uint64_t address, uint32_t entries, uint64_t position):
-    """The largest position of an entry that is `position` or smaller; 0 when there is none."""
+    """(position, relative offset) of the last entry whose position is `position` or smaller; (0, -1) when there is none."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef uint32_t low = 0, high = entries, middle
     while low < high:
@@ -283,7 +389,14 @@ def search_offset_index_position(uint64_t address, uint32_t entries, uint64_t po
             low = middle + 1
         else:
             high = middle
-    return kd_get32(data + <size_t> (low - 1) * OFFSET_INDEX_ENTRY_BYTES + 4) if low else 0
+    return _offset_entry(data, low)
+
+
+cdef object _offset_entry(const uint8_t* data, uint32_t after):
+    if after == 0:
+        return 0, -1
+    data += <size_t> (after - 1) * OFFSET_INDEX_ENTRY_BYTES
+    return kd_get32(data + 4), kd_get32(data)
 
 
 def search_time_index(uint64_t address, uint32_t entries, int64_t timestamp):
@@ -374,11 +487,13 @@ cdef uint8_t* _grow(growing* g, size_t n) noexcept nogil:
     return g.data + g.length - n
 
 
-def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t check_crc_from, uint32_t index_interval_bytes):
+def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t check_crc_from, uint32_t index_interval_bytes, *,
+                 int64_t dense_from=INT64_MAX, int32_t greatest_epoch=INT32_MAX):
     """Walk the batches of a segment file of `length` bytes that should begin at `base_offset`.
 
     Stops at the first batch whose length, magic or base offset is wrong, that was never committed (no
-    leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails.  Rebuilds both indexes as
+    leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails, or whose leader epoch goes back or is above
+    `greatest_epoch` where kdirect wrote the log (from offset `dense_from` on).  Rebuilds both indexes as
     the commit kernel would have written them."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef batch_info info
@@ -387,7 +502,8 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
     cdef uint64_t at = 0, since_index = 0
     cdef int64_t next_offset = base_offset, first_time = -1, max_time = -1, max_time_offset = base_offset, indexed_time = -1, last
     cdef int error = BATCH_OK
-    cdef bint ended = False, gap = False, uncommitted = False, no_memory = False
+    cdef int32_t least_epoch = 0
+    cdef bint ended = False, gap = False, uncommitted = False, bad_epoch = False, no_memory = False
     offsets.data = times.data = NULL
     offsets.length = times.length = offsets.capacity = times.capacity = 0
     try:
@@ -409,6 +525,11 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
                     uncommitted = True
                     break
                 if last >= check_crc_from:
+                    if info.base_offset >= dense_from:
+                        if info.leader_epoch < least_epoch or info.leader_epoch > greatest_epoch:
+                            bad_epoch = True
+                            break
+                        least_epoch = info.leader_epoch
                     error = check_batch_crc(data + at, length - at, &info)
                     if error != BATCH_OK:
                         break
@@ -450,6 +571,8 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
             reason = f"a batch of base offset {info.base_offset} where {next_offset} was expected"
         elif uncommitted:
             reason = "a batch that was never committed"
+        elif bad_epoch:
+            reason = f"a batch of leader epoch {info.leader_epoch} where {least_epoch} to {greatest_epoch} can be"
         elif error == BATCH_TRUNCATED:
             reason = "a batch that is longer than the file"
         elif error == BATCH_BAD_CRC:

@@ -38,7 +38,7 @@ from kdirect.log import checkpoint, producer_state, time_lookup
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.head import SPARE_WITHIN_S, PreparedHead, SpareHead, reopen_as_head
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
-from kdirect.log.mapped import MappedBytes, find_batch, first_timestamp
+from kdirect.log.mapped import MappedBytes, first_timestamp
 from kdirect.log.segment import Segment
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
@@ -78,12 +78,14 @@ class Partition:
         topic_id: uuid.UUID,
         recovery_point: int,
         epochs: list[tuple[int, int]],
+        dense_from: int = 0,
     ) -> None:
         self.topic_partition = topic_partition
         self.directory = directory
         self.config = config
         self.kernel = kernel
         self.topic_id = topic_id
+        self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self.before_roll: list[Callable[[Partition], None]] = []
         self.on_roll: list[RollCallback] = []
         self._segments = tuple(segments)
@@ -169,6 +171,15 @@ class Partition:
             return -1, -1
         i = known[-1]
         return epochs[i][0], epochs[i + 1][1] if i + 1 < len(epochs) else self.log_end_offset
+
+    def epochs_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+        """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not below the one nor above the other."""
+        if not segment.sealed:
+            return self._epoch_at(offset), self.leader_epoch
+        return self._epoch_at(offset), self._epoch_at(max(offset, segment.end_offset - 1))
+
+    def _epoch_at(self, offset: int) -> int:
+        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), 0)
 
     def set_leader_epoch(self, epoch: int) -> None:
         """A new leadership: batches from here on carry `epoch`."""
@@ -430,26 +441,27 @@ class Partition:
         for segment in segments[i:]:
             if out and remaining <= 0:
                 break
-            start = 0 if out else segment.position_for(max(offset, segment.base_offset))
+            start, expected = (0, segment.base_offset) if out else segment.locate(max(offset, segment.base_offset))
             segment.acquire()
             owned = True
             try:
                 if segment.base_offset == view.segment_base_offset:
                     stop = view.stable_position if committed_only else view.readable_position
+                    known = segment.chain(expected, view.last_stable_offset if committed_only else view.high_watermark)
                 else:
-                    stop = segment.size
+                    stop, known = segment.size, segment.chain(expected)
                 if start >= stop:
                     if segment.sealed and not out:
                         continue  # compaction has removed its tail
                     break
-                end = segment.whole_batches(start, start + max(remaining, 0), stop)
+                least, greatest = self.epochs_of(segment, expected)
+                known = known._replace(least_epoch=least, greatest_epoch=greatest)
+                walk = segment.whole_batches(start, start + max(remaining, 0), stop, known, at_least_one=not out)
+                end = walk.position
                 if end == start:
-                    if out:
-                        break
-                    found = find_batch(segment.address, start, stop, offset)
-                    if found is None:
-                        break
-                    end = found[0] + found[1]
+                    if walk.fault and not out:
+                        raise segment.corrupt(walk)
+                    break  # what was read before comes first
                 out.append(memoryview(MappedBytes(segment, segment.address + start, end - start)))
                 owned = False  # the buffer releases the segment
             finally:

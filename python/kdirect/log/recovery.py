@@ -31,7 +31,7 @@ from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import ScannedSegment, indexes_are_sane, last_batch, punch_hole, restore_producers, scan_segment
+from kdirect.log.mapped import Chain, ScannedSegment, Walk, indexes_are_sane, last_batch, punch_hole, restore_producers, scan_segment
 from kdirect.log.partition import Partition, kernel_settings, now_ms
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
@@ -44,6 +44,8 @@ _LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
 # How far before its end a cleanly closed log is looked at for the last batches of the producers in the snapshot.
 PRODUCER_HISTORY_BYTES = 1 << 20
 _NEVER_CHECK = (1 << 63) - 1
+_ANYWHERE = (1 << 63) - 1
+_ANY_EPOCH = (1 << 31) - 1
 
 
 def load_partition(
@@ -59,15 +61,23 @@ def load_partition(
     """Open (or start) the partition in `directory`.  CorruptLogError when it is no log."""
     directory.mkdir(parents=True, exist_ok=True)
     found = _find_segments(directory)
-    if not found:
+    is_new = not found
+    if is_new:
         Segment.create_empty(directory, max(0, log_start_offset))
         found = [max(0, log_start_offset)]
+    known = checkpoint.read_partition_metadata(directory)
+    dense_from = known.dense_from if known is not None else 0 if is_new else None
+    # A log that somebody else may have written has gaps anywhere up to its present end.
+    gaps_below = _ANYWHERE if dense_from is None else dense_from
     if clean:
-        segments = _load_clean(directory, found, config)
+        segments = _load_clean(directory, found, config, gaps_below)
     else:
-        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point)
+        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point, gaps_below)
     segments[-1].sealed = False
     end_offset = segments[-1].end_offset
+    dense_from = end_offset if dense_from is None else dense_from
+    for segment in segments:
+        segment.dense_from = dense_from
     start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
     epochs = _load_epochs(directory, start_offset, end_offset)
     kernel = CommitKernel(
@@ -75,18 +85,18 @@ def load_partition(
         position=segments[-1].size, leader_epoch=epochs[-1][0], **kernel_settings(config),
     )  # fmt: skip
     _load_producers(kernel, directory, segments, start_offset, end_offset)
-    known_id = checkpoint.read_topic_id(directory)
-    if known_id is None:
-        known_id = topic_id or checkpoint.new_id()
-        checkpoint.write_topic_id(directory, known_id)
-    elif topic_id is not None and topic_id != known_id:
+    if known is not None and topic_id is not None and topic_id != known.topic_id:
         raise CorruptLogError(
-            f"{directory} belongs to another topic of this name (id {known_id}, not {topic_id})",
+            f"{directory} belongs to another topic of this name (id {known.topic_id}, not {topic_id})",
             hint="the topic was deleted and created again; remove the stale directory",
         )
+    known_id = known.topic_id if known is not None else topic_id or checkpoint.new_id()
+    if known != checkpoint.PartitionMetadata(known_id, dense_from):
+        checkpoint.write_partition_metadata(directory, known_id, dense_from)
     return Partition(
-        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset, epochs=epochs
-    )
+        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset, epochs=epochs,
+        dense_from=dense_from,
+    )  # fmt: skip
 
 
 def _find_segments(directory: Path) -> list[int]:
@@ -113,43 +123,43 @@ def _find_segments(directory: Path) -> list[int]:
 # -- after a clean shutdown ---------------------------------------------------------------------------------
 
 
-def _load_clean(directory: Path, bases: list[int], config: LogConfig) -> list[Segment]:
+def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below: int) -> list[Segment]:
     """Files are as the broker left them: sizes are file lengths, except of files that someone held open then."""
     segments = []
     for i, base in enumerate(bases):
         last = i + 1 == len(bases)
         path = directory / file_name(base, LOG_SUFFIX)
         length = os.stat(path).st_size
-        segment = Segment(directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last)
+        segment = Segment(directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
         _check_index_files(segment, config)
         if length and (last or length % 4096 == 0):
-            size, end_offset = _end_of(segment, length)
+            walk = _end_of(segment, length)
+            size, end_offset = walk.position, walk.next_offset
             if size < length and _is_zero_length(segment, size, length):
                 # Still held when it was closed; nobody holds it now.
-                segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last)
+                segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
                 os.truncate(path, size)
             elif size < length:
                 raise CorruptLogError(
-                    f"{path} has no whole batch at position {size} though it was closed cleanly",
+                    f"{path} has no whole batch at position {size} though it was closed cleanly: it {walk.fault} (offset {end_offset} comes next)",
                     hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
                 )
             else:
-                segment = Segment(directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last)
+                segment = Segment(directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
         segment.synced = True
         segments.append(segment)
     return segments
 
 
-def _end_of(segment: Segment, length: int) -> tuple[int, int]:
-    """(position behind the last whole batch, its next offset), from the last index entry on."""
+def _end_of(segment: Segment, length: int) -> Walk:
+    """Walk to the end of the last whole batch that continues the log, from the last index entry on."""
     segment.acquire()
     try:
-        segment.offset_index.open()
-        start = segment.offset_index.lookup_position(length, segment.offset_index.entries)
-        size, end_offset = last_batch(segment.address, min(start, length), length)
-        if end_offset < 0 and start:
-            size, end_offset = last_batch(segment.address, 0, length)
-        return size, end_offset if end_offset >= 0 else segment.base_offset
+        start, known = segment.last_indexed(length)
+        walk = last_batch(segment.address, start, length, known)
+        if start and walk.position == start:  # the index may be wrong
+            walk = last_batch(segment.address, 0, length, Chain(segment.base_offset, segment.dense_from))
+        return walk  # type: ignore[no-any-return]
     finally:
         segment.release()
         segment.unmap_if_idle()
@@ -198,10 +208,12 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
 
 
 def _load_after_crash(
-    topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int
+    topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int, gaps_below: int
 ) -> list[Segment]:
     segments: list[Segment] = []
     expected = bases[0]
+    epochs = checkpoint.read_leader_epochs(directory)
+    greatest_epoch = epochs[-1][0] if epochs else _ANY_EPOCH
     for i, base in enumerate(bases):
         path = directory / file_name(base, LOG_SUFFIX)
         if base != expected and base <= recovery_point:
@@ -220,10 +232,10 @@ def _load_after_crash(
             _set_aside(directory, bases[i:])
             break
         if i + 1 < len(bases) and bases[i + 1] <= recovery_point:
-            segments.append(_trusted_segment(directory, base, bases[i + 1], config))
+            segments.append(_trusted_segment(directory, base, bases[i + 1], config, gaps_below))
             expected = segments[-1].end_offset
             continue
-        segment, scanned = _scan(directory, base, config, recovery_point)
+        segment, scanned = _scan(directory, base, config, recovery_point, gaps_below, greatest_epoch)
         segments.append(segment)
         expected = scanned.end_offset
         if scanned.reason:
@@ -244,11 +256,11 @@ def _load_after_crash(
     return segments
 
 
-def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogConfig) -> Segment:
+def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogConfig, gaps_below: int) -> Segment:
     """A segment below the recovery point, which is to end at `end_offset`."""
     path = directory / file_name(base, LOG_SUFFIX)
     length = os.stat(path).st_size
-    segment = Segment(directory, base, size=length, end_offset=end_offset, sealed=True)
+    segment = Segment(directory, base, size=length, end_offset=end_offset, sealed=True, dense_from=gaps_below)
     segment.keep_length = True
     offset_index, time_index = segment.offset_index, segment.time_index
     missing = not offset_index.path.exists() or not time_index.path.exists()
@@ -262,7 +274,8 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     if not sane:
         log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
         _rebuild_indexes(segment, config)
-    size, found_end = _end_of(segment, length) if length else (0, base)
+    walk = _end_of(segment, length)
+    size, found_end = walk.position, walk.next_offset
     if size == length and found_end < end_offset:
         # The file is whole.  Kafka's cleaner, which removes records that are superseded, leaves it so.
         log.warning(
@@ -272,7 +285,12 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     elif found_end != end_offset and not _is_zero_length(segment, size, length):
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
         log.error(
-            "%s is damaged at position %d, below the recovery point: offsets [%d, %d) cannot be read", path, size, found_end, end_offset
+            "%s is damaged at position %d, below the recovery point: the batch there %s; offsets [%d, %d) cannot be read",
+            path,
+            size,
+            walk.fault,
+            found_end,
+            end_offset,
         )
         size, found_end = length, end_offset
     segment = Segment(directory, base, size=size, end_offset=found_end, sealed=True)
@@ -281,7 +299,9 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     return segment
 
 
-def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) -> tuple[Segment, ScannedSegment]:
+def _scan(
+    directory: Path, base: int, config: LogConfig, recovery_point: int, gaps_below: int, greatest_epoch: int
+) -> tuple[Segment, ScannedSegment]:
     """Scan one segment, make what follows its last good batch zeros, write its indexes."""
     path = directory / file_name(base, LOG_SUFFIX)
     segment = Segment(directory, base)
@@ -289,7 +309,9 @@ def _scan(directory: Path, base: int, config: LogConfig, recovery_point: int) ->
     segment.acquire()
     try:
         length = segment.mapped_length
-        scanned = scan_segment(segment.address, length, base, recovery_point, config.index_interval_bytes)
+        scanned = scan_segment(
+            segment.address, length, base, recovery_point, config.index_interval_bytes, dense_from=gaps_below, greatest_epoch=greatest_epoch
+        )
         if scanned.size < length and not punch_hole(segment.fd, scanned.size, length - scanned.size):
             log.warning("the file system of %s cannot punch holes: shortening the file", path)
             segment.unmap_if_idle()
@@ -343,8 +365,12 @@ def _load_producers(kernel: CommitKernel, directory: Path, segments: list[Segmen
             continue
         segment.acquire()
         try:
-            start = segment.position_for(max(offset, segment.base_offset))
-            restore_producers(kernel, segment.address, start, size, offset, now)
+            start, expected = segment.locate(max(offset, segment.base_offset))
+            walk = restore_producers(kernel, segment.address, start, size, offset, now, segment.chain(expected, segment_end))
+            if walk.fault:
+                raise segment.corrupt(walk)
+        except CorruptLogError as e:  # what can be read stays readable
+            log.error("the producers of batches from there on are not known, and what they repeat is not noticed: %s", e)
         finally:
             segment.release()
             segment.unmap_if_idle()
@@ -360,9 +386,13 @@ def _with_history(entries: list[ProducerEntry], segments: list[Segment], offset:
     segment.acquire()
     try:
         stop = segment.position_for(offset)
-        segment.offset_index.open()
-        start = segment.offset_index.lookup_position(max(0, stop - PRODUCER_HISTORY_BYTES), segment.offset_index.entries)
-        restore_producers(seen, segment.address, start, stop, 0, 0)
+        start, known = segment.last_indexed(max(0, stop - PRODUCER_HISTORY_BYTES))
+        walk = restore_producers(seen, segment.address, start, stop, 0, 0, known)
+        if walk.fault:
+            raise segment.corrupt(walk)
+    except CorruptLogError as e:
+        log.error("only the last batch of each producer is known: %s", e)
+        return entries
     finally:
         segment.release()
         segment.unmap_if_idle()

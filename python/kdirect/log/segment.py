@@ -27,7 +27,7 @@ from pathlib import Path
 from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import Mapping, find_batch, find_timestamp, punch_hole, whole_batches
+from kdirect.log.mapped import Chain, Mapping, Walk, find_batch, find_timestamp, punch_hole, whole_batches
 
 log = logging.getLogger("kdirect.log")
 
@@ -35,6 +35,7 @@ LOG_SUFFIX = ".log"
 SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
+NO_END = (1 << 63) - 1
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -88,6 +89,7 @@ class Segment:
         end_offset: int | None = None,
         sealed: bool = False,
         max_timestamp: int | None = None,
+        dense_from: int = 0,
     ) -> None:
         self.directory = directory
         self.base_offset = base_offset
@@ -100,6 +102,7 @@ class Segment:
         self.fd = -1
         self.file_length = size  # of the file, preallocated bytes included
         self.deleted = False
+        self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self._size = size
         self._end_offset = base_offset if end_offset is None else end_offset
         self._max_timestamp = max_timestamp
@@ -109,6 +112,7 @@ class Segment:
         self._lock = threading.RLock()
         self._superseded = False
         self._closed = False
+        self._index_told = False  # that the index is wrong has been logged
         self._pid = os.getpid()
 
     @classmethod
@@ -363,8 +367,13 @@ class Segment:
         return self.offset_index.entries, self.time_index.entries
 
     def position_for(self, offset: int) -> int:
-        """Position of the batch that holds `offset`, or of the next one where compaction has removed it; the end of the records for
-        `end_offset` itself, and where nothing is left before it."""
+        """The position of `locate`."""
+        return self.locate(offset)[0]
+
+    def locate(self, offset: int) -> tuple[int, int]:
+        """(position, base offset) of the batch that holds `offset`, or of the next one where compaction has removed it; the end of the
+        records for `end_offset` itself, and where nothing is left before it.  CorruptLogError when a batch on the way does not continue
+        the log."""
         if offset < self.base_offset:
             raise OffsetOutOfRangeError(f"offset {offset} lies before segment {self.path}", hint="ask the partition for the segment")
         self.acquire()
@@ -376,57 +385,86 @@ class Segment:
                         f"offset {offset} lies after segment {self.path}, which ends before {end_offset}",
                         hint="ask the partition for the segment",
                     )
-                return size
-            with self._lock:
-                start = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
-            found = self._find(min(start, size), size, offset)
-            if start and (found is None or (found[0] == start and found[1] > offset)):
-                log.warning(
-                    "%s points to position %d for offset %d, which is wrong; reading the segment instead",
-                    self.offset_index.path,
-                    start,
-                    offset,
-                )
-                found = self._find(0, size, offset)
-            if found is None:
-                raise CorruptLogError(
-                    f"offset {offset} was not found in {self.path}",
-                    hint="the segment was damaged on disk; restart the broker to recover what is whole",
-                )
-            return found[0]
+                return size, end_offset
+            start, known = self.indexed(offset, size, end_offset)
+            may_be_gone = self.sealed and self.dense_from > offset
+            found = find_batch(self.address, start, size, offset, known)
+            if start and (
+                found.fault or (found.position == start and found.base_offset > offset) or not (found.size or may_be_gone)
+            ):
+                self._say_index_is_wrong(start, offset)
+                found = find_batch(self.address, 0, size, offset, self.chain(self.base_offset, end_offset))
+            if found.size:
+                return found.position, found.base_offset
+            if not found.fault and may_be_gone:
+                return size, end_offset  # compaction has removed the tail
+            raise self.corrupt(found, f"; offset {offset} was not found")
         finally:
             self.release()
 
-    def _find(self, start: int, size: int, offset: int) -> tuple[int, int] | None:
-        """(position, base offset) of the batch that holds `offset`, or of the next; behind the last of a segment whose tail
-        compaction has removed, the end.  None when batches are damaged before."""
-        found = find_batch(self.address, start, size, offset)
-        if found is not None:
-            return found[0], found[2]
-        return (size, offset) if self.sealed and whole_batches(self.address, start, size, size) == size else None
+    def chain(self, next_offset: int, end_offset: int | None = None) -> Chain:
+        """What is known of the batches from the one on that begins with `next_offset`."""
+        return Chain(next_offset, self.dense_from, self.end_offset if end_offset is None else end_offset)
 
-    def whole_batches(self, position: int, limit: int, end: int) -> int:
-        """Position after the last whole batch that begins at `position` or later and ends at `limit` or before.  The
-        caller has acquired the segment; `end` bounds what may be looked at."""
-        if limit >= end:
-            return end
+    def indexed(self, offset: int, size: int, end_offset: int) -> tuple[int, Chain]:
+        """Position of a batch at or before the one that holds `offset`, by the index, and what is known of it."""
         with self._lock:
-            start = max(position, self.offset_index.lookup_position(limit, self._entries()[0]))
-        return int(whole_batches(self.address, start, limit, end))
+            start, last = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
+        return self._indexed(start, last, size, end_offset)
 
-    def batch_for_timestamp(
-        self, timestamp_ms: int, from_offset: int, from_position: int | None = None
-    ) -> tuple[int, int, int, int] | None:
-        """The first batch with a record of `timestamp_ms` or later at `from_offset` or higher: (position, size, base
-        offset, next offset).  The caller has acquired the segment."""
-        size = self.size
-        if from_position is None:
+    def _indexed(self, start: int, last: int, size: int, end_offset: int) -> tuple[int, Chain]:
+        if not 0 < start < size:
+            return 0, self.chain(self.base_offset, end_offset)
+        return start, Chain(-1, self.dense_from, end_offset, self.base_offset + last)
+
+    def last_indexed(self, size: int) -> tuple[int, Chain]:
+        """Position of the last indexed batch below `size`, and what is known of it.  The end offset is not used: it is looked for."""
+        self.offset_index.open()
+        start, last = self.offset_index.lookup_position(max(0, size - 1), self.offset_index.entries)
+        return self._indexed(start, last, size, NO_END)
+
+    def _say_index_is_wrong(self, start: int, offset: int) -> None:
+        if not self._index_told:
+            self._index_told = True
+            log.warning(
+                "%s points to position %d for offset %d, which is wrong, or the batch there is damaged; reading the segment instead",
+                self.offset_index.path,
+                start,
+                offset,
+            )
+
+    def corrupt(self, walk: Walk, what: str = "") -> CorruptLogError:
+        """The error for a walk that ended at a batch that does not continue the log."""
+        fault = walk.fault or "is missing"
+        if walk.next_offset >= 0:
+            fault += f" (offset {walk.next_offset} comes next)"
+        return CorruptLogError(
+            f"{self.path}: the record batch at position {walk.position} of the segment that begins at offset {self.base_offset} {fault}{what}",
+            hint=f"restore the segment from a good copy, or read past it, from offset {self.end_offset} on",
+        )
+
+    def whole_batches(self, position: int, limit: int, end: int, known: Chain, *, at_least_one: bool = False) -> Walk:
+        """Walk to the end of the last whole batch that begins at `position` or later and ends at `limit` or before; see
+        `kdirect.log.mapped`.  The caller has acquired the segment; `end` bounds what may be looked at."""
+        return whole_batches(self.address, position, limit, end, known, at_least_one=at_least_one)  # type: ignore[no-any-return]
+
+    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int, after: Walk | None = None) -> Walk:
+        """Walk to the first batch with a record of `timestamp_ms` or later at `from_offset` or higher, behind the one that was found
+        before (`after`).  The caller has acquired the segment.  CorruptLogError when a batch on the way is damaged."""
+        size, end_offset = self.extent()
+        if after is not None:
+            start, known = after.position + after.size, self.chain(after.next_offset, end_offset)
+        else:
             with self._lock:
-                offset_entries, time_entries = self._entries()
-                relative = self.time_index.lookup(timestamp_ms, time_entries)
-                relative = max(relative, from_offset - self.base_offset, 0)
-                from_position = self.offset_index.lookup(relative, offset_entries)
-        return find_timestamp(self.address, min(from_position, size), size, timestamp_ms, from_offset)  # type: ignore[no-any-return]
+                relative = self.time_index.lookup(timestamp_ms, self._entries()[1])
+            start, known = self.indexed(max(self.base_offset + relative, from_offset), size, end_offset)
+        found = find_timestamp(self.address, start, size, timestamp_ms, from_offset, known)
+        if found.fault and start and after is None:
+            self._say_index_is_wrong(start, from_offset)
+            found = find_timestamp(self.address, 0, size, timestamp_ms, from_offset, self.chain(self.base_offset, end_offset))
+        if found.fault:
+            raise self.corrupt(found)
+        return found  # type: ignore[no-any-return]
 
     # -- disk -----------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from kdirect.errors import ClosedError
 from kdirect.format.batch import iterate_batches
 from kdirect.format.lookup import find_record
 from kdirect.log.kernel import KernelView
-from kdirect.log.mapped import copy_bytes
+from kdirect.log.mapped import Walk, copy_bytes
 from kdirect.log.segment import Segment
 
 
@@ -33,9 +33,9 @@ def first_at(
         except ClosedError:
             continue
         try:
-            position: int | None = None
-            while (batch := segment.batch_for_timestamp(timestamp_ms, start, position)) is not None:
-                at, size, base_offset, next_offset = batch
+            batch: Walk | None = None
+            while (batch := segment.batch_for_timestamp(timestamp_ms, start, batch)).size:
+                at, size, base_offset, next_offset, _ = batch
                 if base_offset >= view.high_watermark:
                     return None
                 data = copy_bytes(segment.address + at, size)
@@ -48,7 +48,6 @@ def first_at(
                 if found is not None:
                     return found if found[0] < view.high_watermark else None
                 # Only markers, or none since compaction, or its largest timestamp was that of a record below the log start.
-                position = at + size
         finally:
             segment.release()
     return None
