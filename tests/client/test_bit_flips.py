@@ -131,7 +131,7 @@ READERS = {"reader": arrow_reader, "consumer": consumer, "columns": columns}
 
 
 def outcome(read: Read, rows: list[Row], start: int, stop: int) -> str:
-    """"rows" or "error"; AssertionError for anything else than the law allows."""
+    """ "rows" or "error"; AssertionError for anything else than the law allows."""
     got: list[Row] = []
     try:
         for row in read(start, stop):
@@ -162,14 +162,15 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(log, seed, kind, transport
     try:
         assert outcome(read, log.rows, 0, len(log.rows)) == "rows"
         for i, position, bit, batch in flips:
-            path, base, _ = log.files[i]
+            path = log.files[i][0]
             start = rng.randrange(batch.next_offset)
             with Flipped(path, position, bit):
                 try:
                     found = outcome(read, log.rows, start, len(log.rows))
                     assert found == "rows" or transport == "tcp" or f"position {batch.position} of the segment" in found, found
                 except (AssertionError, KdirectError, TimeoutError) as e:
-                    wrong.append(f"byte {position - batch.position} bit {bit} of the batch at {position} of {path.name}, from {start}: {e!r:.300}")
+                    byte = f"byte {position - batch.position} bit {bit} of the batch at {batch.position} of {path.name}"
+                    wrong.append(f"{byte}, from {start}: {e!r:.300}")
                     found = ""
                 errors += found.startswith("error")
             if len(wrong) > 10:

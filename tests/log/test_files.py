@@ -269,9 +269,7 @@ def test_checkpoint_files_are_kafkas(tmp_path, batch) -> None:
     assert (directory / "recovery-point-offset-checkpoint").read_text() == "0\n2\nt 0 6\nt 1 0\n"
     assert (directory / "replication-offset-checkpoint").read_text() == "0\n2\nt 0 6\nt 1 0\n"
     assert (directory / "log-start-offset-checkpoint").read_text() == "0\n1\nt 0 5\n"
-    assert (directory / "t-0" / "partition.metadata").read_text() == (
-        "version: 0\ntopic_id: EjRWeBI0VngSNFZ4EjRWeA\nkdirect_dense_from: 0"
-    )
+    assert (directory / "t-0" / "partition.metadata").read_text() == ("version: 0\ntopic_id: EjRWeBI0VngSNFZ4EjRWeA\nkdirect_dense_from: 0")
     assert (directory / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 5\n"
     meta = checkpoint.read_properties(directory / "meta.properties")
     assert (meta["version"], meta["node.id"], meta["cluster.id"]) == ("1", "3", "MkU3OEVBNTcwNTJENDM2Qk")

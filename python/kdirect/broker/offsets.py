@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -93,23 +93,26 @@ class OffsetStore:
         return [LoadedGroup(name, record) for name, record in self._groups.items()]
 
     def _load_partition(self, partition: Partition) -> None:
-        from kdirect.format.codec import decode_records
-
-        tp = partition.topic_partition
         offset = partition.log_start_offset
         while offset < partition.high_watermark:
             before = offset
-            try:
-                for data in partition.read(offset, READ_BYTES):
-                    rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
-                    self._take(partition, rows)
-            except FormatError as e:
-                raise CorruptLogError(
-                    f"the log of consumer groups in {partition.directory} cannot be read at offset {offset}: {e.message}",
-                    hint="restore it, or move it away: groups then begin again without offsets",
-                ) from e
+            for rows, after in self._read(partition, before):
+                self._take(partition, rows)
+                offset = after
             if offset == before:
                 break  # Kafka's cleaner has left nothing more
+
+    def _read(self, partition: Partition, offset: int) -> Iterator[tuple[list[Any], int]]:
+        """(records, offset after them) of the next buffers."""
+        from kdirect.format.codec import decode_records
+
+        tp = partition.topic_partition
+        try:
+            for data in partition.read(offset, READ_BYTES):
+                rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
+                yield rows, offset
+        except (FormatError, CorruptLogError) as e:
+            raise CorruptLogError(f"record {offset} of {tp} cannot be read: {e.message}", hint=_restore(partition)) from e
 
     def _take(self, partition: Partition, rows: Iterable[Any]) -> None:
         for row in rows:
@@ -117,8 +120,7 @@ class OffsetStore:
                 self._apply(row.key, row.value)
             except FormatError as e:
                 raise CorruptLogError(
-                    f"record {row.offset} of {partition.topic_partition} cannot be read: {e}",
-                    hint=f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away",
+                    f"record {row.offset} of {partition.topic_partition} cannot be read: {e}", hint=_restore(partition)
                 ) from e
 
     def _apply(self, key: bytes | None, value: bytes | None) -> None:
@@ -266,3 +268,7 @@ class OffsetStore:
             log.warning("%s could not be rewritten, it stays as long as it is: %s", partition.topic_partition, e)
             return
         log.info("rewrote %s: %d records became %d", partition.topic_partition, kept, len(rows))
+
+
+def _restore(partition: Partition) -> str:
+    return f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away"

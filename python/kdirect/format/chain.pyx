@@ -26,7 +26,7 @@ from kdirect.format.layout cimport BATCH_HEADER_BYTES
 from kdirect.errors import CorruptBatchError
 from kdirect.format.batch import batch_error
 
-DAMAGED_HINT = "the segment is damaged: restore it from a good copy, or read past it with another offset"
+DAMAGED_HINT = "restore the segment from a good copy, or read past it with another offset"
 
 
 cdef void start_chain(chain_t* c) noexcept nogil:

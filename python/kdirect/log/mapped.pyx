@@ -21,7 +21,7 @@ from kdirect.format.batch cimport (
 from kdirect.format.chain cimport (
     CHAIN_CUT, CHAIN_OK, chain_t, chain_text, follow_batch, follow_batches, start_chain)
 from kdirect.format.layout cimport (
-    BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
+    BATCH_HEADER_BYTES, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
 from kdirect.log.kernel cimport CommitKernel
 
 import os
@@ -50,6 +50,7 @@ cdef extern from "huge_map.h" nogil:
     int kd_allocate_huge(int fd, size_t length)
 
 cdef extern from "wire.h" nogil:
+    uint8_t kd_get8(const uint8_t* p)
     uint32_t kd_get32(const uint8_t* p)
     uint64_t kd_get64(const uint8_t* p)
     void kd_put32(uint8_t* p, uint32_t v)
@@ -252,9 +253,10 @@ cdef void _step(walk_t* w) noexcept nogil:
 cdef object _walked(walk_t* w, int code, bint found):
     """What was found; `code` is why the walk ended.  When that is a fault it may be that of the batch before: of its length, or of its
     offsets, which only its CRC tells."""
+    cdef batch_info before
     if code != CHAIN_OK and code != INDEX_IS_WRONG and w.before >= 0 \
-            and check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &w.info) != BATCH_OK:
-        return Walk(w.before, 0, w.info.base_offset, w.before_offset, chain_text(BATCH_BAD_CRC, &w.chain, &w.info))
+            and check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &before) != BATCH_OK:
+        return Walk(w.before, 0, before.base_offset, w.before_offset, chain_text(BATCH_BAD_CRC, &w.chain, &before))
     if code == INDEX_IS_WRONG:
         fault = "is not the one that the index says"
     elif code == RECORDS_ARE_MISSING:
@@ -325,8 +327,10 @@ def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end
 
 
 def last_batch(uint64_t address, uint64_t start, uint64_t end, known):
-    """Walk to the end of the last whole batch of [start, end) that continues the log.  `size` is 0 always."""
+    """Walk to the end of the last whole batch of [start, end) that continues the log.  `size` is 0 always.  The CRC of that batch is
+    checked, for where the log ends is its last offset delta's to say."""
     cdef walk_t w
+    cdef batch_info last
     cdef int code = CHAIN_OK
     _start(&w, address, start, end, known)
     with nogil:
@@ -335,6 +339,8 @@ def last_batch(uint64_t address, uint64_t start, uint64_t end, known):
             if code != CHAIN_OK:
                 break
             _step(&w)
+        if code == CHAIN_OK and w.before >= 0 and check_batch_crc(w.data + w.before, end - <uint64_t> w.before, &last) != BATCH_OK:
+            code = BATCH_BAD_CRC
     return _walked(&w, code, False)
 
 
@@ -510,7 +516,10 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
         with nogil:
             while at < length:
                 if length - at >= BATCH_LENGTH_PREFIX_BYTES and kd_get32(data + at + BATCH_LENGTH) == 0:
-                    ended = True
+                    # Zeros are bytes that were never written; a header with a length of 0 is a damaged batch.
+                    ended = length - at < BATCH_HEADER_BYTES or kd_get8(data + at + BATCH_MAGIC) == 0
+                    if not ended:
+                        error = BATCH_BAD_LENGTH
                     break
                 error = parse_batch_header(data + at, length - at, &info)
                 if error == BATCH_OK and info.size > length - at:

@@ -135,17 +135,21 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below
         if length and (last or length % 4096 == 0):
             walk = _end_of(segment, length)
             size, end_offset = walk.position, walk.next_offset
-            if size < length and _is_zero_length(segment, size, length):
+            if size < length and _is_unwritten(segment, size):
                 # Still held when it was closed; nobody holds it now.
-                segment = Segment(directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
+                segment = Segment(
+                    directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below
+                )
                 os.truncate(path, size)
             elif size < length:
                 raise CorruptLogError(
-                    f"{path} has no whole batch at position {size} though it was closed cleanly: it {walk.fault} (offset {end_offset} comes next)",
+                    f"{path} was closed cleanly, but the record batch at position {size} {walk.fault} (offset {end_offset} comes next)",
                     hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
                 )
             else:
-                segment = Segment(directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
+                segment = Segment(
+                    directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below
+                )
         segment.synced = True
         segments.append(segment)
     return segments
@@ -165,11 +169,11 @@ def _end_of(segment: Segment, length: int) -> Walk:
         segment.unmap_if_idle()
 
 
-def _is_zero_length(segment: Segment, position: int, length: int) -> bool:
-    """The batch length field at `position` is zero, or is cut off by the end of the file: preallocated bytes, not a damaged batch."""
+def _is_unwritten(segment: Segment, position: int) -> bool:
+    """There are zeros where the header of a batch would be, or the file ends: preallocated bytes, not a damaged batch."""
     with open(segment.path, "rb") as file:
         file.seek(position)
-        return not any(file.read(layout.BATCH_LENGTH_PREFIX_BYTES))
+        return not any(file.read(layout.BATCH_HEADER_BYTES))
 
 
 def _check_index_files(segment: Segment, config: LogConfig) -> None:
@@ -282,7 +286,7 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
             "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone", found_end, end_offset, directory.name
         )
         found_end = end_offset
-    elif found_end != end_offset and not _is_zero_length(segment, size, length):
+    elif found_end != end_offset and not _is_unwritten(segment, size):
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
         log.error(
             "%s is damaged at position %d, below the recovery point: the batch there %s; offsets [%d, %d) cannot be read",

@@ -389,9 +389,7 @@ class Segment:
             start, known = self.indexed(offset, size, end_offset)
             may_be_gone = self.sealed and self.dense_from > offset
             found = find_batch(self.address, start, size, offset, known)
-            if start and (
-                found.fault or (found.position == start and found.base_offset > offset) or not (found.size or may_be_gone)
-            ):
+            if start and (found.fault or (found.position == start and found.base_offset > offset) or not (found.size or may_be_gone)):
                 self._say_index_is_wrong(start, offset)
                 found = find_batch(self.address, 0, size, offset, self.chain(self.base_offset, end_offset))
             if found.size:
@@ -439,7 +437,8 @@ class Segment:
         if walk.next_offset >= 0:
             fault += f" (offset {walk.next_offset} comes next)"
         return CorruptLogError(
-            f"{self.path}: the record batch at position {walk.position} of the segment that begins at offset {self.base_offset} {fault}{what}",
+            f"{self.path}: the record batch at position {walk.position} of the segment that begins at offset {self.base_offset}"
+            f" {fault}{what}",
             hint=f"restore the segment from a good copy, or read past it, from offset {self.end_offset} on",
         )
 
