@@ -16,12 +16,20 @@ and the third.  A flipped bit there is found by comparison only:
 What stays undetected below `dense_from`: a base offset that moved within the gap before or after its batch.
 """
 
-from libc.stdint cimport INT32_MAX, INT64_MAX, int64_t, uint8_t, uint64_t
+from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
-from kdirect.format.layout cimport BATCH_HEADER_BYTES
+from kdirect.format.layout cimport (
+    BATCH_BASE_OFFSET, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC,
+    BATCH_MAGIC_V2, BATCH_MIN_LENGTH)
+
+cdef extern from "wire.h" nogil:
+    void kd_prefetch(const void* p)
+    uint8_t kd_get8(const uint8_t* p)
+    uint32_t kd_get32(const uint8_t* p)
+    uint64_t kd_get64(const uint8_t* p)
 
 from kdirect.errors import CorruptBatchError
 from kdirect.format.batch import batch_error
@@ -65,14 +73,50 @@ cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil:
     return CHAIN_OK
 
 
+cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at, int64_t* previous) noexcept nogil:
+    """As far as whole batches follow each other without a gap, which is nearly always to the end: the position after them."""
+    cdef int64_t next_offset = c.next_offset, base, delta
+    cdef int32_t epoch
+    cdef uint32_t length
+    cdef const uint8_t* q
+    while n - at >= BATCH_HEADER_BYTES:
+        q = p + at
+        base = <int64_t> kd_get64(q + BATCH_BASE_OFFSET)
+        length = kd_get32(q + BATCH_LENGTH)
+        delta = <int32_t> kd_get32(q + BATCH_LAST_OFFSET_DELTA)
+        epoch = <int32_t> kd_get32(q + BATCH_LEADER_EPOCH)
+        if base != next_offset or length < BATCH_MIN_LENGTH or length > n - at - BATCH_LENGTH_PREFIX_BYTES \
+                or kd_get8(q + BATCH_MAGIC) != BATCH_MAGIC_V2 or delta < 0 or delta >= c.end_offset - base:
+            break
+        if base >= c.dense_from:
+            if epoch < c.least_epoch or epoch > c.greatest_epoch:
+                break
+            c.least_epoch = epoch
+        else:
+            if epoch < c.copied_epoch:
+                break
+            c.copied_epoch = epoch
+        # Batches of one producer are often of one size: the header of the eighth from here is likely to be there.
+        kd_prefetch(q + 8 * <size_t> (BATCH_LENGTH_PREFIX_BYTES + length))
+        next_offset = base + delta + 1
+        previous[0] = <int64_t> at
+        at += BATCH_LENGTH_PREFIX_BYTES + length
+    c.next_offset = next_offset
+    return at
+
+
 cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable, uint64_t* whole, batch_info* last) noexcept nogil:
-    cdef chain_t now, before
+    cdef chain_t start = c[0]
     cdef batch_info info
-    cdef uint64_t at = whole[0], previous = 0, need
+    cdef uint64_t first = whole[0], at = whole[0], need
+    cdef int64_t previous = -1
     cdef int code = CHAIN_OK
-    cdef bint has_previous = False
     memset(&info, 0, sizeof(info))
     while at < n:
+        if c.next_offset >= 0:
+            at = _follow_fast(c, p, n, at, &previous)
+            if at == n:
+                break
         code = parse_batch_header(p + at, n - at, &info)
         if code == BATCH_TRUNCATED or (code == BATCH_OK and info.size > n - at):
             need = info.size if info.size else BATCH_HEADER_BYTES
@@ -80,25 +124,27 @@ cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t reada
             break
         if code != BATCH_OK:
             break
-        now = c[0]
         code = follow_batch(c, &info)
         if code != CHAIN_OK:
             break
-        before = now
-        previous = at
-        has_previous = True
+        previous = <int64_t> at
         at += info.size
-    if code != CHAIN_OK and has_previous:
+    if code != CHAIN_OK and previous >= 0:
         # The fault shows here, but it may be that of the batch before: of its length, or of its offsets.
-        if check_batch_crc(p + previous, n - previous, &info) != BATCH_OK:
+        if check_batch_crc(p + previous, n - <uint64_t> previous, &info) != BATCH_OK:
             code = BATCH_BAD_CRC
-            at = previous
-            c[0] = before
+            at = <uint64_t> previous
         elif code == CHAIN_OVERLAP and info.base_offset < c.dense_from:
-            at = previous
-            c[0] = before
-        else:
-            parse_batch_header(p + at, n - at, &info)
+            at = <uint64_t> previous
+        if at == <uint64_t> previous:
+            c[0] = start
+            while first < at:              # once more, as far as all is well; the bytes may have changed meanwhile
+                if parse_batch_header(p + first, n - first, &info) != BATCH_OK or info.size > at - first \
+                        or follow_batch(c, &info) != CHAIN_OK:
+                    at = first
+                    break
+                first += info.size
+        parse_batch_header(p + at, n - at, &info)
     whole[0] = at
     last[0] = info
     return code
