@@ -46,7 +46,7 @@ class FormatError(KdirectError, ValueError):
 
 
 class CorruptBatchError(FormatError):
-    """A record batch whose frame, CRC or records are broken."""
+    """A record batch whose frame, CRC, place in the log or records are broken."""
 
 
 class BatchTooLargeError(CorruptBatchError):
