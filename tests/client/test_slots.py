@@ -12,7 +12,7 @@ import pytest
 from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError
 from kdirect.format import layout
-from kdirect.format.batch import crc32c
+from kdirect.format.batch import crc32c, stamp
 from kdirect.format.codec import encode_records
 from kdirect.rdma import open_device
 from kdirect.rdma.contract import Access, Memory
@@ -203,6 +203,77 @@ def test_reads_stop_at_the_last_readable_position_and_keep_partial_batches(ends)
             data = data[n:]
     assert out == batches
     assert stream.read_bytes == len(batches)
+
+
+def chained(first=100, sizes=(10, 3000, 3, 4000)):
+    """Batches of one record each, stamped from offset `first` on, in leader epoch 2."""
+    out = []
+    for i, n in enumerate(sizes):
+        batch = bytearray(encode_records([(None, b"v" * n, [], 1)]))
+        stamp(batch, first + i, 2)
+        out.append(bytes(batch))
+    return out
+
+
+def read_whole(stream):
+    """What the windows of a stream have, until nothing is left."""
+    out = b""
+    while stream.unread or stream.buffered:
+        _, length = stream.window()
+        out += stream.bytes()[:length]
+        stream.consume(length)
+        if not length and not stream.fill():
+            break
+    return out
+
+
+def test_a_window_has_whole_batches_that_continue_the_log(ends):
+    batches = chained()
+    data = b"".join(batches)
+    memoryview(ends.file)[: len(data)] = data
+    stream = ends.stream(min_read_bytes=512, max_read_bytes=512, buffer_bytes=1024)
+
+    def opened(**other):
+        stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+        known = {"next_offset": 100, "dense_from": 0, "end_offset": 104, "least_epoch": 2, "greatest_epoch": 2, **other}
+        stream.expect(90, *known.values())
+        return stream
+
+    assert read_whole(opened()) == data
+    for other in ({"next_offset": 99}, {"next_offset": 101}, {"least_epoch": 3, "greatest_epoch": 4}, {"greatest_epoch": 1}):
+        with pytest.raises(CorruptBatchError, match=r"t-0 offset .*position 0 of the segment that begins at offset 90"):
+            read_whole(opened(**other))
+    with pytest.raises(CorruptBatchError, match=f"offset 103, position {len(data) - len(batches[3])} of the segment"):
+        read_whole(opened(end_offset=103))
+
+
+def test_what_is_read_again_after_a_close_is_compared_again(ends):
+    batches = chained()
+    data = b"".join(batches)
+    memoryview(ends.file)[: len(data)] = data
+    stream = ends.stream(min_read_bytes=1 << 16)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+    stream.expect(100, 100, 0, 104, 2, 2)
+    stream.fill()
+    assert stream.window()[1] == len(data)
+    stream.consume(len(batches[0]))
+    stream.close()
+    stream.fill()
+    assert stream.window()[1] == len(data) - len(batches[0])
+
+
+@pytest.mark.parametrize("at", [8, 9, 10, 11])
+def test_a_length_that_cannot_be_is_damage_before_memory_is_taken(ends, at):
+    data = bytearray(b"".join(chained()))
+    data[at] ^= 0x40
+    memoryview(ends.file)[: len(data)] = data
+    stream = ends.stream(max_batch_bytes=1 << 20)
+    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+    stream.expect(100, 100, 0, 104, 2, 2)
+    with pytest.raises(CorruptBatchError, match="position 0 of the segment") as caught:
+        read_whole(stream)
+    assert "restore the segment" in caught.value.hint
+    assert stream.buffer_bytes <= 1 << 20
 
 
 def test_a_batch_over_the_limit_is_told_before_memory_is_taken(ends):

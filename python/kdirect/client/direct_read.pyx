@@ -554,6 +554,8 @@ cdef class FileStream:
             parse_batch_header(self.c_start(), kept, &info)
             need = info.size
             if need > self._max_batch:
+                if self._segment >= 0:
+                    self.c_whole()      # raises when the length cannot be
                 raise CorruptBatchError(f"{self.name}: a record batch of {need} bytes at position {self.position}",
                                         hint=f"raise max.batch.bytes (now {self._max_batch}) if it is genuine")
         want = self.read_size
