@@ -169,7 +169,7 @@ class TcpFetcher:
             raise error
         records = partition.records
         data = memoryview(records) if records is not None else memoryview(b"")
-        whole, next_offset, needed, wrong = whole_batches(data, offset, partition.high_watermark)
+        whole, next_offset, needed, wrong = whole_batches(data, offset)
         if wrong is not None and whole == 0:
             raise CorruptBatchError(f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT)
         if whole == 0 and needed:

@@ -2,8 +2,8 @@
 """The compiled loop of the TCP fallback: where the whole batches of fetched bytes end.
 
 Looks at frames only (length, magic, offsets, leader epochs); CRC and records are the decoder's.  No I/O, no state.  Whether offsets may be
-missing a client cannot know over Fetch: batches have to rise, to reach the offset asked for, and to end below the high watermark.  A
-kdirect broker has compared them with its log before it sent them.
+missing a client cannot know over Fetch: batches have to rise, and to reach the offset asked for.  The high watermark of an answer is no
+bound: Kafka looks at it before it reads.  A kdirect broker has compared the batches with its log before it sent them.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint64_t
@@ -12,10 +12,10 @@ from kdirect.format.batch cimport batch_info
 from kdirect.format.chain cimport CHAIN_OK, chain_t, chain_text, follow_batches, start_chain
 
 
-def whole_batches(const uint8_t[::1] data, int64_t asked, int64_t high_watermark=-1):
+def whole_batches(const uint8_t[::1] data, int64_t asked):
     """(bytes of whole batches at the start of `data`, offset after them, bytes that the next batch needs or 0, what is wrong or None).
 
-    `asked` is the offset that `data` was asked for; its first batch may begin before it.  `high_watermark` -1: not known.
+    `asked` is the offset that `data` was asked for; its first batch may begin before it.
     """
     cdef uint64_t n = data.shape[0], whole = 0, needed = 0
     cdef int code = CHAIN_OK
@@ -23,8 +23,6 @@ def whole_batches(const uint8_t[::1] data, int64_t asked, int64_t high_watermark
     cdef chain_t chain
     start_chain(&chain)
     chain.asked = asked
-    if high_watermark >= 0:
-        chain.end_offset = high_watermark
     if n:
         with nogil:
             # Where the bytes are cut the broker has more: how many it does not say.

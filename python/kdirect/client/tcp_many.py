@@ -428,7 +428,7 @@ class TcpRound:
             return _Came.NEWS
         partition.high_watermark, partition.log_start_offset = x.high_watermark, x.log_start_offset
         data = memoryview(x.records) if x.records is not None else EMPTY
-        whole, next_offset, needed, wrong = whole_batches(data, offset, x.high_watermark)
+        whole, next_offset, needed, wrong = whole_batches(data, offset)
         if whole:
             partition.data, partition.next_offset, partition.max_bytes = (
                 data[:whole],
