@@ -414,7 +414,9 @@ class _DirectSource:
         if self.fetcher.channel.closed:
             return False
         stream = self.fetcher.stream(self.tp)
-        if self.next_offset == offset and not stream.sealed and self.fetcher.feed(self.tp).slot_index >= 0:
+        # Bytes that were READ before the pause were compared with the log then: they are looked at anew.
+        stays = self.next_offset == offset and not stream.sealed and not stream.buffered
+        if stays and self.fetcher.feed(self.tp).slot_index >= 0:
             self.fetcher.refresh()
             return not stream.revoked
         self.fetcher.assign({self.tp: offset})
