@@ -51,6 +51,8 @@ METRICS: tuple[Metric, ...] = (
     Metric("log_slots", "slots", "log", "Metadata slots kept current."),
     Metric("log_flushes", "fsyncs", "log", "Times that a partition was put on disk."),
     Metric("log_rolls", "segments", "log", "Heads sealed and replaced."),
+    Metric("log_head_growths", "steps", "log", "Times that more of a head was allocated."),
+    Metric("log_given_back_bytes", "bytes", "log", "Bytes of heads that were freed because nothing was appended for a while."),
     Metric("broker_requests", "requests", "broker", "Requests executed, of all APIs; none of RDMA reads, writes and atomics."),
     Metric("broker_requests_by_api", "requests", "broker", "The same by name of the API: a mapping."),
     Metric("broker_connections", "connections", "broker", "TCP connections open now."),

@@ -207,14 +207,14 @@ BROKER = Options("Broker properties", (
     Option("log.dirs", "list", ["/tmp/kdirect-logs"], "Directories that hold the partitions, one broker at a time. Segments that take verbs' RDMA writes belong on "
            "tmpfs, hugetlbfs or DAX: kernels from 6.5 on refuse to register writable mappings of ext4 and xfs.", aliases=("log.dir",)),
     Option("log.segment.bytes", "bytes", 64 << 20, "Size of a segment file, rounded up to whole pages (topic: segment.bytes). Kafka's default is 1 GiB; ours is smaller because "
-           "the head of every partition with records is allocated, mapped and registered whole.", low=4096, high=0x7FFFF000),
+           "the head of a busy partition is allocated, mapped and registered whole; a quiet one costs what is used of it.", low=4096, high=0x7FFFF000),
     Option("log.roll.ms", "ms", None, "Start a new segment when the next record's timestamp is this much later than the segment's first "
            "(topic: segment.ms). Goes before log.roll.hours.", low=1),
     Option("log.roll.hours", "int", 168, "The same in hours.", low=1),
     Option("log.index.interval.bytes", "bytes", 4096, "Bytes of batches between two index entries (topic: index.interval.bytes).", low=0, high=0x7FFFFFFF),
     Option("log.index.size.max.bytes", "bytes", 10 << 20, "Upper limit of an index file (topic: segment.index.bytes). What is allocated is what a full segment can need, if that is less: "
-           "192 KiB in place of 10 MiB with the default segment and interval, because index files are preallocated and every partition has two.", low=4096, high=1 << 30),
-    Option("log.preallocate", "bool", True, "Always true: the head is written in place by RDMA, so its bytes must exist (topic: preallocate).", check=_must_preallocate),
+           "192 KiB in place of 10 MiB with the default segment and interval; and it grows with the head, from one page.", low=4096, high=1 << 30),
+    Option("log.preallocate", "bool", True, "Always true: the head is written in place by RDMA, so its bytes must exist. They are allocated in steps, as they are needed (topic: preallocate).", check=_must_preallocate),
     Option("log.retention.ms", "ms", None, "Delete segments whose newest record is older; -1: never (topic: retention.ms). Goes before minutes and hours.", low=-1),
     Option("log.retention.minutes", "int", None, "The same in minutes.", low=-1),
     Option("log.retention.hours", "int", 168, "The same in hours.", low=-1),

@@ -423,7 +423,8 @@ def test_acknowledgements_do_not_travel_over_tcp(embedded):
         producer.flush()
         after = broker.statistics()
     assert after["rdma_commits"] - before["rdma_commits"] == 3000
-    assert after["rdma_access_requests"] == before["rdma_access_requests"]
+    steps = after["log_head_growths"] - before["log_head_growths"]
+    assert after["rdma_access_requests"] - before["rdma_access_requests"] == steps <= 2, "one for each step by which the head grows"
 
 
 def test_a_tcp_consumer_that_waits_is_woken_by_an_rdma_record(served):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from kdirect.client.direct import ENDED, MOVED
 from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError
 from kdirect.format import layout
@@ -142,7 +143,31 @@ def test_slot_updates_under_a_reader_are_never_seen_halfway(ends):
     assert last > 100
 
 
-@pytest.mark.parametrize(("readable", "message"), [(50, "moved from 100 to 50"), ((1 << 20) + 1, "moved from 100 to 1048577")])
+@pytest.mark.parametrize("sealed", [False, True])
+def test_a_head_that_outgrew_its_grant_is_read_to_the_end_of_the_grant(ends, sealed):
+    """Never behind it; then the file has to be asked for again."""
+    table = ends.table()
+    table.activate(0)
+    ends.put(0, slot(readable=100))
+    stream = ends.stream()
+    length = 16 << 10
+    stream.open(1, ends.file.address, ends.file_region.rkey, length, 0, 100, False)
+    table.refresh()
+    stream.take_slot(table, 0, False)
+    assert not stream.outgrown
+    ends.put(0, slot(readable=length + 1, flags=3 if sealed else 1, updates=2))
+    got = 0
+    while (moved := stream.advance(table, 0, False)) == MOVED:
+        got += stream.buffered
+        stream.consume(stream.buffered)
+    assert (moved, got, stream.outgrown, stream.limit) == (ENDED, length, True, length)
+    reads = table.reads
+    assert stream.advance(table, 0, False) == ENDED and table.reads == reads, "the slot tells nothing that is of use"
+    stream.open(2, ends.file.address, ends.file_region.rkey, 1 << 20, length, length, False)
+    assert not stream.outgrown
+
+
+@pytest.mark.parametrize(("readable", "message"), [(50, "moved from 100 to 50"), (99, "moved from 100 to 99")])
 def test_a_position_that_cannot_be_is_refused(ends, readable, message):
     table = ends.table()
     table.activate(0)

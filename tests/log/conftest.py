@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
 import shutil
+import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -120,3 +122,28 @@ def open_partition(tmp_path: Path) -> Iterator[Callable[..., Partition]]:
     yield opened
     for manager in managers:
         manager.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB."""
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a tmpfs")
+    path = tmp_path / "small"
+    path.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=False).returncode:
+        pytest.skip("needs root to mount a tmpfs")
+    yield path
+    subprocess.run(["umount", "-l", str(path)], check=True)
+
+
+@pytest.fixture
+def fill_disk() -> Callable[[Path], None]:
+    """fill_disk(directory) leaves no page free, by a file `ballast`."""
+
+    def fill(directory: Path) -> None:
+        with contextlib.suppress(OSError), open(directory / "ballast", "ab", buffering=0) as f:
+            while True:
+                f.write(bytes(4096))
+
+    return fill

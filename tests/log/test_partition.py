@@ -135,7 +135,7 @@ def test_a_header_that_says_more_than_its_records_ends_a_lookup(open_partition, 
         p.append(saying(batch(3, timestamp_ms=NOW - HOUR), NOW))
     p.append(batch(1, timestamp_ms=NOW))
     opened = []
-    monkeypatch.setattr("kdirect.log.time_lookup.find_record", lambda *a: opened.append(a[1]) or find_record(*a))
+    monkeypatch.setattr("kdirect.log.time_lookup.find_record", lambda *a, **k: opened.append(a[1]) or find_record(*a, **k))
     assert p.offset_for_timestamp(NOW - HOUR) == (2, NOW - HOUR), "what records have is found as ever"
     assert p.offset_for_timestamp(NOW - 1) == (4, NOW) == p.largest_timestamp()
     p.delete_records(6)  # in the middle of a batch, whose largest timestamp may have been that of a record before
@@ -195,16 +195,19 @@ def test_roll_tells_who_wants_to_know(open_partition, batch) -> None:
 def test_a_busy_partition_has_a_spare_head(open_partition, batch) -> None:
     p = open_partition(segment_bytes=64 << 10)
     p.append(batch())
-    assert not list(p.directory.glob("spare*"))
+    p.roll()
+    p.append(batch(value_bytes=40_000))
+    assert not list(p.directory.glob("spare*")), "a head that was not filled is followed by none"
     p.roll()
     p._spare._join()
     spare = p.directory / "spare.log.tmp"
     inode = spare.stat().st_ino
     assert spare.stat().st_blocks * 512 >= 64 << 10
-    p.append(batch())
+    assert p.head.mapped_length == 64 << 10, "the head of a busy partition is whole from the start"
+    p.append(batch(value_bytes=40_000))
     p.roll()
     assert p.head.path.stat().st_ino == inode, "the spare became the head"
-    p.append(batch())
+    p.append(batch(value_bytes=40_000))
     p._spare._join()
     p.reconfigure(LogConfig(segment_bytes=128 << 10))
     p.roll()
@@ -213,7 +216,7 @@ def test_a_busy_partition_has_a_spare_head(open_partition, batch) -> None:
     p._spare._ready_at -= 60
     p.flush_due(NOW)
     assert not list(p.directory.glob("*.tmp")), "an idle partition gives it back"
-    p.append(batch())
+    p.append(batch(value_bytes=80_000))
     p.roll()
     p.close()
     assert not list(p.directory.glob("*.tmp"))
@@ -246,7 +249,7 @@ def test_an_empty_head_that_is_too_small_by_now_is_replaced(open_partition, batc
         assert p.ensure_head(20_000) is p.head
     else:
         assert p.roll() is p.head
-    assert p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size == 1 << 20
+    assert p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size <= p.head.reserved_length == 1 << 20
     assert told == ["before", (small, p.head)] and small.sealed and len(p.segments) == 1
     if how != "append":
         p.append(data)

@@ -346,6 +346,7 @@ class AccessManager:
 
     def _grant_read(self, peer: Peer, partition: Partition, offset: int) -> dict[str, Any]:
         tp = partition.topic_partition
+        self.produce.listen(partition)
         for _ in range(16):
             wanted = offset
             high_watermark, start = partition.high_watermark, partition.log_start_offset
@@ -374,9 +375,10 @@ class AccessManager:
         try:
             if segment is not None and with_data:
                 segment.map()
-                memory = Memory.wrap(segment.fd, segment.address, segment.mapped_length, False, segment)
+                mapped = segment.mapped_length  # of a head: what is allocated of it by now
+                memory = Memory.wrap(segment.fd, segment.address, mapped, False, segment)
                 # Of a sealed file no more than there is: registration may pin pages, and would fill the hole behind the end again.
-                length = min(segment.mapped_length, max(1, -(-segment.size // 4096)) * 4096) if segment.sealed else segment.mapped_length
+                length = min(mapped, max(1, -(-segment.size // 4096)) * 4096) if segment.sealed else mapped
                 grant.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
             answer = {
                 "error_code": 0,
@@ -401,7 +403,8 @@ class AccessManager:
                 partition.kernel.attach_slot(address, grant.file_id)
                 slot = _read_slot(peer.slot_memory, grant.slot_index)
                 expected = segment.base_offset if segment is not None else None
-                if partition.head is not segment or (expected is not None and slot["segment_base_offset"] != expected):
+                outgrown = grant.region is not None and slot["last_readable_position"] > grant.region.length
+                if outgrown or partition.head is not segment or (expected is not None and slot["segment_base_offset"] != expected):
                     self._release(grant)
                     return None
                 position, base = slot["last_readable_position"], slot["high_watermark"]

@@ -86,6 +86,7 @@ class HeadAccess:
         self.members: dict[int, Grant] = {}
         self.own: dict[int, PendingAppend] = {}  # by order
         self.draining = False  # nobody reserves any more; it ends when everything reserved is committed
+        self.idle = False  # draining because nobody writes, not because it is full
         self.recalled = False  # the holder was asked to come back
         self.ending = False  # it ends in a moment
         self.ended = False

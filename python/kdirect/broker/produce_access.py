@@ -67,6 +67,7 @@ RECALL_CHECKS = 100
 HURRY_MS = 50  # a hole that a producer may have left which is gone
 WAIT_S = 30.0
 MAX_ACK_ENTRIES = 1 << 16
+IDLE_BYTES = 1 << 20  # so much of a quiet head is not left to producers that do not write
 
 
 class _NotYet(Exception):
@@ -143,8 +144,7 @@ class ProduceAccess:
                 RECORD_LIST_TOO_LARGE,
                 f"a batch of {request.min_bytes} bytes is over segment.bytes of {tp} ({partition.config.segment_bytes})",
             )
-        if self.before_roll not in partition.before_roll:
-            partition.before_roll.append(self.before_roll)
+        self.listen(partition)
         try:
             return self._grant(peer, partition, request)
         except _NotYet:
@@ -196,6 +196,9 @@ class ProduceAccess:
         if not access.shared:
             self._recall(access, f"{peer.client} asks for it, too")
             raise _NotYet
+        if access.tail >= access.capacity:  # there is nothing left of it to grant
+            self._drain(access, None)
+            raise _NotYet
         try:
             return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
         except RevokedError:
@@ -238,13 +241,14 @@ class ProduceAccess:
             end_order = closed.order
         access.engine.worker.drain(access.head, end_order)
 
-    def _recall(self, access: HeadAccess, why: str) -> None:
-        """Ask the exclusive holder to finish and to come back; it will then share."""
+    def _recall(self, access: HeadAccess, why: str, *, share: bool = True) -> None:
+        """Ask the exclusive holder to finish and to come back; it will then share (`share`)."""
         if access.recalled:
             return
         access.recalled = True
         tp = access.partition.topic_partition
-        self._shared_until[tp] = time.monotonic() + SHARED_S
+        if share:
+            self._shared_until[tp] = time.monotonic() + SHARED_S
         self._counters["rdma_recalls"] += 1
         (grant,) = access.members.values()
         log.info("RDMA access to %s recalled from %s: %s", tp, grant.peer.client, why)
@@ -268,7 +272,7 @@ class ProduceAccess:
             return
         access.ending = True
         if head.why is AbortReason.NONE:
-            self._finish(access, roll=True)
+            self._finish(access, roll=not access.idle)
             return
         tp = access.partition.topic_partition
         now = time.monotonic()
@@ -306,7 +310,7 @@ class ProduceAccess:
                 else:
                     partition.kernel.clear_tail(access.segment.base_offset, end)
                     if roll:
-                        partition.roll()
+                        partition.make_room()
             except KdirectError as e:  # who asks for access is told again
                 log.error("%s cannot be rolled: %s", tp, e)
         elif not left:
@@ -376,6 +380,36 @@ class ProduceAccess:
         if access is not None and not access.ended:
             access.fence()
             self._later(self._finish, access)
+
+    def listen(self, partition: Partition) -> None:
+        """Be asked before the partition's head is sealed, or shortened."""
+        if self.before_roll not in partition.before_roll:
+            partition.before_roll.append(self.before_roll)
+            partition.before_give_back.append(self.may_give_back)
+
+    def may_give_back(self, partition: Partition) -> bool:
+        """May the unused part of a quiet head be freed?  Not while a producer may write it; one
+        that holds much of it without writing is asked to come back when it has something to
+        write.  Nor while an RNIC has its pages pinned, for a consumer: they would not be the file's
+        any more.  Any thread; holds the partition's roll lock."""
+        access = self._heads.get(partition.topic_partition)
+        if access is not None and not access.ended:
+            if access.capacity - access.head.position > IDLE_BYTES:
+                self._later(self._end_idle, access)
+            return False
+        grants = self._grants.of(partition.topic_partition)
+        return not any(g.region is not None and g.peer.engine.transport != "shm" for g in grants)
+
+    def _end_idle(self, access: HeadAccess) -> None:
+        """End a head that nobody has written for a while, so that what is allocated of it can be
+        given back."""
+        if access.ending or access.draining or access.recalled:
+            return
+        if access.shared:
+            access.idle = True
+            self._drain(access, None)
+        else:
+            self._recall(access, "nothing was written for a while", share=False)
 
     def partition_deleted(self, tp: TopicPartition) -> None:
         """The partition is being deleted: its producers and those who wait are told."""

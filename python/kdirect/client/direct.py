@@ -1,9 +1,10 @@
 """The RDMA consume path: grants, slots and moves from file to file (KafkaDirect §4.4.2).
 
 Owns: for each partition of one consumer, which file it reads and where it stands.  One slot READ
-refreshes all partitions; a data READ brings bytes of one; a request to the broker is made only
-to enter a file: at the start, after a sealed file was read to its end, and when access was lost.
-Decoding is not done here: callers take a window of whole and partial batches and say what they consumed.
+refreshes all partitions; a data READ brings bytes of one; a request to the broker is made only to
+enter a file: at the start, after a sealed file was read to its end, when a head has grown beyond
+what was granted of it, and when access was lost. Decoding is not done here: callers take a window
+of whole and partial batches and say what they consumed.
 
 Invariants: never a READ past the last readable position; bytes of a window belong to the caller until the next
 `fill` of the same partition; a file that was read to its end is released with the request for the next.
@@ -103,6 +104,13 @@ class DirectFetcher:
                 tp, stream, committed_only=self._committed_only, max_batch_bytes=self._stream_settings["max_batch_bytes"]
             )
         assert self._slots is not None
+        again = position.stream.outgrown and position.segment_base_offset == grant.segment_base_offset
+        if again and 0 < grant.length <= position.stream.length:
+            raise ProtocolError(
+                f"{tp}: {grant.length} bytes of a file were granted again, though more were announced to be readable",
+                hint="broker and client are of different versions",
+            )
+        position.segment_base_offset = grant.segment_base_offset
         position.has_data = grant.length != 0
         position.slots = self._slots
         if grant.slot_index >= 0:
@@ -158,9 +166,9 @@ class DirectFetcher:
                 raise UnknownTopicError(
                     f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader"
                 )
-            if not stream.sealed and (position.has_data or stream.high_watermark <= next_offset):
+            if not (stream.sealed or stream.outgrown) and (position.has_data or stream.high_watermark <= next_offset):
                 return False
-            if position.has_data and stream.buffered:
+            if position.has_data and stream.buffered and not stream.outgrown:
                 raise ProtocolError(
                     f"{tp}: {stream.buffered} bytes behind position {stream.position} of a sealed file are no whole batch",
                     hint="the segment is damaged; run recovery by restarting the broker",
@@ -172,7 +180,7 @@ class DirectFetcher:
         """After a `fill` of `tp`, or a `Feed.load`, that found nothing: the slot that changes
         before there can be anything; -1 when none."""
         position = self._positions.get(tp)
-        if position is None or position.stream.sealed or position.stream.revoked or position.stream.buffered:
+        if position is None or position.stream.outgrown or position.stream.sealed or position.stream.revoked or position.stream.buffered:
             return -1
         nothing = position.stream.unread == 0 if position.has_data else position.stream.high_watermark <= next_offset
         return position.slot_index if nothing else -1
@@ -211,8 +219,9 @@ class DirectFetcher:
         return stream.log_start_offset, stream.last_stable_offset if self._committed_only else stream.high_watermark
 
     def stale(self) -> list[TopicPartition]:
-        """Partitions whose slot says that their head file was sealed or access ended."""
-        return [x.tp for x in self._positions.values() if x.stream.sealed or x.stream.revoked]
+        """Partitions whose slot says that their head file was sealed, that it has outgrown its
+        grant, or that access ended."""
+        return [x.tp for x in self._positions.values() if x.stream.sealed or x.stream.outgrown or x.stream.revoked]
 
     def check_offset(self, tp: TopicPartition, offset: int) -> None:
         """OffsetOutOfRangeError when `offset` is below the log start that the slot shows."""

@@ -68,6 +68,8 @@ cdef class FileStream:
     cdef readonly int64_t position         # of the byte at _lo
     cdef readonly int64_t limit            # last readable position
     cdef readonly bint sealed
+    cdef int64_t _committed                # where the last batch ends that may be read; behind `limit` of a file that was outgrown
+    cdef readonly bint outgrown            # the file is readable behind `length` by now: read that, then ask for access again
     cdef readonly int file_id
     cdef uint64_t _min_read, _max_read, _max_buffer, _max_batch
     cdef readonly uint64_t read_size       # of the next READ

@@ -364,8 +364,9 @@ cdef class FileStream:
         self._rkey = <uint32_t> rkey
         self.length = length
         self.position = position
-        self.limit = limit
+        self.limit = self._committed = limit
         self.sealed = sealed
+        self.outgrown = False
         self.revoked = False
         self._lo = self._hi = self._checked = 0
         self._segment = -1
@@ -414,7 +415,7 @@ cdef class FileStream:
         cdef int code
         if whole < n:
             p = self.c_start()
-            code = follow_batches(&self._chain, p, n, <uint64_t> (self.limit - self.position), &whole, &info)
+            code = follow_batches(&self._chain, p, n, <uint64_t> (self._committed - self.position), &whole, &info)
             self._checked = whole
             if code != CHAIN_OK and whole == 0:
                 head = PyBytes_FromStringAndSize(<const char*> p, min(n, <uint64_t> BATCH_HEADER_BYTES))
@@ -471,7 +472,11 @@ cdef class FileStream:
         self.sealed = (s.flags & SLOT_FLAG_SEALED) != 0
         if self.length > 0:
             limit = s.last_stable_position if committed_only else s.last_readable_position
-            if limit < self.limit or limit > self.length:
+            self._committed = limit
+            if limit > self.length:  # a head grows in place; what was granted of it ends where it ended then
+                self.outgrown = True
+                limit = self.length
+            if limit < self.limit:
                 raise ProtocolError(f"{self.name}: the last readable position moved from {self.limit} to {limit} in a file of {self.length} bytes",
                                     hint="the broker's log was cut; open the reader again")
             moved = moved or limit != self.limit
@@ -493,15 +498,15 @@ cdef class FileStream:
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
         """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came;
         NOTHING: nothing new (or no room: consume first); ENDED: the file ends here (sealed and
-        read, or access ended).  Refreshes are shared: see `look`.
+        read, access ended, or read to the end of what was granted of it).  Refreshes are shared: see `look`.
         """
         if self.limit > self.position + <int64_t> (self._hi - self._lo):
             return MOVED if self.fill() > 0 else NOTHING
-        if not self.sealed and not self.revoked:
+        if not self.sealed and not self.revoked and not self.outgrown:
             self.look(slots, index, committed_only)
             if self.limit > self.position + <int64_t> (self._hi - self._lo):
                 return MOVED if self.fill() > 0 else NOTHING
-        return ENDED if self.sealed or self.revoked else NOTHING
+        return ENDED if self.sealed or self.revoked or self.outgrown else NOTHING
 
     @property
     def unread(self):

@@ -24,6 +24,7 @@ cdef class Feed:
     cdef public SlotTable slots
     cdef public int slot_index
     cdef public bint has_data
+    cdef public int64_t segment_base_offset   # of the granted file
     cdef readonly bint idle        # the last `load` or `next` ended because nothing more is readable now
     cdef readonly int64_t after    # offset behind what the last `load` consumed
     cdef bint _committed_only

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kdirect.errors import CorruptLogError
+from kdirect.log.mapped import sync_file_system
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -41,6 +42,7 @@ TOPIC_PROPERTIES = "topic.properties"
 CLEAN_SHUTDOWN = ".kafka_cleanshutdown"
 LARGEST_OFFSET = (1 << 63) - 1
 LARGEST_EPOCH = (1 << 31) - 1
+SYNC_EACH = 64
 
 
 def sync_directory(directory: Path) -> None:
@@ -50,6 +52,28 @@ def sync_directory(directory: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def sync_paths(directory: Path, paths: Sequence[Path]) -> None:
+    """Make what is in these files and directories, all below `directory`, durable; missing ones are
+    left out.  Many of them by one sync of the file system, which costs less than a wait for
+    each."""
+    if len(paths) > SYNC_EACH:
+        fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sync_file_system(fd)
+        finally:
+            os.close(fd)
+        return
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
 
 
 def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:

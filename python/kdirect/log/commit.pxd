@@ -17,11 +17,12 @@ cdef struct kernel_state:
     pthread_mutex_t lock
     # the head; data is NULL while there is none: then base and tail say where the log ends
     uint8_t* data
-    uint64_t capacity
+    uint64_t capacity         # up to where the head's bytes exist
     uint64_t tail
     int64_t base
     int64_t first_timestamp
     int64_t created_ms
+    bint over                 # a request was refused that no growth of the head makes room for: it is to be rolled
     int64_t max_timestamp
     int64_t max_timestamp_offset
     uint64_t since_index
@@ -91,5 +92,6 @@ cdef void publish(kernel_state* s) noexcept nogil
 # Bring the slots up to date if commits have been made since: the last thing before the mutex is given back.
 cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil
 # Their last update, with `flags`, and they are forgotten.
-cdef uint64_t end_of_remains(kernel_state* s) noexcept nogil
-# Position behind which a MiB of zeros (or the end of the head) follows, at the tail or after it.
+cdef uint64_t clear_piece(kernel_state* s, uint64_t at, uint64_t end, uint64_t* zeros) noexcept nogil
+# Zero a bounded piece of [max(at, tail), end) of the head; where the next begins, or `end`.  `zeros` counts the bytes in a row that
+# were zeros already.

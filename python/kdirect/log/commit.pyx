@@ -11,7 +11,7 @@ producer may still be writing.  A request is checked whole before its first byte
 from libc.errno cimport ENOMEM
 from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.stdlib cimport realloc
-from libc.string cimport memcpy, memmove, memset
+from libc.string cimport memcmp, memcpy, memmove, memset
 
 from kdirect.format.batch cimport BATCH_BAD_COUNTS, BATCH_OK, batch_info, check_batch, stamp_batch, stamp_log_append_time
 from kdirect.format.layout cimport (
@@ -44,7 +44,7 @@ cdef extern from *:
 
 
 cdef enum:
-    CLEAR_WINDOW = 1 << 20
+    CLEAR_PIECE = 64 << 10     # what is cleared with the kernel's mutex held: some microseconds
 
 
 # -- checking a request -------------------------------------------------------------------------------------
@@ -256,6 +256,7 @@ cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int
         return COMMIT_NO_SPACE
     error = check_request(s, s.data + position, length, now_ms, out)
     if error == COMMIT_OK and not out.duplicate and out.last_offset - s.base > INT32_MAX:
+        s.over = True
         error = COMMIT_NO_SPACE
     if error != COMMIT_OK or out.duplicate:
         memset(s.data + position, 0, length)
@@ -280,10 +281,12 @@ cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, i
         return COMMIT_RECORD_LIST_TOO_LARGE
     if s.data == NULL:
         return COMMIT_NO_HEAD
-    if length > s.capacity - s.tail or out.last_offset - s.base > INT32_MAX:
+    if out.last_offset - s.base > INT32_MAX:
+        s.over = True
         return COMMIT_NO_SPACE
     if s.tail > 0:
         if s.offset_entries >= s.offset_capacity or s.time_entries + 1 >= s.time_capacity:
+            s.over = True
             return COMMIT_NO_SPACE
         # Rolled by time as Kafka does: by the timestamps when there are any, else by the clock.
         if s.first_timestamp >= 0:
@@ -294,20 +297,30 @@ cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, i
                     if s.infos[i].max_timestamp > newest:
                         newest = s.infos[i].max_timestamp
             if newest - s.first_timestamp > s.segment_ms:
+                s.over = True
                 return COMMIT_NO_SPACE
         elif now_ms - s.created_ms > s.segment_ms:
+            s.over = True
             return COMMIT_NO_SPACE
+    if length > s.capacity - s.tail:
+        return COMMIT_NO_SPACE
     memcpy(s.data + s.tail, data, length)
     _apply(s, length, now_ms, out)
     return COMMIT_OK
 
 
-cdef uint64_t end_of_remains(kernel_state* s) noexcept nogil:
-    """Position behind which CLEAR_WINDOW bytes of zeros (or the end of the head) follow, at the tail or after."""
-    cdef uint64_t at = s.tail
-    cdef uint64_t end = s.tail
-    while at < s.capacity and at - end < CLEAR_WINDOW:
-        if s.data[at] != 0:
-            end = at + 1
-        at += 1
-    return end
+cdef uint64_t clear_piece(kernel_state* s, uint64_t at, uint64_t end, uint64_t* zeros) noexcept nogil:
+    cdef uint64_t n
+    if at < s.tail:
+        at = s.tail
+    if end > s.capacity:
+        end = s.capacity
+    if at >= end:
+        return end
+    n = min(<uint64_t> CLEAR_PIECE, end - at)
+    if s.data[at] == 0 and (n == 1 or memcmp(s.data + at, s.data + at + 1, n - 1) == 0):
+        zeros[0] += n
+    else:
+        zeros[0] = 0
+        memset(s.data + at, 0, n)
+    return at + n

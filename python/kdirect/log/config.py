@@ -54,16 +54,18 @@ class LogConfig:
 
     @property
     def offset_index_bytes(self) -> int:
-        """Preallocated size of an offset index: the entries of a full segment, and no more than `index_max_bytes`."""
-        return self._index_bytes(OFFSET_ENTRY_BYTES)
+        """Size of the offset index of a full head: its entries, and no more than `index_max_bytes`."""
+        return self.index_bytes(OFFSET_ENTRY_BYTES, self.segment_bytes)
 
     @property
     def time_index_bytes(self) -> int:
-        """Preallocated size of a time index; one entry more than the offset index for the seal."""
-        return self._index_bytes(TIME_ENTRY_BYTES)
+        """Size of the time index of a full head; one entry more than the offset index for the seal."""
+        return self.index_bytes(TIME_ENTRY_BYTES, self.segment_bytes)
 
-    def _index_bytes(self, entry_bytes: int) -> int:
-        entries = self.segment_bytes // max(1, self.index_interval_bytes) + 2
+    def index_bytes(self, entry_bytes: int, capacity: int) -> int:
+        """Size of an index that is not full before a head of `capacity` bytes is, and no more than
+        `index_max_bytes`."""
+        entries = capacity // max(1, self.index_interval_bytes) + 2
         limit = self.index_max_bytes // entry_bytes * entry_bytes
         return min(whole_pages(entries * entry_bytes) // entry_bytes * entry_bytes, limit)
 

@@ -1,12 +1,14 @@
 """The files of a head: allocated before they are needed, named when they are.
 
-Law of the room: a head's files exist whole, with real bytes, before the old head is sealed, so that a full disk is
-an error that can be told while the old head goes on.  Until `publish` they have temporary names that the next
-start sweeps away.
+Law of the room: a head's files exist, with real bytes, before the old head is sealed, so that a
+full disk is an error that can be told while the old head goes on.  Until `publish` they have
+temporary names that the next start sweeps away.  How many bytes there are to begin with is
+`kdirect.log.growth`'s business.
 
-A partition that fills heads quickly gets a *spare*: the next head's files, allocated and faulted in on a thread
-of its own while the present head fills, because zeroing pages takes as long as filling them.  A spare is
-only made where plenty of space is left, and given back when it has not been used for a while.
+A partition that fills heads quickly gets a *spare*: the next head's files, allocated whole and
+faulted in on a thread of its own while the present head fills, because zeroing pages takes as long
+as filling them.  A spare is only made where plenty of space is left, and given back when it has not
+been used for a while.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pathlib import Path
 
 from kdirect.errors import KdirectError, LogError, StorageFullError
 from kdirect.log.config import NEVER, LogConfig, whole_pages
+from kdirect.log.growth import BUSY_S, head_bytes
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.mapped import Mapping, allocate_huge
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
@@ -27,7 +30,7 @@ from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment,
 log = logging.getLogger("kdirect.log")
 
 # A head that was filled faster than this gets a spare behind it; one that is not used for so long is given back.
-SPARE_WITHIN_S = 10.0
+SPARE_WITHIN_S = BUSY_S
 # A spare may take one part in so many of the free space.
 SPARE_SHARE = 8
 # How much of a spare is faulted in before the thread looks whether it is wanted already.
@@ -44,9 +47,17 @@ def storage_full(directory: Path, need_bytes: int, cause: OSError) -> StorageFul
     except OSError:
         free = "free space is unknown"
     return StorageFullError(
-        f"no space in {directory} for {need_bytes} bytes of a new segment ({os.strerror(cause.errno or 0)}; {free})",
+        f"no space in {directory} for {need_bytes} bytes of a segment ({os.strerror(cause.errno or 0)}; {free})",
         hint="free space, lower log.segment.bytes or retention, or put log.dirs on a larger file system",
     )
+
+
+def cannot_allocate(directory: Path, need_bytes: int, cause: OSError) -> LogError:
+    """What to raise when `need_bytes` of files in `directory` could not be allocated:
+    StorageFullError where that is why."""
+    if cause.errno in _FULL:
+        return storage_full(directory, need_bytes, cause)
+    return LogError(f"cannot allocate a segment in {directory}: {cause}", hint="check that the directory exists and is writable")
 
 
 def allocate(path: Path, length: int, *, huge: bool = False) -> int:
@@ -65,29 +76,26 @@ def allocate(path: Path, length: int, *, huge: bool = False) -> int:
 
 
 class PreparedHead:
-    """Files of a head to come, under temporary names.  `publish` names them; `discard` removes them.  One thread at a
-    time."""
+    """Files of a head to come, under temporary names: `capacity` bytes of it exist (None:
+    all).  `publish` names them; `discard` removes them.  One thread at a time."""
 
-    def __init__(self, directory: Path, config: LogConfig, *, name: str = "head") -> None:
+    def __init__(self, directory: Path, config: LogConfig, *, capacity: int | None = None, name: str = "head") -> None:
         self.directory = directory
         self.config = config
         self.name = name
-        self._lengths = dict(zip(SUFFIXES, (config.segment_bytes, config.offset_index_bytes, config.time_index_bytes), strict=True))
         self._fd = -1
         self._mapping: Mapping | None = None
+        self._indexes = OffsetIndex(self._temporary(OffsetIndex.suffix)), TimeIndex(self._temporary(TimeIndex.suffix))
+        whole = head_bytes(config, config.segment_bytes)
+        self._bytes = whole if capacity is None else head_bytes(config, min(capacity, config.segment_bytes))
         try:
-            for suffix, length in self._lengths.items():
-                fd = allocate(self._temporary(suffix), length, huge=suffix == LOG_SUFFIX)
-                if suffix == LOG_SUFFIX:
-                    self._fd = fd
-                else:
-                    os.close(fd)
-            self._mapping = Mapping(self._fd, config.segment_bytes, writable=True)
+            self._fd = allocate(self._temporary(LOG_SUFFIX), self._bytes.log, huge=True)
+            self._mapping = Mapping(self._fd, whole.log, writable=True)
+            for index, length, reserve in zip(self._indexes, self._bytes[1:], whole[1:], strict=True):
+                index.extend(length, reserve, empty=True)
         except OSError as e:
             self.discard()
-            if e.errno in _FULL:
-                raise storage_full(directory, sum(self._lengths.values()), e) from e
-            raise LogError(f"cannot create a segment in {directory}: {e}", hint="check that the directory exists and is writable") from e
+            raise cannot_allocate(directory, sum(self._bytes), e) from e
         except KdirectError:
             self.discard()
             raise
@@ -112,12 +120,12 @@ class PreparedHead:
         for suffix in reversed(SUFFIXES):  # the log last: an index without a log is swept away, a log without an index rebuilt
             os.rename(self._temporary(suffix), self.directory / file_name(base_offset, suffix))
         segment = Segment(self.directory, base_offset)
-        segment.adopt(self._mapping, self._fd)
+        for index in self._indexes:
+            index.path = self.directory / file_name(base_offset, index.suffix)
+        segment.offset_index, segment.time_index = self._indexes
+        segment.adopt(self._mapping, self._fd, self._bytes.log)
         self._mapping, self._fd = None, -1
-        segment.acquire()
-        segment.offset_index.extend(self._lengths[OffsetIndex.suffix], empty=True)
-        segment.time_index.extend(self._lengths[TimeIndex.suffix], empty=True)
-        return segment
+        return segment.acquire()
 
     def discard(self) -> None:
         """Remove what has not been published; again: nothing to do."""
@@ -127,7 +135,9 @@ class PreparedHead:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-        for suffix in self._lengths:
+        for index in self._indexes:
+            index.close()
+        for suffix in SUFFIXES:
             self._temporary(suffix).unlink(missing_ok=True)
 
 
@@ -191,20 +201,24 @@ class SpareHead:
             self._thread = None
 
 
-def reopen_as_head(old: Segment, config: LogConfig) -> Segment:
-    """Preallocate the last segment's file again; a new, acquired Segment for it.  `old` is untouched (supersede it after
-    the new one is published).  StorageFullError leaves the file as it was."""
+def reopen_as_head(old: Segment, config: LogConfig, room: int) -> Segment:
+    """Allocate `room` bytes behind the last segment's records; a new, acquired Segment for its
+    file, which may grow to what `config` says.  `old` is untouched (supersede it after the new one
+    is published).  StorageFullError leaves the file as it was."""
     new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset, dense_from=old.dense_from)
-    length = max(config.segment_bytes, whole_pages(old.size))
+    new.keep_length = old.keep_length
+    whole = head_bytes(config, max(config.segment_bytes, whole_pages(old.size)))
+    wanted = head_bytes(config, min(whole.log, max(old.size + room, 1)))
     paths = (old.path, new.offset_index.path, new.time_index.path)
     before = {path: path.stat().st_size for path in paths if path.exists()}
     fd = os.open(old.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        allocate_huge(fd, length)
-        os.posix_fallocate(fd, 0, length)
-        new.offset_index.extend(config.offset_index_bytes)
-        new.time_index.extend(config.time_index_bytes)
-    except OSError as e:
+        os.posix_fallocate(fd, 0, wanted.log)
+        new.offset_index.extend(wanted.offset_index, whole.offset_index)
+        new.time_index.extend(wanted.time_index, whole.time_index)
+        new.adopt(Mapping(fd, whole.log, writable=True), fd, wanted.log, os.fstat(fd).st_size)
+    except (OSError, KdirectError) as e:
+        os.close(fd)
         new.offset_index.close()
         new.time_index.close()
         for path in paths:
@@ -212,12 +226,7 @@ def reopen_as_head(old: Segment, config: LogConfig) -> Segment:
                 os.truncate(path, before[path])
             else:
                 path.unlink(missing_ok=True)
-        if e.errno in _FULL:
-            need = length - before[old.path] + config.offset_index_bytes + config.time_index_bytes
-            raise storage_full(old.directory, need, e) from e
-        raise LogError(f"cannot allocate {old.path}: {e}", hint="check the file's permissions") from e
-    finally:
-        os.close(fd)
-    new.acquire()
-    new.map(writable=True)
-    return new
+        if isinstance(e, KdirectError):
+            raise
+        raise cannot_allocate(old.directory, sum(wanted) - before[old.path], e) from e
+    return new.acquire()

@@ -5,8 +5,9 @@ Law of the room: an index file is a sorted array of fixed entries (`kdirect.form
 the last offset of the batch at its position, as in Kafka.  Indexes save time and hold no truth: whatever is
 wrong with one, it is rebuilt from the segment.
 
-The head's indexes are preallocated and written by the commit kernel, which also counts their entries;
-an index of a sealed segment is trimmed and mapped read-only while its segment is mapped.
+The head's indexes are allocated in steps, mapped once for all steps, and written by the commit
+kernel, which also counts their entries; an index of a sealed segment is trimmed and mapped
+read-only while its segment is mapped.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from kdirect.log.mapped import Mapping, search_offset_index, search_offset_index
 
 
 class IndexFile:
-    """One mapped index file.  Life: `open` (read-only) or `extend` (preallocated, writable), then `close`.
-    Guarded by its segment's lock."""
+    """One mapped index file.  Life: `open` (read-only) or `extend` (allocated, writable), then
+    `close`. Guarded by its segment's lock; `grow`, `shrink` and `trim` by the partition's roll
+    lock."""
 
     entry_bytes = 1
     suffix = ""
@@ -29,6 +31,7 @@ class IndexFile:
         self.path = path
         self.mapping: Mapping | None = None
         self.entries = 0
+        self._allocated = 0  # bytes that may be touched; the mapping of a head's index reaches further
 
     @property
     def address(self) -> int:
@@ -37,7 +40,7 @@ class IndexFile:
     @property
     def capacity(self) -> int:
         """Entries that the mapped file has room for."""
-        return self.mapping.length // self.entry_bytes if self.mapping is not None else 0
+        return self._allocated // self.entry_bytes if self.mapping is not None else 0
 
     def open(self) -> None:
         """Map what there is, for reading.  A missing file is an empty index."""
@@ -52,36 +55,61 @@ class IndexFile:
             length = os.fstat(fd).st_size
             self.mapping = Mapping(fd, length)
             self.entries = length // self.entry_bytes
+            self._allocated = length
         finally:
             os.close(fd)
 
-    def extend(self, capacity_bytes: int, *, empty: bool = False) -> None:
-        """Preallocate to `capacity_bytes` and map for writing; the entries that are there stay, none with
-        `empty`.  OSError when the disk is full."""
+    def extend(self, capacity_bytes: int, reserve_bytes: int = 0, *, empty: bool = False) -> None:
+        """Allocate `capacity_bytes` and map them for writing, with addresses for `reserve_bytes`;
+        the entries that are there stay, none with `empty`.  OSError when the disk is full."""
         self.close()
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0), 0o644)
         try:
             length = os.fstat(fd).st_size
             self.entries = 0 if empty else length // self.entry_bytes
             capacity_bytes = max(capacity_bytes, (self.entries + 2) * self.entry_bytes)
             os.posix_fallocate(fd, 0, capacity_bytes)
-            self.mapping = Mapping(fd, capacity_bytes, writable=True)
+            self.mapping = Mapping(fd, max(capacity_bytes, reserve_bytes), writable=True)
+            self._allocated = capacity_bytes
         except OSError:
             os.ftruncate(fd, length)
             raise
         finally:
             os.close(fd)
 
-    def trim(self, entries: int, *, sync: bool = False) -> None:
-        """Shorten the file to `entries` entries.  Readers of those entries may go on through the mapping."""
-        self.entries = entries
+    def grow(self, capacity_bytes: int) -> None:
+        """Allocate more of what is mapped.  OSError when the disk is full: then nothing has
+        changed."""
+        assert self.mapping is not None
+        capacity_bytes = min(capacity_bytes, self.mapping.length)
+        if capacity_bytes <= self._allocated:
+            return
         fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            os.ftruncate(fd, entries * self.entry_bytes)
-            if sync:
-                os.fdatasync(fd)
+            os.posix_fallocate(fd, self._allocated, capacity_bytes - self._allocated)
+        except OSError:
+            os.ftruncate(fd, self._allocated)
+            raise
         finally:
             os.close(fd)
+        self._allocated = capacity_bytes
+
+    def shrink(self, capacity_bytes: int) -> None:
+        """Free what lies behind `capacity_bytes`, which the kernel does not use any more."""
+        if capacity_bytes < self._allocated:
+            self._allocated = capacity_bytes
+            os.truncate(self.path, capacity_bytes)
+
+    def detach(self) -> Mapping | None:
+        """Forget the mapping, which the caller unmaps."""
+        mapping, self.mapping = self.mapping, None
+        return mapping
+
+    def trim(self, entries: int) -> None:
+        """Shorten the file to `entries` entries.  Readers of those entries may go on through the
+        mapping."""
+        self.entries = entries
+        os.truncate(self.path, entries * self.entry_bytes)
 
     def close(self) -> None:
         if self.mapping is not None:

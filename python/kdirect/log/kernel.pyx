@@ -45,7 +45,7 @@ from libc.string cimport memcpy, memset
 
 from kdirect.format.layout cimport SLOT_BYTES, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
 from kdirect.log.commit cimport (
-    add_time_entry, append_request, check_batches, clear_result, commit_request, drop_slots, end_of_remains, fill_slot, finish_request,
+    add_time_entry, append_request, check_batches, clear_piece, clear_result, commit_request, drop_slots, fill_slot, finish_request,
     kernel_state, move_high_watermark, pthread_mutex_t, publish, slot_entry, update_slots)
 from kdirect.log.producers cimport (
     entries_of, expire, load_entry, producer_state, reserve_producer, restore_batch, store_producer)
@@ -66,6 +66,7 @@ NO_HEAD = COMMIT_NO_HEAD
 
 cdef enum:
     INLINE_BATCHES = 32
+    CLEAR_WINDOW = 1 << 20     # so many zeros end the search for what a producer left
 
 
 # -- Python face --------------------------------------------------------------------------------------------------
@@ -286,15 +287,17 @@ cdef class CommitKernel:
 
     cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
-        pthread_mutex_lock(&s.lock)
-        if s.data != NULL and s.base == segment_base_offset:
-            if end == UINT64_MAX:
-                end = end_of_remains(s)
-            elif end > s.capacity:
-                end = s.capacity
-            if end > s.tail:
-                memset(s.data + s.tail, 0, end - s.tail)
-        pthread_mutex_unlock(&s.lock)
+        cdef uint64_t at = 0, stop, zeros = 0
+        cdef bint more = True
+        # Piece by piece, so that nobody who commits waits long for the mutex.
+        while more:
+            pthread_mutex_lock(&s.lock)
+            more = s.data != NULL and s.base == segment_base_offset
+            if more:
+                stop = min(end, s.capacity)
+                at = clear_piece(s, at, stop, &zeros)
+                more = at < stop and (end != UINT64_MAX or zeros < CLEAR_WINDOW)
+            pthread_mutex_unlock(&s.lock)
 
     cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil:
         cdef kernel_state* s = <kernel_state*> self._state
@@ -427,6 +430,7 @@ cdef class CommitKernel:
                 s.max_timestamp_offset = max_timestamp_offset
                 s.created_ms = created_ms
                 s.since_index = 0
+                s.over = False
             pthread_mutex_unlock(&s.lock)
         if refused:
             raise LogError(f"a head at offset {segment_base_offset}, position {position} does not continue the log",
@@ -453,6 +457,7 @@ cdef class CommitKernel:
                 time_entries = s.time_entries
                 drop_slots(s, SLOT_FLAG_SEALED)
                 s.data = NULL
+                s.over = False
                 s.offset_index = NULL
                 s.time_index = NULL
                 s.capacity = 0
@@ -466,6 +471,29 @@ cdef class CommitKernel:
         if not done:
             return None
         return SealedHead(base, size, end, max_timestamp, max_timestamp_offset, offset_entries, time_entries)
+
+    def resize(self, uint64_t capacity, uint32_t offset_index_capacity, uint32_t time_index_capacity):
+        """From now on the head has `capacity` bytes, and its indexes have room for so many entries:
+        it grew, or what was not used was given back.  False, and nothing changed, when there is no
+        head or it holds more than that.
+
+        Bytes below `capacity`, and of the indexes, exist before the call; what goes is freed after
+        it."""
+        cdef kernel_state* s = <kernel_state*> self._state
+        cdef bint done = False
+        with nogil:
+            pthread_mutex_lock(&s.lock)
+            if (s.data != NULL and s.tail <= capacity <= <uint64_t> INT32_MAX
+                    and (s.offset_index == NULL or s.offset_entries <= offset_index_capacity)
+                    and (s.time_index == NULL or s.time_entries < time_index_capacity)):
+                done = True
+                s.capacity = capacity
+                if s.offset_index != NULL:
+                    s.offset_capacity = offset_index_capacity
+                if s.time_index != NULL:
+                    s.time_capacity = time_index_capacity
+            pthread_mutex_unlock(&s.lock)
+        return done
 
     def freeze(self):
         """Refuse further records in this head (NO_SPACE), so that it can be flushed and sealed; its capacity, which
@@ -630,8 +658,14 @@ cdef class CommitKernel:
 
     @property
     def capacity(self):
-        """Bytes of the head, 0 while there is none."""
+        """Bytes of the head that exist, 0 while there is none."""
         return (<kernel_state*> self._state).capacity
+
+    @property
+    def over(self):
+        """A request was refused (NO_SPACE) that no larger capacity makes room for: the head is too
+        old, or its index or its offsets are full.  It is to be rolled."""
+        return bool((<kernel_state*> self._state).over)
 
     @property
     def segment_base_offset(self):

@@ -6,6 +6,10 @@ broker calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
 
 Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown marker,
 and the next `open` recovers.  Any thread may call.
+
+Locks: ``_change_lock`` is held by whatever opens, closes, makes, alters or deletes, and may wait
+for the disk.  Looking at partitions takes no lock: the dictionaries are replaced entry by entry,
+and copied at once before they are walked.
 """
 
 from __future__ import annotations
@@ -56,7 +60,9 @@ class LogManager:
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._locks: list[int] = []
-        self._lock = threading.RLock()
+        self._plain = self.config.with_overrides({})  # of every topic without properties of its own
+        self._by_topic: dict[str, dict[int, Partition]] = {}
+        self._change_lock = threading.RLock()
         self._checkpoint_lock = threading.Lock()
         self._opened = False
 
@@ -64,7 +70,7 @@ class LogManager:
 
     def open(self) -> LogManager:
         """Lock the directories and load every partition in them, recovering those of a crash."""
-        with self._lock:
+        with self._change_lock:
             if self._opened:
                 raise LogError("the log manager is open already")
             try:
@@ -79,6 +85,7 @@ class LogManager:
                 for partition in self.partitions.values():
                     partition.close(clean=False)
                 self.partitions.clear()
+                self._by_topic.clear()
                 self._unlock()
                 raise
             self._opened = True
@@ -152,37 +159,38 @@ class LogManager:
         recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
         log_starts = checkpoint.read_offsets(directory / checkpoint.LOG_STARTS)
         loaded = 0
-        for path in sorted(directory.iterdir()):
-            if not path.is_dir():
-                continue
-            if path.name.endswith(_DELETED_SUFFIX):
+        unsynced: list[Path] = []
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+        for name in names:
+            path = directory / name
+            if name.endswith(_DELETED_SUFFIX):
                 shutil.rmtree(path, ignore_errors=True)
                 continue
-            match = _PARTITION_DIRECTORY.match(path.name)
+            match = _PARTITION_DIRECTORY.match(name)
             if match is None:
                 log.warning("%s is no partition: it is left alone", path)
                 continue
             tp = TopicPartition(match[1], int(match[2]))
             if tp in self.partitions:
                 raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one away")
-            overrides = checkpoint.read_properties(path / checkpoint.TOPIC_PROPERTIES)
             try:
-                config = self.config.with_overrides(overrides)
-            except ConfigError as e:
-                raise CorruptLogError(
-                    f"{path / checkpoint.TOPIC_PROPERTIES} is damaged: {e}",
-                    hint="restore it, or remove it: topics.json has the properties of its topic, too",
-                ) from e
-            try:
-                self.partitions[tp] = load_partition(
-                    tp, path, config, clean=clean, recovery_point=recovery_points.get(tp, 0),
-                    log_start_offset=log_starts.get(tp, 0),
+                files = os.listdir(path)
+                config = self._own_config(path) if checkpoint.TOPIC_PROPERTIES in files else self._plain
+                partition = load_partition(
+                    tp, path, config, clean=clean, recovery_point=recovery_points.get(tp, 0), log_start_offset=log_starts.get(tp, 0),
+                    files=files, unsynced=unsynced,
                 )  # fmt: skip
+                self._add(partition)
             except KdirectError:
                 raise
             except OSError as e:
                 raise LogError(f"partition {tp} in {path} cannot be loaded: {e}", hint="check the disk and the permissions there") from e
             loaded += 1
+        try:
+            checkpoint.sync_paths(directory, unsynced)
+        except OSError as e:
+            raise LogError(f"what was recovered in {directory} cannot be synced: {e}", hint="check the disk") from e
         if clean:
             # From the first append on it is not true any more.
             marker.unlink()
@@ -191,10 +199,21 @@ class LogManager:
             log.info("loaded %d partitions from %s after %s", loaded, directory, "a clean shutdown" if clean else "a crash")
         return clean
 
+    def _own_config(self, path: Path) -> LogConfig:
+        """The configuration of a partition whose topic has properties of its own."""
+        overrides = checkpoint.read_properties(path / checkpoint.TOPIC_PROPERTIES)
+        try:
+            return self.config.with_overrides(overrides)
+        except ConfigError as e:
+            raise CorruptLogError(
+                f"{path / checkpoint.TOPIC_PROPERTIES} is damaged: {e}",
+                hint="restore it, or remove it: topics.json has the properties of its topic, too",
+            ) from e
+
     def close(self, clean: bool = True) -> None:
         """Close every partition.  With `clean`, everything is on disk afterwards and the marker says so; without, the
         directories are left as a crash would leave them, but for shortened files."""
-        with self._lock:
+        with self._change_lock:
             if not self._opened:
                 return
             self._opened = False
@@ -226,11 +245,11 @@ class LogManager:
         check_topic_name(topic_partition.topic)
         if topic_partition.partition < 0:
             raise ConfigError(f"partition number {topic_partition.partition} is negative")
-        with self._lock:
+        with self._change_lock:
             self._check_open()
             if topic_partition in self.partitions:
                 raise LogError(f"partition {topic_partition} exists already")
-            config = self.config.with_overrides(overrides)
+            config = self.config.with_overrides(overrides) if overrides else self._plain
             if topic_id is None:
                 topic_id = self.topic_id(topic_partition.topic)
             held = dict.fromkeys(self.log_dirs, 0)
@@ -244,32 +263,41 @@ class LogManager:
                 try:
                     if config.overrides:
                         checkpoint.write_properties(directory / checkpoint.TOPIC_PROPERTIES, config.overrides)
-                    partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id)
+                    partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id, files=[])
                     checkpoint.sync_directory(parent)
                 except BaseException:
                     shutil.rmtree(directory, ignore_errors=True)  # or the next try would find it
                     raise
             except OSError as e:
                 raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check its space and permissions") from e
-            self.partitions[topic_partition] = partition
+            self._add(partition)
             return partition
+
+    def _add(self, partition: Partition) -> None:
+        topic, number = partition.topic_partition
+        self.partitions[partition.topic_partition] = partition
+        self._by_topic.setdefault(topic, {})[number] = partition
+
+    def _remove(self, partition: Partition) -> None:
+        topic, number = partition.topic_partition
+        del self.partitions[partition.topic_partition]
+        del self._by_topic[topic][number]
+        if not self._by_topic[topic]:
+            del self._by_topic[topic]
 
     def topic_id(self, topic: str) -> uuid.UUID | None:
         """The id that the partitions of `topic` share, or None."""
-        for tp, partition in self.partitions.items():
-            if tp.topic == topic:
-                return partition.topic_id
-        return None
+        partitions = list(self._by_topic.get(topic, {}).values())
+        return partitions[0].topic_id if partitions else None
 
     def partitions_of(self, topic: str) -> list[Partition]:
         """The partitions of a topic by number; empty when there is none."""
-        with self._lock:
-            return [self.partitions[tp] for tp in sorted(tp for tp in self.partitions if tp.topic == topic)]
+        return sorted(self._by_topic.get(topic, {}).values(), key=lambda p: p.topic_partition.partition)
 
     def alter_topic(self, topic: str, overrides: Mapping[str, Any]) -> None:
         """Replace the overrides of a topic."""
         config = self.config.with_overrides(overrides)
-        with self._lock:
+        with self._change_lock:
             self._check_open()
             for partition in self.partitions_of(topic):
                 checkpoint.write_properties(partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {})
@@ -277,12 +305,12 @@ class LogManager:
 
     def delete_topic(self, topic: str) -> int:
         """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many there were."""
-        with self._lock:
+        with self._change_lock:
             self._check_open()
             doomed = self.partitions_of(topic)
             for partition in doomed:
                 partition.delete()  # when this fails, the next try finds it here
-                del self.partitions[partition.topic_partition]
+                self._remove(partition)
             try:
                 if doomed:
                     self.checkpoint()
@@ -322,7 +350,7 @@ class LogManager:
     def checkpoint(self) -> None:
         """Write recovery points, log start offsets and high watermarks, so that a crash costs less."""
         with self._checkpoint_lock:  # two threads would write the same temporary files
-            partitions = list(self.partitions.values())  # without `_lock`: who deletes a topic holds it and comes here
+            partitions = self._each()
             for directory in self.log_dirs:
                 mine = [p for p in partitions if p.directory.parent == directory]
                 checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
@@ -333,8 +361,7 @@ class LogManager:
                 checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
 
     def _each(self) -> list[Partition]:
-        with self._lock:
-            return list(self.partitions.values())
+        return list(self.partitions.values())
 
     def statistics(self) -> dict[str, int]:
         """Sums over all partitions; see the metrics of room `log`."""

@@ -34,6 +34,9 @@ cdef extern from "<fcntl.h>" nogil:
     int FALLOC_FL_PUNCH_HOLE
     int fallocate(int fd, int mode, int64_t offset, int64_t length)
 
+cdef extern from "<unistd.h>" nogil:
+    int syncfs(int fd)
+
 cdef extern from "<sys/mman.h>" nogil:
     """
     #ifndef MADV_POPULATE_READ
@@ -164,6 +167,16 @@ def punch_hole(int fd, int64_t position, int64_t length):
             return True
         if errno != EINTR:
             return False
+
+
+def sync_file_system(int fd):
+    """Put on disk whatever the file system of `fd` has in memory; OSError when some of it could not
+    be written."""
+    cdef int rc
+    with nogil:
+        rc = syncfs(fd)
+    if rc != 0:
+        raise OSError(errno, os.strerror(errno))
 
 
 # -- search in a segment ------------------------------------------------------------------------------------

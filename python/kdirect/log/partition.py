@@ -5,19 +5,17 @@ Law of the room: a Partition decides, its Segments touch files, its CommitKernel
 Invariants:
 
 - ``segments`` is never empty, contiguous in offsets and sorted; the last one is active.  It becomes the
-  kernel's *head* (preallocated, mapped) with the first append and is left dormant after a start.
+  kernel's *head* (allocated, mapped) with the first append and is left dormant after a start.
+- A head grows in place up to ``segment.bytes``, in steps (`kdirect.log.growth`), and gives back
+  what it does not use.
 - ``log start <= recovery point`` does not hold in general, but everything below the recovery point is on
   disk; a crash loses nothing below it.
 
 Threads: every public method may be called from any thread.  Locks, in the order they are taken:
-``_roll_lock`` (roll, retention, close: may wait for the disk), ``_flush_lock`` (fsync), ``_lock`` (the
-segment list together with the kernel's head: never held during an fsync or an allocation), then a
-segment's lock, then the kernel's mutex.  Appends take the kernel's mutex only, until they need room.
-
-Callbacks: ``before_roll(partition)`` runs before a head is sealed that has records or is too small, ``on_roll(partition,
-sealed, new)`` after the next active segment is in place (also when a dormant segment becomes the head: then
-both stand for the same file, and the old object keeps its shorter mapping).  They run in the thread that rolls, which
-holds ``_roll_lock``: they must not wait for a thread that may append or roll.
+``_roll_lock`` (growth, roll, retention, close: may wait for the disk), ``_flush_lock`` (fsync),
+``_lock`` (the segment list together with the kernel's head: no file and no memory is touched while
+it is held, only lists are exchanged), then a segment's lock, then the kernel's mutex.  Appends take
+the kernel's mutex only, until they need room.
 """
 
 from __future__ import annotations
@@ -36,21 +34,20 @@ from typing import TypeAlias
 from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
 from kdirect.log import checkpoint, producer_state, time_lookup
 from kdirect.log.config import NEVER, LogConfig
-from kdirect.log.head import SPARE_WITHIN_S, PreparedHead, SpareHead, reopen_as_head
+from kdirect.log.epochs import LeaderEpochs
+from kdirect.log.growth import HeadUse
+from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
-from kdirect.log.mapped import MappedBytes, first_timestamp
+from kdirect.log.mapped import MappedBytes
+from kdirect.log.retention import expired
+from kdirect.log.rolling import RollCallback, Rolling
+from kdirect.log.rolling import now_ms as now_ms
 from kdirect.log.segment import Segment
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
 AppendResult: TypeAlias = CommitResult
-RollCallback = Callable[["Partition", Segment, Segment], None]
-
-
-def now_ms() -> int:
-    """Wall-clock time in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
@@ -63,7 +60,7 @@ def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
     }  # fmt: skip
 
 
-class Partition:
+class Partition(Rolling):
     """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or `LogManager.create_partition`),
     ended by `close`."""
 
@@ -88,9 +85,10 @@ class Partition:
         self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self.before_roll: list[Callable[[Partition], None]] = []
         self.on_roll: list[RollCallback] = []
+        self.before_give_back: list[Callable[[Partition], bool]] = []
         self._segments = tuple(segments)
         self._bases = [s.base_offset for s in segments]
-        self._epochs = epochs
+        self._epochs = LeaderEpochs(directory, epochs)
         self._recovery_point = recovery_point
         self._last_flush_ms = now_ms()
         self._directory_dirty = True
@@ -100,9 +98,11 @@ class Partition:
         self._flush_lock = threading.Lock()
         self._lock = threading.RLock()
         self._spare = SpareHead(directory)
-        self._head_since = float("-inf")  # monotonic time at which the present head was opened
+        self._use = HeadUse()
         self._flushes = 0
         self._rolls = 0
+        self._growths = 0
+        self._given_back = 0
 
     def __repr__(self) -> str:
         offsets = f"[{self.log_start_offset}, {self.log_end_offset})"
@@ -151,7 +151,7 @@ class Partition:
 
     @property
     def head(self) -> Segment | None:
-        """The active segment; None while it is empty and not preallocated."""
+        """The active segment; None while it is empty and nothing of it is allocated."""
         active = self._segments[-1]
         return active if active.is_head or active.size else None
 
@@ -163,31 +163,22 @@ class Partition:
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest known epoch not above `epoch`, the offset at which the next one starts); (-1, -1) when there is
         none.  Kafka's OffsetForLeaderEpoch."""
-        epochs = list(self._epochs)
         if epoch == self.leader_epoch:
             return epoch, self.log_end_offset
-        known = [i for i, (e, _) in enumerate(epochs) if e <= epoch]
-        if not known or epoch > epochs[-1][0]:
-            return -1, -1
-        i = known[-1]
-        return epochs[i][0], epochs[i + 1][1] if i + 1 < len(epochs) else self.log_end_offset
+        return self._epochs.end_offset(epoch, self.log_end_offset)
 
     def epochs_of(self, segment: Segment, offset: int) -> tuple[int, int]:
         """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not below the one nor above the other."""
         if not segment.sealed:
-            return self._epoch_at(offset), self.leader_epoch
-        return self._epoch_at(offset), self._epoch_at(max(offset, segment.end_offset - 1))
-
-    def _epoch_at(self, offset: int) -> int:
-        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), 0)
+            return self._epochs.at(offset), self.leader_epoch
+        return self._epochs.at(offset), self._epochs.at(max(offset, segment.end_offset - 1))
 
     def set_leader_epoch(self, epoch: int) -> None:
         """A new leadership: batches from here on carry `epoch`."""
-        with self._lock:
+        with self._roll_lock:
             if epoch <= self.leader_epoch:
                 raise LogError(f"leader epoch {epoch} of {self.topic_partition} is not above {self.leader_epoch}", hint="epochs only rise")
-            self._epochs.append((epoch, self.log_end_offset))
-            checkpoint.write_leader_epochs(self.directory, self._epochs)
+            self._epochs.add(epoch, self.log_end_offset)
             self.kernel.set_leader_epoch(epoch)
 
     # -- append -------------------------------------------------------------------------------------------
@@ -210,178 +201,6 @@ class Partition:
         if self.config.flush_messages != NEVER and self.unflushed_messages >= self.config.flush_messages:
             self.flush()
         return result
-
-    def _make_room(self, base: int, error: int, length: int, now_ms: int) -> None:
-        with self._roll_lock:
-            if error == NO_SPACE and self.kernel.segment_base_offset == base:
-                self._roll(now_ms)
-            elif error == NO_HEAD and not self._segments[-1].is_head:
-                self._open_head(length, now_ms)
-
-    def ensure_head(self, min_bytes: int) -> Segment:
-        """The head, preallocated and with room for `min_bytes`; rolls when needed.  StorageFullError."""
-        if min_bytes > self.config.segment_bytes:
-            raise LogError(
-                f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
-                hint="raise segment.bytes of the topic or send smaller batches",
-            )
-        with self._roll_lock:
-            self._check_open()
-            active = self._segments[-1]
-            if not active.is_head:
-                return self._open_head(min_bytes, now_ms())
-            if self.kernel.capacity - self.kernel.end_position < min_bytes:
-                return self._roll(now_ms())
-            return active
-
-    def roll(self) -> Segment:
-        """Seal the head and put a new one in its place, unless it is empty; the head."""
-        with self._roll_lock:
-            self._check_open()
-            if not self._segments[-1].is_head:
-                return self._open_head(self.config.segment_bytes if self._segments[-1].size else 0, now_ms())
-            return self._roll(now_ms())
-
-    def fence_head(self) -> Segment:
-        """Move the head to a fresh file, although it may be empty: somebody may still write into the old file.  That one keeps its length
-        for as long as it is mapped anywhere, and its pages must not be used again."""
-        with self._roll_lock:
-            self._check_open()
-            old = self._segments[-1]
-            if not old.is_head:
-                return old
-            old.keep_length = True
-            return self._roll(now_ms()) if old.size else self._replace_empty(old, now_ms())
-
-    def _check_open(self) -> None:
-        if self._closed:
-            raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")
-
-    def _prepare(self) -> PreparedHead:
-        return self._spare.take(self.config) or PreparedHead(self.directory, self.config)
-
-    def _open_head(self, min_bytes: int, now_ms: int) -> Segment:
-        """Make the dormant active segment the head, or, when it has no room, put a new segment behind it."""
-        self._check_open()
-        old = self._segments[-1]
-        config = self.config
-        kernel = self.kernel
-        if not old.sealed and old.size + min_bytes <= config.segment_bytes:
-            new = reopen_as_head(old, config)
-            with self._lock:
-                new.become_head(kernel, config.segment_bytes, now_ms, first_timestamp=first_timestamp(new.address, new.size))
-                self._segments = (*self._segments[:-1], new)
-            old.supersede()
-        else:
-            prepared = self._prepare()
-            with self._lock:
-                kernel.roll_without_head()
-                self._snapshot_producers()
-                new = self._publish(prepared, now_ms)
-            old.mark_sealed()
-        self._directory_dirty = True
-        self._head_since = time.monotonic()
-        self._tell(old, new)
-        return new
-
-    def _roll(self, now_ms: int) -> Segment:
-        """Seal the head, publish the next.  An empty head stays, unless it was opened for a smaller ``segment.bytes`` than
-        there is now.  Nothing has changed when it raises."""
-        self._check_open()
-        old = self._segments[-1]
-        if not old.is_head or (old.size == 0 and self.kernel.capacity >= self.config.segment_bytes):
-            return old
-        for callback in self.before_roll:
-            callback(self)
-        if old.size == 0:
-            return self._replace_empty(old, now_ms)
-        prepared = self._prepare()
-        thaw = None
-        try:
-            if self.config.flush_before_ack:
-                # A sealed segment must be readable whole: stop commits, put on disk what is there, then seal.
-                thaw = self.kernel.freeze()
-                self.flush()
-            with self._lock:
-                if not old.seal():
-                    raise LogError(f"the head of {self.topic_partition} has records that are not readable yet", hint="flush it first")
-                thaw = None
-                self._snapshot_producers()
-                new = self._publish(prepared, now_ms)
-        except BaseException:
-            prepared.discard()
-            if thaw is not None:
-                self.kernel.thaw(thaw)
-            raise
-        self._rolls += 1
-        now = time.monotonic()
-        if now - self._head_since < SPARE_WITHIN_S:
-            self._spare.start(self.config)
-        self._head_since = now
-        self._tell(old, new)
-        return new
-
-    def _replace_empty(self, old: Segment, now_ms: int) -> Segment:
-        """Put another file in place of an empty head's, under the same name; rolls when it has got records meanwhile."""
-        prepared = self._prepare()
-        thaw = self.kernel.freeze()
-        if old.size:
-            self.kernel.thaw(thaw)
-            prepared.discard()
-            return self._roll(now_ms)
-        with self._lock:
-            old.seal()
-            old.supersede()
-            self._segments = self._segments[:-1]
-            new = self._publish(prepared, now_ms)
-        self._rolls += 1
-        self._head_since = time.monotonic()
-        self._tell(old, new)
-        return new
-
-    def _publish(self, prepared: PreparedHead, now_ms: int) -> Segment:
-        new = prepared.publish(self.log_end_offset)
-        new.become_head(self.kernel, self.config.segment_bytes, now_ms)
-        self._add_segment(new)
-        return new
-
-    def _add_segment(self, new: Segment) -> None:
-        self._segments = (*self._segments, new)
-        self._bases = [s.base_offset for s in self._segments]
-        self._directory_dirty = True
-
-    def _retire_active(self) -> bool:
-        """Put an empty segment without preallocation behind the active one, which is about to be deleted.  False when
-        records have arrived in it meanwhile that are not readable yet."""
-        old = self._segments[-1]
-        if old.is_head:
-            for callback in self.before_roll:
-                callback(self)
-        with self._lock:
-            if old.is_head and not old.seal():
-                return False
-            self.kernel.roll_without_head()
-            self._snapshot_producers()
-            new = Segment.create_empty(self.directory, self.log_end_offset)
-            self._add_segment(new)
-        old.mark_sealed()
-        self._tell(old, new)
-        return True
-
-    def _tell(self, old: Segment, new: Segment) -> None:
-        for callback in self.on_roll:
-            try:
-                callback(self, old, new)
-            except Exception:
-                log.exception("callback after a roll of %s failed", self.topic_partition)
-
-    def _snapshot_producers(self, *, sync: bool = False) -> None:
-        """Best effort: without a snapshot the next start reads more of the log."""
-        entries, offset = self.kernel.producers()
-        try:
-            producer_state.write_snapshot(self.directory, offset, entries, sync=sync)
-        except OSError as e:
-            log.warning("cannot write the producer snapshot of %s: %s", self.topic_partition, e)
 
     # -- read ---------------------------------------------------------------------------------------------
 
@@ -527,10 +346,11 @@ class Partition:
 
     def flush_due(self, now_ms: int) -> bool:
         """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on disk yet; whether it
-        did."""
+        did.  A partition that is quiet gives back here what its head does not use."""
         if self._roll_lock.acquire(blocking=False):
             try:
                 self._spare.give_back(unused_for_s=SPARE_WITHIN_S)
+                self._give_back()
             finally:
                 self._roll_lock.release()
         unflushed = self.unflushed_messages
@@ -574,30 +394,7 @@ class Partition:
                 self._roll(now_ms)
 
     def _expired(self, now_ms: int) -> int:
-        config = self.config
-        segments = self._segments
-        readable = self.high_watermark
-        count = 0
-        if config.retention_ms >= 0:
-            for segment in segments:
-                newest = segment.max_timestamp
-                if segment.size == 0 or segment.end_offset > readable:
-                    break
-                if now_ms - (newest if newest >= 0 else segment.modified_ms) <= config.retention_ms:
-                    break
-                count += 1
-        if config.retention_bytes >= 0:
-            excess = self.size - config.retention_bytes
-            for i, segment in enumerate(segments):
-                excess -= segment.size
-                if excess < 0 or segment.size == 0 or segment.end_offset > readable:
-                    break
-                count = max(count, i + 1)
-        for i, segment in enumerate(segments[:-1]):
-            if segment.end_offset > self.log_start_offset:
-                break
-            count = max(count, i + 1)
-        return count
+        return expired(self._segments, self.config, self.high_watermark, self.log_start_offset, now_ms)
 
     def _delete_oldest(self, count: int) -> int:
         if count == 0:
@@ -615,16 +412,9 @@ class Partition:
             )
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
-        self._trim_epochs()
+        self._epochs.trim(self.log_start_offset)
         self._directory_dirty = True
         return count
-
-    def _trim_epochs(self) -> None:
-        start = self.log_start_offset
-        gone = [e for e in self._epochs if e[1] <= start]
-        if len(gone) > 1 or (gone and gone[-1][1] < start):
-            self._epochs = [(gone[-1][0], start), *self._epochs[len(gone) :]]
-            checkpoint.write_leader_epochs(self.directory, self._epochs)
 
     def delete_records(self, offset: int) -> int:
         """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments wholly below go
@@ -657,7 +447,8 @@ class Partition:
 
     def statistics(self) -> dict[str, int]:
         """Counters of this partition; see the metrics of room `log`."""
-        return {**self.kernel.statistics(), "log_flushes": self._flushes, "log_rolls": self._rolls, "log_segments": len(self._segments)}
+        return {**self.kernel.statistics(), "log_flushes": self._flushes, "log_rolls": self._rolls, "log_segments": len(self._segments),
+                "log_head_growths": self._growths, "log_given_back_bytes": self._given_back}  # fmt: skip
 
     def close(self, *, clean: bool = True) -> None:
         """End appends; with `clean`, put everything on disk and shorten the files to their records, so that the next
@@ -676,9 +467,11 @@ class Partition:
                     else:
                         self.kernel.advance_high_watermark(self.log_end_offset, self.kernel.end_position)
                     with self._lock:
-                        active.seal()
+                        sealed = active.take_from_kernel()
+                    if sealed:
+                        active.finish_seal()
                 if clean:
-                    self._snapshot_producers(sync=True)
+                    self._snapshot_producers(*self.kernel.producers(), sync=True)
             finally:
                 for segment in self._segments:
                     segment.close()

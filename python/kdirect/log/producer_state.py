@@ -14,6 +14,7 @@ before it (`kdirect.log.recovery`).  A damaged snapshot is removed and the state
 from __future__ import annotations
 
 import logging
+import os
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -79,19 +80,23 @@ def snapshot_path(directory: Path, offset: int) -> Path:
     return directory / f"{offset:020d}{SUFFIX}"
 
 
-def list_snapshots(directory: Path) -> list[tuple[int, Path]]:
-    """(offset, path) of the snapshot files, by offset."""
-    return sorted((int(p.stem), p) for p in directory.glob(f"*{SUFFIX}") if p.stem.isdigit())
+def list_snapshots(directory: Path, files: Sequence[str] | None = None) -> list[tuple[int, Path]]:
+    """(offset, path) of the snapshot files, by offset; `files` are the names in the directory, if
+    they are known."""
+    names = (n.removesuffix(SUFFIX) for n in (os.listdir(directory) if files is None else files) if n.endswith(SUFFIX))
+    return sorted((int(name), directory / f"{name}{SUFFIX}") for name in names if name.isdigit())
 
 
 def write_snapshot(directory: Path, offset: int, entries: Sequence[ProducerEntry], *, sync: bool = False) -> None:
     replace_file(snapshot_path(directory, offset), pack_snapshot(entries), sync=sync)
 
 
-def load_latest(directory: Path, log_start_offset: int, log_end_offset: int) -> tuple[int, list[ProducerEntry]]:
+def load_latest(
+    directory: Path, log_start_offset: int, log_end_offset: int, files: Sequence[str] | None = None
+) -> tuple[int, list[ProducerEntry]]:
     """The newest sound snapshot at or below the log's end: (its offset, producers); later and damaged ones are
     removed.  (log start, []) when there is none: the whole log has to tell."""
-    for offset, path in reversed(list_snapshots(directory)):
+    for offset, path in reversed(list_snapshots(directory, files)):
         if offset <= log_end_offset:
             try:
                 return offset, unpack_snapshot(path.read_bytes())

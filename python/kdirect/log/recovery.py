@@ -57,34 +57,46 @@ def load_partition(
     recovery_point: int = 0,
     log_start_offset: int = 0,
     topic_id: uuid.UUID | None = None,
+    files: list[str] | None = None,
+    unsynced: list[Path] | None = None,
 ) -> Partition:
-    """Open (or start) the partition in `directory`.  CorruptLogError when it is no log."""
-    directory.mkdir(parents=True, exist_ok=True)
-    found = _find_segments(directory)
+    """Open (or start) the partition in `directory`.  `files` are the names of what is there, if the
+    caller has listed them.  What has to be synced before the partition is used is added to
+    `unsynced`, for the caller to do so; without it, it is done here. CorruptLogError when it is no
+    log."""
+    if files is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        files = os.listdir(directory)
+    found = _find_segments(directory, files)
     is_new = not found
     if is_new:
         Segment.create_empty(directory, max(0, log_start_offset))
         found = [max(0, log_start_offset)]
-    known = checkpoint.read_partition_metadata(directory)
+    known = checkpoint.read_partition_metadata(directory) if checkpoint.PARTITION_METADATA in files else None
     dense_from = known.dense_from if known is not None else 0 if is_new else None
     # A log that somebody else may have written has gaps anywhere up to its present end.
     gaps_below = _ANYWHERE if dense_from is None else dense_from
     if clean:
         segments = _load_clean(directory, found, config, gaps_below)
     else:
-        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point, gaps_below)
+        to_sync: list[Path] = []
+        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point, gaps_below, to_sync)
+        if unsynced is None:
+            checkpoint.sync_paths(directory, to_sync)
+        else:
+            unsynced += to_sync
     segments[-1].sealed = False
     end_offset = segments[-1].end_offset
     dense_from = end_offset if dense_from is None else dense_from
     for segment in segments:
         segment.dense_from = dense_from
     start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
-    epochs = _load_epochs(directory, start_offset, end_offset)
+    epochs = _load_epochs(directory, start_offset, end_offset, known=checkpoint.LEADER_EPOCHS in files)
     kernel = CommitKernel(
         log_start_offset=start_offset, log_end_offset=end_offset, segment_base_offset=segments[-1].base_offset,
         position=segments[-1].size, leader_epoch=epochs[-1][0], **kernel_settings(config),
     )  # fmt: skip
-    _load_producers(kernel, directory, segments, start_offset, end_offset)
+    _load_producers(kernel, directory, files, segments, start_offset, end_offset)
     if known is not None and topic_id is not None and topic_id != known.topic_id:
         raise CorruptLogError(
             f"{directory} belongs to another topic of this name (id {known.topic_id}, not {topic_id})",
@@ -99,24 +111,25 @@ def load_partition(
     )  # fmt: skip
 
 
-def _find_segments(directory: Path) -> list[int]:
+def _find_segments(directory: Path, files: list[str]) -> list[int]:
     """Base offsets of the log files, in order, after sweeping what does not belong."""
     bases = []
     others = []
-    for path in directory.iterdir():
-        if path.name.endswith(_LEFTOVERS):
-            path.unlink(missing_ok=True)
-        elif path.suffix in SUFFIXES:
-            if len(path.stem) != 20 or not path.stem.isdigit():
-                raise CorruptLogError(f"{path} is no segment of a log", hint="move it away: file names are twenty digits")
-            if path.suffix == LOG_SUFFIX:
-                bases.append(int(path.stem))
+    for name in files:
+        if name.endswith(_LEFTOVERS):
+            (directory / name).unlink(missing_ok=True)
+        elif name.endswith(SUFFIXES):
+            stem, _, suffix = name.rpartition(".")
+            if len(stem) != 20 or not stem.isdigit():
+                raise CorruptLogError(f"{directory / name} is no segment of a log", hint="move it away: file names are twenty digits")
+            if suffix == LOG_SUFFIX[1:]:
+                bases.append(int(stem))
             else:
-                others.append(path)
+                others.append((int(stem), name))
     known = set(bases)
-    for path in others:
-        if int(path.stem) not in known:
-            path.unlink(missing_ok=True)
+    for base, name in others:
+        if base not in known:
+            (directory / name).unlink(missing_ok=True)
     return sorted(bases)
 
 
@@ -128,10 +141,14 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below
     segments = []
     for i, base in enumerate(bases):
         last = i + 1 == len(bases)
-        path = directory / file_name(base, LOG_SUFFIX)
+        segment = Segment(directory, base, end_offset=None if last else bases[i + 1], sealed=not last)
+        path = segment.path
         length = os.stat(path).st_size
-        segment = Segment(directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last, dense_from=gaps_below)
-        _check_index_files(segment, config)
+        if length:
+            segment = Segment(
+                directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last, dense_from=gaps_below
+            )
+            _check_index_files(segment, config)
         if length and (last or length % 4096 == 0):
             walk = _end_of(segment, length)
             size, end_offset = walk.position, walk.next_offset
@@ -146,10 +163,8 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below
                     f"{path} was closed cleanly, but the record batch at position {size} {walk.fault} (offset {end_offset} comes next)",
                     hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
                 )
-            else:
-                segment = Segment(
-                    directory, base, size=length, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below
-                )
+            elif last:
+                segment = Segment(directory, base, size=length, end_offset=end_offset, dense_from=gaps_below)
         segment.synced = True
         segments.append(segment)
     return segments
@@ -205,14 +220,28 @@ def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
 def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
     for index, data in ((segment.offset_index, scanned.offset_index), (segment.time_index, scanned.time_index)):
         index.close()
-        checkpoint.replace_file(index.path, data, sync=False)
+        # In place: an index that a crash left half written is rebuilt like any other that is damaged.
+        fd = os.open(index.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            at = 0
+            while at < len(data):
+                at += os.pwrite(fd, data[at:], at)
+            os.ftruncate(fd, len(data))
+        finally:
+            os.close(fd)
 
 
 # -- after a crash ---------------------------------------------------------------------------------------------
 
 
 def _load_after_crash(
-    topic_partition: TopicPartition, directory: Path, bases: list[int], config: LogConfig, recovery_point: int, gaps_below: int
+    topic_partition: TopicPartition,
+    directory: Path,
+    bases: list[int],
+    config: LogConfig,
+    recovery_point: int,
+    gaps_below: int,
+    to_sync: list[Path],
 ) -> list[Segment]:
     segments: list[Segment] = []
     expected = bases[0]
@@ -253,10 +282,13 @@ def _load_after_crash(
         )
     for segment in segments:
         segment.sealed = segment is not segments[-1]
-        if segment.end_offset > recovery_point or not segment.sealed:
-            segment.sync(with_indexes=True)
+        if segment.end_offset > recovery_point:  # what is below was on disk
+            to_sync.append(segment.path)
+            if segment.sealed:  # the others are with their seal
+                to_sync += [segment.offset_index.path, segment.time_index.path]
         segment.synced = segment.sealed
-    checkpoint.sync_directory(directory)
+    if to_sync or len(segments) != len(bases):
+        to_sync.append(directory)
     return segments
 
 
@@ -308,7 +340,7 @@ def _scan(
 ) -> tuple[Segment, ScannedSegment]:
     """Scan one segment, make what follows its last good batch zeros, write its indexes."""
     path = directory / file_name(base, LOG_SUFFIX)
-    segment = Segment(directory, base)
+    segment = Segment(directory, base, size=os.stat(path).st_size)
     segment.keep_length = True
     segment.acquire()
     try:
@@ -341,9 +373,10 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
 # -- epochs and producers ------------------------------------------------------------------------------------------
 
 
-def _load_epochs(directory: Path, start_offset: int, end_offset: int) -> list[tuple[int, int]]:
-    """Leader epochs that still have, or may get, records; at least one."""
-    stored = checkpoint.read_leader_epochs(directory)
+def _load_epochs(directory: Path, start_offset: int, end_offset: int, *, known: bool) -> list[tuple[int, int]]:
+    """Leader epochs that still have, or may get, records; at least one.  `known`: there is a file
+    of them."""
+    stored = checkpoint.read_leader_epochs(directory) if known else []
     epochs = [e for e in stored if e[1] <= end_offset]
     if stored and not epochs:
         epochs = [(stored[0][0], start_offset)]
@@ -354,10 +387,12 @@ def _load_epochs(directory: Path, start_offset: int, end_offset: int) -> list[tu
     return epochs
 
 
-def _load_producers(kernel: CommitKernel, directory: Path, segments: list[Segment], start_offset: int, end_offset: int) -> None:
+def _load_producers(
+    kernel: CommitKernel, directory: Path, files: list[str], segments: list[Segment], start_offset: int, end_offset: int
+) -> None:
     """The snapshot, then the batches behind it; and, when nothing is behind it, the batches just before, which
     Kafka's format leaves out."""
-    offset, entries = producer_state.load_latest(directory, start_offset, end_offset)
+    offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
     now = now_ms()
     entries = [e._replace(timestamp_ms=now) for e in entries if not e.batches or e.batches[-1][3] >= start_offset]
     if entries:

@@ -3,14 +3,21 @@
 Law of the room: here (and, for the files of a new head, in `kdirect.log.head`) alone are segment files created,
 mapped, lengthened, shortened and unlinked.
 
-- The active segment is preallocated whole (never sparse: a full disk must show as ENOSPC, not as a bus
-  error on first touch) and mapped shared and writable once; the commit kernel writes through that mapping.
+- The active segment is mapped shared and writable once, with addresses for all that it may become;
+  the commit kernel writes through that mapping.  Its bytes are allocated in steps before they are
+  touched (never sparse: a full disk must show as ENOSPC, not as a bus error on first touch), and
+  given back when they are not used.  `mapped_length` says how many exist: nobody touches, registers
+  or grants more.
 - A sealed segment is immutable.  The file is shortened to its records only when nobody can have it mapped:
   until the last grant is released a hole is punched behind the records and the length is kept, because
   cutting a file that others map turns their reads past the new end into SIGBUS.
 - Deletion is unlink; mappings of holders live on.
 - Mappings and descriptors exist while someone has acquired the segment, and a little longer for a few
   recently used ones, so their number is bounded by the partitions written to, not by the log's size.
+
+Locks: a segment's lock guards its fields and is held for moments only, for readers take it on an
+event loop.  Files are lengthened, shortened and unmapped without it: by who holds the partition's
+roll lock, or by who gave back the last reference.
 
 Positions are bytes from the start of the file; a batch lies in [position, position + size).
 """
@@ -23,11 +30,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
+from kdirect.log.config import PAGE_BYTES, whole_pages
+from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import Chain, Mapping, Walk, find_batch, find_timestamp, punch_hole, whole_batches
+from kdirect.log.mapped import Chain, Mapping, Walk, allocate_huge, find_batch, find_timestamp, punch_hole, whole_batches
 
 log = logging.getLogger("kdirect.log")
 
@@ -72,12 +82,27 @@ class _IdleMappings:
 _idle = _IdleMappings(IDLE_MAPPINGS)
 
 
+class _Detached(NamedTuple):
+    """Mappings and a descriptor (-1: none) that nobody uses any more."""
+
+    mappings: list[Mapping]
+    fd: int
+
+    def end(self) -> None:
+        for mapping in self.mappings:
+            mapping.unmap()
+        if self.fd >= 0:
+            os.close(self.fd)
+
+
 class Segment:
     """One segment of a partition.
 
-    `base_offset` and `end_offset` bound its offsets (half-open), `size` its valid bytes; for the head, both
-    follow the kernel.  `fd`, `address`, `mapped_length` are -1, 0, 0 while it is not mapped.  Any thread may
-    call; `acquire` before using an address, `release` after.
+    `base_offset` and `end_offset` bound its offsets (half-open), `size` its valid bytes; for the
+    head, both follow the kernel.  `fd`, `address`, `mapped_length` are -1, 0, 0 while it is not
+    mapped.  Any thread may call; `acquire` before using an address, `release` after.  `grow`,
+    `give_back`, `take_from_kernel` and `finish_seal` are called with the partition's roll lock
+    held.
     """
 
     def __init__(
@@ -100,7 +125,8 @@ class Segment:
         self.offset_index = OffsetIndex(directory / file_name(base_offset, OffsetIndex.suffix))
         self.time_index = TimeIndex(directory / file_name(base_offset, TimeIndex.suffix))
         self.fd = -1
-        self.file_length = size  # of the file, preallocated bytes included
+        self.file_length = size  # of the file, whatever of it is allocated
+        self._allocated = size  # of that, what exists: all but for a head that was given back while others had it mapped
         self.deleted = False
         self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self._size = size
@@ -109,6 +135,7 @@ class Segment:
         self._kernel: CommitKernel | None = None  # of the head
         self._mapping: Mapping | None = None
         self._references = 0
+        self.acquisitions = 0  # so far
         self._lock = threading.RLock()
         self._superseded = False
         self._closed = False
@@ -130,16 +157,18 @@ class Segment:
 
     @property
     def is_head(self) -> bool:
-        """The kernel writes it: preallocated and mapped."""
+        """The kernel writes it: allocated and mapped."""
         return self._kernel is not None
 
     def extent(self) -> tuple[int, int]:
         """(`size`, `end_offset`) of one moment."""
-        with self._lock:
-            if self._kernel is None:
-                return self._size, self._end_offset
-            view = self._kernel.view()
-            return view.end_position, view.log_end_offset
+        kernel = self._kernel
+        if kernel is not None:
+            view = kernel.view()
+            if view.segment_base_offset == self.base_offset:
+                return view.end_position, view.log_end_offset
+        with self._lock:  # it is being sealed: what it was is known in a moment
+            return self._size, self._end_offset
 
     @property
     def size(self) -> int:
@@ -184,16 +213,25 @@ class Segment:
 
     @property
     def mapped_length(self) -> int:
+        """Bytes that are mapped and exist."""
+        mapping = self._mapping
+        return min(mapping.length, self._allocated) if mapping is not None else 0
+
+    @property
+    def reserved_length(self) -> int:
+        """Bytes that a head may grow to: so many have an address."""
         mapping = self._mapping
         return mapping.length if mapping is not None else 0
 
     def map(self, *, writable: bool = False) -> None:
-        """Map the whole file, once; again: nothing to do.  Without an `acquire` the mapping of a sealed segment may
-        go at any time.  `writable` lets it be registered where an RNIC needs write permission even for reads."""
+        """Map its records, once; again: nothing to do.  Without an `acquire` the mapping of a
+        sealed segment may go at any time.  `writable` lets it be registered where an RNIC needs
+        write permission even for reads."""
         with self._lock:
             self._map(writable)
-            if self._references == 0 and not self.is_head:
-                _idle.add(self)
+            idle = self._references == 0 and not self.is_head
+        if idle:
+            _idle.add(self)
 
     def _map(self, writable: bool) -> None:
         if self._closed:
@@ -207,12 +245,13 @@ class Segment:
                 raise LogError(f"cannot open {self.path}: {e}", hint="raise the limit on open files (ulimit -n)") from e
             try:
                 length = os.fstat(fd).st_size
-                self._mapping = Mapping(fd, length, writable=writable)
+                # Not what may lie behind the records: it is about to be cut off, or a hole.
+                self._mapping = Mapping(fd, min(length, self._size), writable=writable)
             except BaseException:
                 os.close(fd)
                 raise
             self.fd = fd
-            self.file_length = length
+            self.file_length = self._allocated = length
         elif writable:
             self._mapping.make_writable()
 
@@ -232,26 +271,30 @@ class Segment:
         with self._lock:
             self._map(False)
             self._references += 1
-            if self._references == 1:
-                _idle.discard(self)
+            self.acquisitions += 1
+            first = self._references == 1
+        if first:
+            _idle.discard(self)
         return self
 
     def release(self) -> None:
         """Give back one `acquire`.  The last one trims a sealed file and closes a deleted one."""
+        detached = None
         with self._lock:
             self._references -= 1
-            if self._references > 0:
+            if self._references > 0 or self.is_head:
                 return
-            if self.deleted or self._superseded or self._closed:
-                self._unmap()
-            elif self.sealed:
-                if self.file_length > self._size:
-                    self._unmap()
-                    self._shorten()
-                else:
-                    _idle.add(self)
-            elif not self.is_head:
-                _idle.add(self)
+            ended = self.deleted or self._superseded or self._closed
+            longer = self.sealed and self.file_length > self._size
+            if ended or longer:
+                detached = self._detach()
+        if detached is None:
+            _idle.add(self)
+            return
+        _idle.discard(self)
+        detached.end()
+        if longer and not ended:
+            self._shorten()
 
     @property
     def references(self) -> int:
@@ -263,52 +306,60 @@ class Segment:
         if not self._lock.acquire(blocking=False):
             return False
         try:
-            if self._references == 0 and not self.is_head:
-                self._unmap()
-            return True
+            detached = self._detach_if_unused()
         finally:
             self._lock.release()
+        self._end(detached)
+        return True
 
-    def _unmap(self) -> None:
-        _idle.discard(self)
-        if self._mapping is not None:
-            self._mapping.unmap()
-            self._mapping = None
-            os.close(self.fd)
-            self.fd = -1
-        self.offset_index.close()
-        self.time_index.close()
+    def _detach_if_unused(self) -> _Detached | None:
+        return self._detach() if self._references == 0 and not self.is_head else None
+
+    def _detach(self) -> _Detached:
+        """Forget mappings and descriptor; under the lock.  The caller ends them without it."""
+        found = (self._mapping, self.offset_index.detach(), self.time_index.detach())
+        detached = _Detached([m for m in found if m is not None], self.fd)
+        self._mapping, self.fd = None, -1
+        return detached
+
+    def _end(self, detached: _Detached | None) -> None:
+        if detached is not None:
+            _idle.discard(self)
+            detached.end()
 
     def _shorten(self) -> None:
-        """Cut the file behind its records.  Only when nobody maps it, and only in the process that owns the log: a
-        forked child inherits this object, not the right to change files."""
+        """Cut the file behind its records.  Only when nobody maps more of it, and only in the
+        process that owns the log: a forked child inherits this object, not the right to change
+        files."""
         if os.getpid() != self._pid or self.keep_length:
             return
         try:
             os.truncate(self.path, self._size)
-            self.file_length = self._size
+            self.file_length = self._allocated = self._size
         except OSError as e:
             log.warning("cannot shorten %s to %d bytes: %s", self.path, self._size, e)
 
     # -- head -----------------------------------------------------------------------------------------------
 
-    def adopt(self, mapping: Mapping, fd: int) -> None:
-        """Take a writable mapping of the whole file, and its descriptor, that were made before the file had its name."""
+    def adopt(self, mapping: Mapping, fd: int, allocated: int, file_length: int = 0) -> None:
+        """Take a writable mapping for all that the head may become, and the file's
+        descriptor.  `allocated` bytes exist."""
         with self._lock:
             assert self._mapping is None
             self._mapping = mapping
             self.fd = fd
-            self.file_length = mapping.length
+            self._allocated = allocated
+            self.file_length = max(allocated, file_length)
 
     def become_head(self, kernel: CommitKernel, segment_bytes: int, created_ms: int, *, first_timestamp: int = -1) -> None:
-        """Hand the mapped, preallocated file to the kernel, with the reference that `PreparedHead.publish` or
-        `reopen_as_head` took; the kernel holds it until `seal`."""
+        """Hand the mapped, allocated file to the kernel, with the reference that
+        `PreparedHead.publish` or `reopen_as_head` took; the kernel holds it until `finish_seal`."""
         last = self.time_index.last()
         max_timestamp, max_offset = (last[0], self.base_offset + last[1]) if last is not None else (-1, self.base_offset)
         with self._lock:
             assert self._mapping is not None and self._references > 0
             kernel.install_head(
-                self._mapping.address, min(self._mapping.length, max(segment_bytes, self._size)), position=self._size,
+                self._mapping.address, min(self._allocated, max(segment_bytes, self._size)), position=self._size,
                 segment_base_offset=self.base_offset,
                 offset_index_address=self.offset_index.address, offset_index_capacity=self.offset_index.capacity,
                 offset_index_entries=self.offset_index.entries,
@@ -319,33 +370,99 @@ class Segment:
             )  # fmt: skip
             self._kernel = kernel
 
-    def seal(self) -> bool:
-        """Take the head from the kernel and freeze it: free what lies behind the records, trim the indexes, give
-        back the kernel's reference.  False, and nothing done, while not all of it is readable (group commit)."""
+    def grow(self, wanted: HeadBytes) -> None:
+        """Allocate more of the head's files, then tell the kernel.  OSError when the disk is full:
+        then nothing has changed."""
+        kernel = self._kernel
+        assert kernel is not None
+        before, more = self.file_length, wanted.log - self._allocated
+        try:
+            if more >= HUGE_BYTES:
+                allocate_huge(self.fd, wanted.log)
+            if more > 0:
+                os.posix_fallocate(self.fd, self._allocated, more)
+            self.offset_index.grow(wanted.offset_index)
+            self.time_index.grow(wanted.time_index)
+        except OSError:
+            # Nobody but this mapping, which was not touched there, reaches behind the length that the file had.
+            os.ftruncate(self.fd, before)
+            punch_hole(self.fd, self._allocated, before - self._allocated)
+            raise
+        with self._lock:
+            self._allocated = max(self._allocated, wanted.log)
+            self.file_length = max(before, wanted.log)
+        kernel.resize(wanted.log, self.offset_index.capacity, self.time_index.capacity)
+
+    def give_back(self, acquisitions: int) -> int:
+        """Free what lies behind the head's records; how many bytes.  0, and nothing done, if it is
+        not worth the work, or if somebody has acquired the segment since `acquisitions`.  Nobody
+        may write the head by other means than the kernel.
+
+        Where others have it mapped a hole is punched and the length is kept; they may not have it
+        pinned."""
+        kernel = self._kernel
+        assert kernel is not None
+        index_bytes = [whole_pages((n + 2) * x.entry_bytes) for n, x in zip(kernel.index_entries(), self._indexes, strict=True)]
+        with self._lock:
+            kept = max(PAGE_BYTES, whole_pages(kernel.end_position))
+            unused = self._allocated - kept
+            entries = [n // x.entry_bytes for n, x in zip(index_bytes, self._indexes, strict=True)]
+            if self.acquisitions != acquisitions or unused < LEAST_GIVEN_BACK or not kernel.resize(kept, *entries):
+                return 0
+            alone = self._references == 1 and not self.keep_length
+            self._allocated = kept
+            if alone:
+                self.file_length = kept
+        if alone:
+            os.ftruncate(self.fd, kept)
+        else:
+            punch_hole(self.fd, kept, self.file_length - kept)
+        for index, length in zip(self._indexes, index_bytes, strict=True):
+            index.shrink(length)
+        return unused
+
+    @property
+    def _indexes(self) -> tuple[OffsetIndex, TimeIndex]:
+        return self.offset_index, self.time_index
+
+    def take_from_kernel(self) -> bool:
+        """Take the head from the kernel: it is sealed from now on, and `finish_seal` is to
+        follow.  False, and nothing done, while not all of it is readable (group commit)."""
         with self._lock:
             assert self._kernel is not None
             head = self._kernel.seal()
             if head is None:
                 return False
-            self._kernel = None
             self._size = head.size
             self._end_offset = head.end_offset
             self._max_timestamp = head.max_timestamp
+            self.offset_index.entries = head.offset_entries
+            self.time_index.entries = head.time_entries
             self.sealed = True
-            self.offset_index.trim(head.offset_entries)
-            self.time_index.trim(head.time_entries)
-            if self._references > 1 and self.file_length > head.size:
-                punch_hole(self.fd, head.size, self.file_length - head.size)
-            self.release()
+            self._kernel = None
             return True
+
+    def finish_seal(self) -> None:
+        """Free what lies behind the records, trim the indexes, give back the kernel's
+        reference.  File work, with no lock held that a reader takes."""
+        try:
+            for index in self._indexes:
+                index.trim(index.entries)
+            if self._references > 1 and self.file_length > self._size:
+                punch_hole(self.fd, self._size, self.file_length - self._size)
+        except OSError as e:  # it is sealed all the same; an index that is too long is found out by who uses it
+            log.warning("cannot trim the files of %s: %s", self.path, e)
+        self.release()
 
     def mark_sealed(self) -> None:
         """A segment that is no head takes no more records."""
         with self._lock:
             self.sealed = True
-            if self._references == 0 and self.file_length > self._size:
-                self._unmap()
-                self._shorten()
+            longer = self._references == 0 and self.file_length > self._size
+            detached = self._detach_if_unused() if longer else None
+        self._end(detached)
+        if longer:
+            self._shorten()
 
     def supersede(self) -> None:
         """Another Segment object stands for the file now (it became the head): keep the mapping for holders, touch
@@ -353,8 +470,8 @@ class Segment:
         with self._lock:
             self._superseded = True
             self.sealed = True
-            if self._references == 0:
-                self._unmap()
+            detached = self._detach_if_unused()
+        self._end(detached)
 
     # -- search -----------------------------------------------------------------------------------------------
 
@@ -487,16 +604,17 @@ class Segment:
                 return
             self._closed = True
             self.keep_length = False
-            if self._references == 0:
-                self._unmap()
-                if not self.deleted and not self._superseded and self.file_length > self._size:
-                    self._shorten()
+            detached = self._detach_if_unused()
+            longer = detached is not None and not self.deleted and not self._superseded and self.file_length > self._size
+        self._end(detached)
+        if longer:
+            self._shorten()
 
     def delete(self) -> None:
         """Unlink the files; whoever has acquired the segment may go on reading."""
         with self._lock:
             self.deleted = True
-            for path in (self.path, self.offset_index.path, self.time_index.path):
-                path.unlink(missing_ok=True)
-            if self._references == 0:
-                self._unmap()
+            detached = self._detach_if_unused()
+        for path in (self.path, self.offset_index.path, self.time_index.path):
+            path.unlink(missing_ok=True)
+        self._end(detached)

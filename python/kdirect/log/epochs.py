@@ -1,0 +1,46 @@
+"""The leader epochs of a partition and the offsets at which they start.
+
+Law: both rise; the file ``leader-epoch-checkpoint`` says the same as the list.  Changes are made
+with the partition's roll lock held; looking takes no lock, for the list is replaced and never
+changed.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from kdirect.log import checkpoint
+
+
+class LeaderEpochs:
+    """(epoch, start offset) of each leadership that still has, or may get, records; at least one."""
+
+    def __init__(self, directory: Path, epochs: list[tuple[int, int]]) -> None:
+        self._directory = directory
+        self._epochs = epochs
+
+    def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
+        """(the largest epoch not above `epoch`, the offset at which the next one starts); (-1, -1)
+        when there is none."""
+        epochs = self._epochs
+        known = [i for i, (e, _) in enumerate(epochs) if e <= epoch]
+        if not known or epoch > epochs[-1][0]:
+            return -1, -1
+        i = known[-1]
+        return epochs[i][0], epochs[i + 1][1] if i + 1 < len(epochs) else log_end_offset
+
+    def at(self, offset: int) -> int:
+        """The epoch of the batch at `offset`."""
+        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), 0)
+
+    def add(self, epoch: int, start_offset: int) -> None:
+        epochs = [*self._epochs, (epoch, start_offset)]
+        checkpoint.write_leader_epochs(self._directory, epochs)
+        self._epochs = epochs
+
+    def trim(self, log_start_offset: int) -> None:
+        """Forget those that have no record left."""
+        gone = [e for e in self._epochs if e[1] <= log_start_offset]
+        if len(gone) > 1 or (gone and gone[-1][1] < log_start_offset):
+            self._epochs = [(gone[-1][0], log_start_offset), *self._epochs[len(gone) :]]
+            checkpoint.write_leader_epochs(self._directory, self._epochs)

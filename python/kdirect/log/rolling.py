@@ -1,0 +1,343 @@
+"""How a partition comes to its next head: growing, rolling, replacing, giving back.
+
+Law of the room: `Rolling` is the part of `kdirect.log.partition.Partition` that exchanges heads,
+with the same locks.  Files are made ready before and cleared away after; between them, under
+``_lock``, lists are exchanged and the kernel is told, and nothing else.  While a head is sealed its
+kernel is frozen, so that what the next one begins with is known.
+
+Callbacks: ``before_roll(partition)`` runs before a head is sealed that has records or is too small,
+``on_roll(partition, sealed, new)`` after the next active segment is in place (also when a dormant
+segment becomes the head: then both stand for the same file, and the old object keeps its shorter
+mapping).  They run in the thread that rolls, which holds ``_roll_lock``: they must not wait for a
+thread that may append or roll.  ``before_give_back(partition)`` says whether the unused part of the
+head may be freed: False while somebody may write it, or has it pinned; in a thread of housekeeping,
+which holds ``_roll_lock`` as well.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kdirect.errors import ClosedError, LogError, StorageFullError
+from kdirect.log import producer_state
+from kdirect.log.config import PAGE_BYTES, LogConfig
+from kdirect.log.growth import GRANT_BYTES, LEAST_GIVEN_BACK, HeadUse, head_bytes, next_capacity
+from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
+from kdirect.log.kernel import NO_HEAD, CommitKernel
+from kdirect.log.mapped import first_timestamp
+from kdirect.log.producers import ProducerEntry
+from kdirect.log.segment import Segment
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.log")
+
+RollCallback = Callable[[Any, Segment, Segment], None]
+
+
+def now_ms() -> int:
+    """Wall-clock time in ms since 1970."""
+    return time.time_ns() // 1_000_000
+
+
+class Rolling:
+    """See the module.  What it works on is made by `Partition`."""
+
+    topic_partition: TopicPartition
+    directory: Path
+    config: LogConfig
+    kernel: CommitKernel
+    before_roll: list[Callable[[Any], None]]
+    on_roll: list[RollCallback]
+    before_give_back: list[Callable[[Any], bool]]
+    _segments: tuple[Segment, ...]
+    _bases: list[int]
+    _roll_lock: threading.RLock
+    _lock: threading.RLock
+    _spare: SpareHead
+    _use: HeadUse
+    _closed: bool
+    _directory_dirty: bool
+    _rolls: int
+    _growths: int
+    _given_back: int
+
+    def flush(self, up_to: int | None = None) -> None:
+        raise NotImplementedError
+
+    def _make_room(self, base: int, error: int, length: int, now_ms: int) -> None:
+        with self._roll_lock:
+            self._check_open()
+            if error == NO_HEAD:
+                if not self._segments[-1].is_head:
+                    self._open_head(length, now_ms)
+            elif self.kernel.segment_base_offset == base:
+                head = self._segments[-1]
+                room = self.kernel.capacity - self.kernel.end_position
+                if self.kernel.over or (room < length and not self._grow(head, length)):
+                    self._roll(now_ms, length)
+
+    def make_room(self) -> Segment:
+        """The head is full: grow it, or, where it has what ``segment.bytes`` allows, roll; the
+        head.  StorageFullError."""
+        with self._roll_lock:
+            self._check_open()
+            head = self._segments[-1]
+            if not head.is_head:
+                return self._open_head(GRANT_BYTES, now_ms())
+            room = self.kernel.capacity - self.kernel.end_position
+            if not self.kernel.over and self._grow(head, room + 1):
+                return head
+            return self._roll(now_ms(), GRANT_BYTES)
+
+    def ensure_head(self, min_bytes: int) -> Segment:
+        """The head, with room for `min_bytes`, and for `GRANT_BYTES` if it may have that; grows or
+        rolls when needed. StorageFullError."""
+        if min_bytes > self.config.segment_bytes:
+            raise LogError(
+                f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
+                hint="raise segment.bytes of the topic or send smaller batches",
+            )
+        with self._roll_lock:
+            self._check_open()
+            self._use.wanted(time.monotonic())
+            head = self._segments[-1]
+            wanted = max(min_bytes, GRANT_BYTES)
+            if not head.is_head:
+                return self._open_head(min_bytes, now_ms(), wanted)
+            room = self.kernel.capacity - self.kernel.end_position
+            wanted = max(min_bytes, min(wanted, self._limit(head) - self.kernel.end_position))
+            if self.kernel.over:
+                return self._roll(now_ms(), wanted)
+            try:
+                if room >= wanted or self._grow(head, wanted):
+                    return head
+            except StorageFullError:
+                if room < min_bytes:
+                    raise
+            return head if room >= min_bytes else self._roll(now_ms(), wanted)
+
+    def _limit(self, head: Segment) -> int:
+        """How many bytes the head may grow to: those that it has addresses for, and that
+        ``segment.bytes`` allows by now."""
+        return min(head.reserved_length, self.config.segment_bytes)
+
+    def _grow(self, head: Segment, length: int) -> bool:
+        """Allocate more of the head, so that `length` bytes have room; False when the head may not
+        become so large.  StorageFullError leaves it as it was."""
+        end, capacity, limit = self.kernel.end_position, self.kernel.capacity, self._limit(head)
+        if end + length > limit or capacity >= limit:
+            return False
+        now = time.monotonic()
+        wanted = next_capacity(capacity, end + length, limit, quick=self._use.quickly(now))
+        least = head_bytes(self.config, min(limit, end + length))
+        try:
+            head.grow(head_bytes(self.config, wanted))
+        except OSError:
+            # Not so much, then, and only what is needed now.
+            try:
+                head.grow(least)
+            except OSError as e:
+                raise cannot_allocate(self.directory, sum(least) - capacity, e) from e
+        self._use.grew(now)
+        self._growths += 1
+        return True
+
+    def _give_back(self) -> None:
+        """Free what a head does not use that nobody has appended to for a while; the roll lock is
+        held."""
+        head = self._segments[-1]
+        kernel = self.kernel
+        if not head.is_head or not self._use.is_quiet(time.monotonic(), kernel.log_end_offset):
+            return
+        if kernel.capacity - kernel.end_position < LEAST_GIVEN_BACK + PAGE_BYTES:
+            return
+        acquisitions = head.acquisitions
+        if all(may(self) for may in self.before_give_back):
+            self._given_back += head.give_back(acquisitions)
+
+    def roll(self) -> Segment:
+        """Seal the head and put a new one in its place, unless it is empty; the head."""
+        with self._roll_lock:
+            self._check_open()
+            active = self._segments[-1]
+            if not active.is_head:
+                return self._open_head(0, now_ms(), fresh=active.size > 0)
+            return self._roll(now_ms())
+
+    def fence_head(self) -> Segment:
+        """Move the head to a fresh file, although it may be empty: somebody may still write into
+        the old file.  That one keeps its length for as long as it is mapped anywhere, and its pages
+        must not be used again."""
+        with self._roll_lock:
+            self._check_open()
+            old = self._segments[-1]
+            if not old.is_head:
+                return old
+            old.keep_length = True
+            return self._roll(now_ms()) if old.size else self._replace_empty(old, now_ms())
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")
+
+    def _prepare(self, room: int, *, whole: bool = False) -> PreparedHead:
+        """Files for the next head: a spare, or new ones with `room` bytes, or `whole`."""
+        spare = self._spare.take(self.config)
+        if spare is not None:
+            return spare
+        if whole:
+            try:
+                return PreparedHead(self.directory, self.config)
+            except StorageFullError:
+                pass  # it begins small, as any other
+        return PreparedHead(self.directory, self.config, capacity=max(1, room))
+
+    def _open_head(self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False) -> Segment:
+        """Make the dormant active segment the head, or, when it has no room (or `fresh`), put a new
+        segment behind it.  So many bytes exist then, `wanted` of them where that is allowed."""
+        self._check_open()
+        old = self._segments[-1]
+        config = self.config
+        kernel = self.kernel
+        room = max(min_bytes, wanted)
+        if not fresh and not old.sealed and old.size + min_bytes <= config.segment_bytes:
+            new = reopen_as_head(old, config, room)
+            with self._lock:
+                new.become_head(kernel, config.segment_bytes, now_ms, first_timestamp=first_timestamp(new.address, new.size))
+                self._segments = (*self._segments[:-1], new)
+            old.supersede()
+        else:
+            new = self._prepare(room).publish(int(self.kernel.log_end_offset))
+            with self._lock:
+                kernel.roll_without_head()
+                new.become_head(kernel, config.segment_bytes, now_ms)
+                self._add_segment(new)
+            self._snapshot_producers(*kernel.producers())
+            old.mark_sealed()
+        self._directory_dirty = True
+        self._use.opened(time.monotonic())
+        self._tell(old, new)
+        return new
+
+    def _roll(self, now_ms: int, room: int = 1) -> Segment:
+        """Seal the head, publish the next, with `room` bytes.  An empty head stays, unless it was
+        opened for a smaller ``segment.bytes`` than there is now.  Nothing has changed when it
+        raises."""
+        self._check_open()
+        old = self._segments[-1]
+        if not old.is_head or (old.size == 0 and old.reserved_length >= self.config.segment_bytes):
+            return old
+        for callback in self.before_roll:
+            callback(self)
+        if old.size == 0:
+            return self._replace_empty(old, now_ms, room)
+        now = time.monotonic()
+        busy = self._use.was_busy(now, old.size, self._limit(old))
+        prepared = self._prepare(room, whole=busy)
+        # No commits from here on, so that what the next segment begins with is known, and a sealed one is readable whole.
+        thaw = self.kernel.freeze()
+        new = None
+        try:
+            if self.config.flush_before_ack:
+                self.flush()
+            producers, end_offset = self.kernel.producers()
+            new = prepared.publish(end_offset)
+            with self._lock:
+                if not old.take_from_kernel():
+                    raise LogError(f"the head of {self.topic_partition} has records that are not readable yet", hint="flush it first")
+                new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+                self._add_segment(new)
+        except BaseException:
+            self.kernel.thaw(thaw)
+            prepared.discard()
+            if new is not None:
+                new.delete()
+                new.release()
+            raise
+        old.finish_seal()
+        self._snapshot_producers(producers, end_offset)
+        self._rolls += 1
+        if busy:
+            self._spare.start(self.config)
+        self._use.opened(now)
+        self._tell(old, new)
+        return new
+
+    def _replace_empty(self, old: Segment, now_ms: int, room: int = 1) -> Segment:
+        """Put another file in place of an empty head's, under the same name; rolls when it has got
+        records meanwhile."""
+        prepared = self._prepare(room)
+        thaw = self.kernel.freeze()
+        if old.size:
+            self.kernel.thaw(thaw)
+            prepared.discard()
+            return self._roll(now_ms, room)
+        try:
+            new = prepared.publish(int(self.kernel.log_end_offset))
+        except BaseException:
+            self.kernel.thaw(thaw)
+            raise
+        old.supersede()  # its file is replaced: nobody shortens the new one through it
+        with self._lock:
+            old.take_from_kernel()
+            self._segments = self._segments[:-1]
+            new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+            self._add_segment(new)
+        old.release()
+        self._rolls += 1
+        self._use.opened(time.monotonic())
+        self._tell(old, new)
+        return new
+
+    def _add_segment(self, new: Segment) -> None:
+        self._segments = (*self._segments, new)
+        self._bases = [s.base_offset for s in self._segments]
+        self._directory_dirty = True
+
+    def _retire_active(self) -> bool:
+        """Put an empty segment without allocated bytes behind the active one, which is about to be
+        deleted.  False when records have arrived in it meanwhile that are not readable yet."""
+        old = self._segments[-1]
+        was_head = old.is_head
+        thaw = None
+        if was_head:
+            for callback in self.before_roll:
+                callback(self)
+            thaw = self.kernel.freeze()
+        try:
+            new = Segment.create_empty(self.directory, int(self.kernel.log_end_offset))
+            with self._lock:
+                if was_head and not old.take_from_kernel():
+                    new.delete()
+                    return False
+                thaw = None
+                self.kernel.roll_without_head()
+                self._add_segment(new)
+        finally:
+            if thaw is not None:
+                self.kernel.thaw(thaw)
+        if was_head:
+            old.finish_seal()
+        self._snapshot_producers(*self.kernel.producers())
+        old.mark_sealed()
+        self._tell(old, new)
+        return True
+
+    def _tell(self, old: Segment, new: Segment) -> None:
+        for callback in self.on_roll:
+            try:
+                callback(self, old, new)
+            except Exception:
+                log.exception("callback after a roll of %s failed", self.topic_partition)
+
+    def _snapshot_producers(self, entries: list[ProducerEntry], offset: int, *, sync: bool = False) -> None:
+        """Best effort: without a snapshot the next start reads more of the log."""
+        try:
+            producer_state.write_snapshot(self.directory, offset, entries, sync=sync)
+        except OSError as e:
+            log.warning("cannot write the producer snapshot of %s: %s", self.topic_partition, e)
