@@ -74,6 +74,13 @@ ROWS = (
     ),
     Row("produce-notify", "rows_produce", 2, "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB: latency and goodput"),
     Row("quiet", "rows_log", 2, "the disk that 1,000 partitions with one record take, each; the start of a broker with 10,000", 60),
+    Row(
+        "stall",
+        "rows_stall",
+        4,
+        "the longest wait of a pinging client while 1,000 partitions get their first record; 32 under memory pressure",
+        60,
+    ),
     Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches", 20),
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -165,6 +166,9 @@ async def _serve(server: Any) -> int:
     log = logging.getLogger("kdirect.broker")
     log.info("kdirect %s, log directories: %s", kdirect.__version__, ", ".join(str(d) for d in server.logs.log_dirs))
     await server.start()
+    # What there is by now stays: a collector that walked it again and again would hold everybody up for 20 ms each time.
+    gc.collect()
+    gc.freeze()
     print(f"kdirect broker ready on {server.bootstrap_servers.split(',')[0]}", flush=True)
     await stop.wait()
     log.info("stopping")

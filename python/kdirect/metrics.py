@@ -67,6 +67,7 @@ METRICS: tuple[Metric, ...] = (
         "broker_request_bytes", "bytes", "broker", "Bytes that requests under way hold now, beyond the first buffer of each connection."
     ),
     Metric("broker_request_waits", "events", "broker", "Times that a connection was not read from because of queued.max.request.bytes."),
+    Metric("broker_cold_fetches", "requests", "broker", "Fetches of records that were not in memory: a thread read them first."),
     Metric("broker_flushes", "fsyncs", "broker", "Group commits: fsyncs that producers waited for together."),
     Metric("broker_topics", "topics", "broker", "Topics, the broker's own included."),
     Metric("broker_groups", "groups", "broker", "Consumer groups known."),

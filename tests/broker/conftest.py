@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import socket
 import struct
 import time
@@ -107,6 +109,21 @@ def wait_until(condition: Callable[[], Any], timeout_s: float = 15, what: str = 
             return value
         time.sleep(0.02)
     raise AssertionError(f"{what} did not happen within {timeout_s} s")
+
+
+def call_on_loop(broker: Any, call: Callable[[], Any]) -> Any:
+    """What `call`, made on the broker's event loop, returns, or the awaitable that it returns."""
+
+    async def run() -> Any:
+        result = call()
+        return await result if inspect.isawaitable(result) else result
+
+    return asyncio.run_coroutine_threadsafe(run(), broker.server._loop).result(30)
+
+
+@pytest.fixture
+def on_loop() -> Callable[..., Any]:
+    return call_on_loop
 
 
 @pytest.fixture

@@ -193,7 +193,7 @@ def test_a_copied_log_is_adopted(tmp_path, raw):
         assert values_of(b.bootstrap_servers, "t", 2) == [b"1", b"2"]
 
 
-def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch):
+def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch, on_loop, until):
     monkeypatch.setattr(offset_store, "REWRITE_RECORDS", 100)
     with kdirect.Broker(log_dirs=tmp_path) as b:
         store = b.server.offsets
@@ -201,14 +201,14 @@ def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch)
         tp = TopicPartition("t", 0)
 
         def commit(group, offset):
-            store.commit(group, {tp: CommittedOffset(offset, -1, "", 1)})
+            on_loop(b, lambda: store.commit(group, {tp: CommittedOffset(offset, -1, "", 1)}))
 
         for i in range(1000):
             commit(f"g{i % 3}", i)
-        store.save_group("g0", GroupRecord("consumer", 5, "range", None, 1, ()))
-        store.forget_group("g2")
+        on_loop(b, lambda: store.save_group("g0", GroupRecord("consumer", 5, "range", None, 1, ())))
+        on_loop(b, lambda: store.forget_group("g2"))
         partition = store.partition_of("g0")
-        assert partition.log_end_offset - partition.log_start_offset < 200 and partition.log_start_offset > 500
+        until(lambda: partition.log_end_offset - partition.log_start_offset < 200 and partition.log_start_offset > 500)
     with kdirect.Broker(log_dirs=tmp_path) as b:
         store = b.server.offsets
         assert {g: store.offsets(g)[tp].offset for g in store.groups()} == {"g0": 999, "g1": 997}
@@ -229,16 +229,14 @@ def test_kafka_reads_the_offsets_topic_as_its_own(broker):
     consumer.close()
 
 
-def test_offsets_of_empty_groups_expire(broker):
+def test_offsets_of_empty_groups_expire(broker, on_loop):
     server = broker.server
     produce(broker.bootstrap_servers, "t", [b"1"])
     tp = TopicPartition("t", 0)
     now = time.time_ns() // 1_000_000
-    server.offsets.commit("old", {tp: CommittedOffset(1, -1, "", now - 8 * 86_400_000)})
-    server.offsets.commit("new", {tp: CommittedOffset(1, -1, "", now)})
-    done = threading.Event()
-    server._loop.call_soon_threadsafe(lambda: (server.groups.expire_offsets(), done.set()))
-    assert done.wait(10)
+    on_loop(broker, lambda: server.offsets.commit("old", {tp: CommittedOffset(1, -1, "", now - 8 * 86_400_000)}))
+    on_loop(broker, lambda: server.offsets.commit("new", {tp: CommittedOffset(1, -1, "", now)}))
+    on_loop(broker, server.groups.expire_offsets)
     assert server.offsets.groups() == {"new"}
 
 

@@ -69,7 +69,7 @@ def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(broker, raw
     def failing(group, record):
         if group == "bad":
             raise RuntimeError("cannot be saved")
-        save(group, record)
+        return save(group, record)
 
     monkeypatch.setattr(broker.server.offsets, "save_group", failing)
     groups = broker.server.groups.coordinator.groups

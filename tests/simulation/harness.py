@@ -30,6 +30,7 @@ import kdirect.client.paths
 import kdirect.client.produce_paths
 import kdirect.client.tcp
 from kdirect.broker.access import AccessManager
+from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
 from kdirect.broker.worker import ProduceWorker
 from kdirect.client.channel import Channel
@@ -104,6 +105,17 @@ class Actor:
         self._thread.join(10)
 
 
+def whole(answer: Any) -> Any:
+    """An answer; of a coroutine, which only lets others have their turn, what it returns."""
+    if not hasattr(answer, "send"):
+        return answer
+    while True:
+        try:
+            answer.send(None)
+        except StopIteration as end:
+            return end.value
+
+
 class Control:
     """A client's TCP connection: requests are executed whole; answers may take their time."""
 
@@ -123,7 +135,7 @@ class Control:
         if self.closed or self._access is not simulation.access:
             self.closed = True
             raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        answer = simulation.execute(lambda: self._access.handle(self, message))
+        answer = simulation.execute(lambda: whole(self._access.handle(self, message)))
         if hasattr(answer, "done"):
             simulation.give_way(lambda: answer.done() or self.closed)
             if not answer.done():
@@ -337,9 +349,32 @@ class SimAccessManager(AccessManager):
     scheduled on the event loop happens a moment later, never within another of its callbacks."""
 
     def __init__(self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]) -> None:
-        super().__init__(logs, properties)
         self._simulation = simulation
         self.dead = False
+        super().__init__(logs, properties, Appends(on_thread=self._on_thread, later=self._later, new_future=self._new_future))
+        self._engines["sim"] = self._open_engine("sim")
+
+    def _on_thread(self, partition: Any, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+        """A thread's work is done whole, at some moment; the event loop hears of it at a later one."""
+
+        def run() -> None:
+            if self.dead or simulation.ended:
+                return
+            if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
+                simulation.network.call_later(max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run)
+                return
+            try:
+                result, error = simulation.execute(work), None
+            except Exception as e:
+                result, error = None, e
+            self._later(done, result, error)
+
+        simulation = self._simulation
+        simulation.network.call_later(simulation.network.random.randint(0, 500_000), run)
+
+    async def _opened(self, peer: Any, targets: Any) -> Any:
+        """Files for readers are opened on the spot."""
+        return self._open_files(peer, targets)
 
     def _open_engine(self, transport: str) -> Engine:
         simulation, manager = self._simulation, self

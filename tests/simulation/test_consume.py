@@ -58,6 +58,16 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
     """Appends a few records to some partition, or rolls it, again and again until there were enough
     rolls."""
     random, network = simulation.random, simulation.network
+    bases = dict.fromkeys(partitions, 0)
+
+    def appended(result) -> None:
+        """A thread may have to make room first; appends to one partition are made in order all the same."""
+        if hasattr(result, "done"):
+            if not result.done():
+                network.call_later(20_000, lambda: appended(result))
+                return
+            result = result.result()
+        assert result.error == 0
 
     def act() -> None:
         if simulation.busy:
@@ -65,15 +75,15 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
             return
         tp = random.choice(partitions)
         partition = simulation.logs.partitions[tp]
-        base = partition.kernel.segment_base_offset
         if random.random() < 0.1:
             simulation.execute(partition.roll)
         else:
             values = [b"%d " % (len(model.appended[tp]) + k) + b"." * random.choice((0, 100, 900)) for k in range(random.choice((1, 3)))]
             result = simulation.execute(lambda: simulation.access.append(partition, encode_records([(None, v, [], 1) for v in values])))
-            assert result.error == 0
+            appended(result)
             model.appended[tp] += values
-        model.rolls += base != partition.kernel.segment_base_offset
+        model.rolls += bases[tp] != partition.kernel.segment_base_offset
+        bases[tp] = partition.kernel.segment_base_offset
         if model.rolls < ROLLS:
             network.call_later(random.choice((1_000, 30_000, 300_000)), act)
 

@@ -22,11 +22,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable, Hashable, Mapping
+from collections import deque
+from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine, open_transport
 from kdirect.broker.failures import explain
+from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import (
     INVALID_REQUEST,
     OFFSET_OUT_OF_RANGE,
@@ -37,6 +42,7 @@ from kdirect.broker.grants import (
     GrantTable,
     Peer,
 )
+from kdirect.broker.head_access import HeadAccess
 from kdirect.broker.messages import LEAST_MESSAGE_BYTES, MAX_RECEIVES, MessageConnection, MessageService
 from kdirect.broker.produce_access import ProduceAccess, Waiting
 from kdirect.broker.worker import CutReason
@@ -54,12 +60,28 @@ log = logging.getLogger("kdirect.broker.rdma")
 
 PING_BYTES = 64
 MAX_CLIENT_RECEIVES = 1 << 16
+RELEASED_AT_ONCE = 16
+
+
+@dataclass(slots=True)
+class OpenedFile:
+    """A file for a reader, opened on a thread: acquired, its memory registered, the position of `wanted` known.  `segment` is None where
+    the partition has no head file yet, `region` where only a slot is asked for."""
+
+    partition: Partition
+    segment: Segment | None
+    wanted: int
+    with_slot: bool
+    position: int = 0  # of the batch that holds `wanted`
+    base: int = -1  # its base offset
+    region: Any = None
 
 
 class AccessManager:
-    """See the module.  `config` maps property names of the BROKER table to values."""
+    """See the module.  `config` maps property names of the BROKER table to values.  Without `files`, what belongs on a thread is done
+    on the spot."""
 
-    def __init__(self, log_manager: LogManager, config: Mapping[str, Any]) -> None:
+    def __init__(self, log_manager: LogManager, config: Mapping[str, Any], appends: Appends, files: FileThreads | None = None) -> None:
         self._logs = log_manager
         self._config = config
         self._consume_enabled = bool(config["rdma.consume"])
@@ -71,12 +93,15 @@ class AccessManager:
         self.server: Any = None  # takes the requests of two-sided clients
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engines: dict[str, Engine] = {}
+        self._opening: dict[str, asyncio.Task[Engine]] = {}
         self._peers: dict[int, Peer] = {}
         self._by_qp: dict[tuple[str, int], Peer] = {}
-        self._grants = GrantTable()
+        self._files = files
+        self._grants = GrantTable(files.release if files is not None else Segment.release)
         self._watched: set[TopicPartition] = set()
+        self._ending: dict[tuple[TopicPartition, ...], list[HeadAccess]] = {}
         self.produce = ProduceAccess(
-            log_manager, self._grants, config, later=self._later, call_later=self._call_later, new_future=self._new_future,
+            log_manager, self._grants, config, appends=appends, later=self._later, call_later=self._call_later, new_future=self._new_future,
             appended=self._tell_appended, watched=self._watched,
         )  # fmt: skip
         self._next_connection_id = int.from_bytes(os.urandom(4), "big")
@@ -92,16 +117,26 @@ class AccessManager:
     def stop(self) -> None:
         """Cut every client, end every grant and the workers.  Any thread: nothing is scheduled on the loop from here on."""
         self._loop = None
+        self.produce.stopping = True
         for peer in list(self._peers.values()):
             self._close_peer(peer)
         for engine in self._engines.values():
             engine.close()
         self._engines.clear()
 
-    def _engine(self, transport: str) -> Engine:
-        engine = self._engines.get(transport)
-        if engine is None:
-            engine = self._engines[transport] = self._open_engine(transport)
+    async def _engine(self, transport: str) -> Engine:
+        """The engine of a transport, opened with its first client: a device takes its time, and verbs try the log's files."""
+        task = self._opening.get(transport)
+        if task is None or (task.done() and task.exception() is not None):
+            task = self._opening[transport] = asyncio.ensure_future(self._start_engine(transport))
+        return await asyncio.shield(task)
+
+    async def _start_engine(self, transport: str) -> Engine:
+        engine = await self._on_read_thread(self._open_engine, transport)
+        if self._loop is None:
+            engine.close()
+            raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, "the broker is stopping")
+        self._engines[transport] = engine
         return engine
 
     def _open_engine(self, transport: str) -> Engine:
@@ -126,6 +161,16 @@ class AccessManager:
     def _call_later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
         if self._loop is not None:
             self._loop.call_later(seconds, callback, *args)
+
+    def _in_background(self, work: Callable[[], None]) -> None:
+        """Do what may take a moment, and what nobody waits for."""
+        if self._files is None or self._loop is None:
+            work()
+        else:
+            self._files.background(work)
+
+    async def _on_read_thread(self, work: Callable[..., Any], *args: Any) -> Any:
+        return work(*args) if self._files is None else await self._files.read(work, *args)
 
     def _new_future(self) -> asyncio.Future[Any]:
         assert self._loop is not None
@@ -161,21 +206,32 @@ class AccessManager:
         }[request.API_KEY]
         try:
             fields = handler(connection, request)
-            if isinstance(fields, Waiting):
-                return self._answer_later(response, fields)
-            code, message = 0, None
-        except RefusedError as e:
-            fields, code, message = {}, e.code, str(e)
-        except StorageFullError as e:
-            fields, code, message = {}, STORAGE_ERROR, str(e)
-        except RdmaError as e:
-            # What cannot be registered can still be had over TCP.
-            log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), e)
-            fields, code, message = {}, layout.ERROR_ACCESS_DISABLED, str(e)
         except KdirectError as e:
-            log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), e)
-            fields, code, message = {}, UNKNOWN_SERVER_ERROR, str(e)
-        return response(**{**_EMPTY[response], **fields, "error_code": code, "error_message": message})
+            fields = self._failed(connection, request, e)
+        if isinstance(fields, Waiting):
+            return self._answer_later(response, fields)
+        if isinstance(fields, Coroutine):
+            return self._answer_when_done(response, connection, request, fields)
+        return response(**{**_EMPTY[response], "error_code": 0, "error_message": None, **fields})
+
+    async def _answer_when_done(self, response: Any, connection: Hashable, request: Any, work: Coroutine[Any, Any, dict[str, Any]]) -> Any:
+        try:
+            fields = await work
+        except KdirectError as e:
+            fields = self._failed(connection, request, e)
+        return response(**{**_EMPTY[response], "error_code": 0, "error_message": None, **fields})
+
+    def _failed(self, connection: Hashable, request: Any, error: KdirectError) -> dict[str, Any]:
+        """The fields of the answer to a request that failed."""
+        if isinstance(error, RefusedError):
+            code = error.code
+        elif isinstance(error, StorageFullError):
+            code = STORAGE_ERROR
+        else:
+            # What cannot be registered can still be had over TCP.
+            code = layout.ERROR_ACCESS_DISABLED if isinstance(error, RdmaError) else UNKNOWN_SERVER_ERROR
+            log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), error)
+        return {"error_code": code, "error_message": str(error)}
 
     def _answer_later(self, response: Any, waiting: Waiting) -> asyncio.Future[Any]:
         future = self._new_future()
@@ -211,7 +267,7 @@ class AccessManager:
             raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist; create the topic or check the name")
         return partition
 
-    def _open_queue_pair(self, connection: Hashable, request: Any) -> dict[str, Any]:
+    def _open_queue_pair(self, connection: Hashable, request: Any) -> dict[str, Any] | Coroutine[Any, Any, dict[str, Any]]:
         if request.transport not in self._transports:
             offered = ", ".join(sorted(self._transports)) or "none"
             raise RefusedError(
@@ -219,11 +275,21 @@ class AccessManager:
             )
         if not 1 <= request.max_recv <= MAX_CLIENT_RECEIVES:
             raise RefusedError(INVALID_REQUEST, f"MaxRecv {request.max_recv} is out of range; give 1 to {MAX_CLIENT_RECEIVES}")
+        engine = self._engines.get(request.transport)
+        if engine is None:
+            return self._open_first(connection, request)
+        return self._open_pair(connection, request, engine)
+
+    async def _open_first(self, connection: Hashable, request: Any) -> dict[str, Any]:
+        """The first queue pair of a transport."""
         try:
-            engine = self._engine(request.transport)
+            engine = await self._engine(request.transport)
         except (TransportError, RdmaError) as e:
             log.warning("transport %s cannot be offered: %s", request.transport, e)
             raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, f"the broker cannot offer {request.transport}: {e}") from e
+        return self._open_pair(connection, request, engine)
+
+    def _open_pair(self, connection: Hashable, request: Any, engine: Engine) -> dict[str, Any]:
         if request.message_bytes:
             return self._open_messages(connection, request, engine)
         domain = engine.device.alloc_pd()
@@ -318,25 +384,22 @@ class AccessManager:
 
     # -- consume ---------------------------------------------------------------------------------------
 
-    def _get_consume_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
+    async def _get_consume_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         if not self._consume_enabled:
             raise RefusedError(layout.ERROR_ACCESS_DISABLED, "RDMA consume is switched off on this broker (rdma.consume=false); use TCP")
         peer = self._peer(connection, request.connection_id)
-        answers = []
+        answers: list[dict[str, Any]] = []
         for target in request.partitions:
-            try:
-                finished = peer.grants.get(target.finished_file_id)
-                if finished is not None and not finished.is_produce:
-                    self._release(finished)
-                answers.append(self._grant_read(peer, self._partition(target.topic, target.partition), target.offset))
-            except RefusedError as e:
-                answers.append({"error_code": e.code, "error_message": str(e)})
-            except RdmaError as e:  # what cannot be registered can still be had over TCP
-                log.warning("read access of %s to %s-%d failed: %s", peer.client, target.topic, target.partition, e)
-                answers.append({"error_code": layout.ERROR_ACCESS_DISABLED, "error_message": str(e)})
-            except KdirectError as e:
-                code, message = explain(e, f"read access to {target.topic}-{target.partition}")
-                answers.append({"error_code": code, "error_message": message})
+            finished = peer.grants.get(target.finished_file_id)
+            if finished is not None and not finished.is_produce:
+                self._release(finished)
+        opened = deque(await self._opened(peer, request.partitions))
+        try:
+            for target in request.partitions:
+                answers.append(await self._grant_read(peer, target, opened.popleft()))
+        finally:
+            for file in opened:  # the client is gone
+                self._close_file(file)
         return {
             "slot_address": peer.slot_region.address,
             "slot_rkey": peer.slot_region.rkey,
@@ -344,42 +407,110 @@ class AccessManager:
             "partitions": [p.GetConsumeAccessResponse.ConsumeGrant(**{**_EMPTY_GRANT, **a}) for a in answers],
         }
 
-    def _grant_read(self, peer: Peer, partition: Partition, offset: int) -> dict[str, Any]:
+    async def _opened(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+        """`_open_files` on a thread; what it opens for a client that goes meanwhile is closed."""
+        task = asyncio.ensure_future(self._on_read_thread(self._open_files, peer, targets))
+        try:
+            return await asyncio.shield(task)  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            task.add_done_callback(self._close_files)
+            raise
+
+    def _close_files(self, opened: asyncio.Task[list[OpenedFile | KdirectError]]) -> None:
+        for file in opened.result() if not opened.cancelled() else ():
+            self._close_file(file)
+
+    async def _grant_read(self, peer: Peer, target: Any, file: OpenedFile | KdirectError) -> dict[str, Any]:
+        """The answer for one partition; a file that is not the right one any more is opened again."""
+        name = f"{target.topic}-{target.partition}"
+        try:
+            for _ in range(16):
+                if isinstance(file, KdirectError):
+                    raise file
+                answer = self._grant_file(peer, file)
+                if answer is not None:
+                    return answer
+                (file,) = await self._opened(peer, [target])
+            self._close_file(file)
+            raise RefusedError(UNKNOWN_SERVER_ERROR, f"{name} rolls faster than access can be granted; raise log.segment.bytes")
+        except RefusedError as e:
+            return {"error_code": e.code, "error_message": str(e)}
+        except RdmaError as e:  # what cannot be registered can still be had over TCP
+            log.warning("read access of %s to %s failed: %s", peer.client, name, e)
+            return {"error_code": layout.ERROR_ACCESS_DISABLED, "error_message": str(e)}
+        except KdirectError as e:
+            code, message = explain(e, f"read access to {name}")
+            return {"error_code": code, "error_message": message}
+
+    # On a read thread: mapping a file, looking a position up and registering memory, which may pin it, take their time.
+
+    def _open_files(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+        out: list[OpenedFile | KdirectError] = []
+        for target in targets:
+            try:
+                out.append(self._open_file(peer, self._partition(target.topic, target.partition), target.offset))
+            except KdirectError as e:
+                out.append(e)
+            except Exception as e:
+                log.exception("read access to %s-%d failed", target.topic, target.partition)
+                out.append(RefusedError(UNKNOWN_SERVER_ERROR, f"{type(e).__name__} in the broker; see its log"))
+        return out
+
+    def _open_file(self, peer: Peer, partition: Partition, offset: int) -> OpenedFile:
         tp = partition.topic_partition
         self.produce.listen(partition)
-        for _ in range(16):
-            wanted = offset
-            high_watermark, start = partition.high_watermark, partition.log_start_offset
-            if wanted == LATEST_OFFSET:
-                wanted = high_watermark
-            elif wanted == EARLIEST_OFFSET:
-                wanted = start
-            if not start <= wanted <= max(high_watermark, partition.log_end_offset):
-                raise RefusedError(OFFSET_OUT_OF_RANGE, f"offset {wanted} of {tp} is outside [{start}, {high_watermark}]")
-            wanted = partition.skip_gap(wanted)
-            head = partition.head
-            segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
-            if segment is not None and segment.sealed and not (segment is head and wanted >= partition.log_end_offset):
-                answer = self._grant_file(peer, partition, segment, wanted, with_slot=False)
-            else:
-                answer = self._grant_file(peer, partition, segment, wanted, with_slot=True, with_data=offset != LATEST_OFFSET)
-            if answer is not None:
-                return answer
-        raise RefusedError(UNKNOWN_SERVER_ERROR, f"{tp} rolls faster than access can be granted; raise log.segment.bytes")
-
-    def _grant_file(
-        self, peer: Peer, partition: Partition, segment: Segment | None, wanted: int, *, with_slot: bool, with_data: bool = True
-    ) -> dict[str, Any] | None:
-        """Grant one file; None when the head moved on in between (the caller looks again)."""
-        grant = self._grants.new(peer, partition, segment)
+        wanted = offset
+        high_watermark, start = partition.high_watermark, partition.log_start_offset
+        if wanted == LATEST_OFFSET:
+            wanted = high_watermark
+        elif wanted == EARLIEST_OFFSET:
+            wanted = start
+        if not start <= wanted <= max(high_watermark, partition.log_end_offset):
+            raise RefusedError(OFFSET_OUT_OF_RANGE, f"offset {wanted} of {tp} is outside [{start}, {high_watermark}]")
+        wanted = partition.skip_gap(wanted)
+        head = partition.head
+        segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
+        with_slot = segment is None or not segment.sealed or (segment is head and wanted >= partition.log_end_offset)
+        file = OpenedFile(partition, segment, wanted, with_slot)
+        if segment is None:
+            return file
+        segment.acquire()
         try:
-            if segment is not None and with_data:
-                segment.map()
+            if wanted <= segment.end_offset:
+                file.position, file.base = segment.locate(wanted)
+            if not with_slot or offset != LATEST_OFFSET:
                 mapped = segment.mapped_length  # of a head: what is allocated of it by now
                 memory = Memory.wrap(segment.fd, segment.address, mapped, False, segment)
                 # Of a sealed file no more than there is: registration may pin pages, and would fill the hole behind the end again.
                 length = min(mapped, max(1, -(-segment.size // 4096)) * 4096) if segment.sealed else mapped
-                grant.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
+                file.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
+            return file
+        except BaseException:
+            segment.release()
+            raise
+
+    # On the event loop again.
+
+    def _close_file(self, file: OpenedFile | KdirectError) -> None:
+        """Give back a file that is not granted."""
+        if not isinstance(file, KdirectError) and file.segment is not None:
+            self._in_background(partial(_close_region, file.region, file.segment.release))
+
+    def _grant_file(self, peer: Peer, file: OpenedFile) -> dict[str, Any] | None:
+        """Grant an opened file; None when the head moved on in between (the caller opens the next)."""
+        partition, segment, wanted = file.partition, file.segment, file.wanted
+        if peer.closed or self._logs.partitions.get(partition.topic_partition) is not partition:
+            self._close_file(file)
+            if peer.closed:
+                raise RefusedError(layout.ERROR_UNKNOWN_CONNECTION, "the queue pair that asked for access is closed; connect again")
+            raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition.topic_partition} was deleted")
+        try:
+            grant = self._grants.new(peer, partition, segment)
+        except RefusedError:
+            self._close_file(file)
+            raise
+        grant.region = file.region
+        try:
             answer = {
                 "error_code": 0,
                 "file_id": grant.file_id,
@@ -390,7 +521,7 @@ class AccessManager:
                 "leader_epoch": partition.leader_epoch,
                 "dense_from": partition.dense_from,
             }
-            if with_slot:
+            if file.with_slot:
                 grant.slot_index = peer.free_slot(self._slots_per_consumer)
                 if grant.slot_index < 0:
                     raise RefusedError(
@@ -409,7 +540,7 @@ class AccessManager:
                     return None
                 position, base = slot["last_readable_position"], slot["high_watermark"]
                 if segment is not None and wanted < partition.log_end_offset:
-                    position, base = segment.locate(wanted)
+                    position, base = file.position, file.base
                 answer |= {
                     "slot_index": grant.slot_index,
                     "segment_base_offset": slot["segment_base_offset"],
@@ -422,11 +553,11 @@ class AccessManager:
                 }
             else:
                 assert segment is not None
-                position, base = segment.locate(wanted)
+                base = file.base
                 answer |= {
                     "slot_index": -1,
                     "segment_base_offset": segment.base_offset,
-                    "start_position": position,
+                    "start_position": file.position,
                     "start_offset": base,
                     "last_readable_position": segment.size,
                     "high_watermark": partition.high_watermark,
@@ -443,12 +574,14 @@ class AccessManager:
 
     # -- release ---------------------------------------------------------------------------------------
 
-    def _release_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
+    async def _release_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         peer = self._peer(connection, request.connection_id)
-        for file_id in request.file_ids:
+        for i, file_id in enumerate(request.file_ids):
             grant = peer.grants.get(file_id)
             if grant is not None:
                 self._release(grant)
+            if i % RELEASED_AT_ONCE == RELEASED_AT_ONCE - 1:  # 1,000 of them take 50 ms: others have their turn
+                await asyncio.sleep(0)
         return {}
 
     def _release(self, grant: Grant, *, clean: bool = True) -> None:
@@ -464,8 +597,9 @@ class AccessManager:
             _clear_slot(grant.peer.slot_memory, grant.slot_index)
             grant.peer.give_back_slot(grant.slot_index)
             grant.slot_index = -1
-        if grant.region is not None:
-            grant.region.deregister()
+        segment, grant.segment = grant.segment, None
+        if segment is not None:
+            self._in_background(partial(_close_region, grant.region, segment.release))
         self._grants.drop(grant)
 
     def _finish_cut(self, transport: str, qp_num: int, reason: CutReason) -> None:
@@ -496,9 +630,7 @@ class AccessManager:
                 self._release(grant, clean=False)
             except RdmaError as e:
                 log.warning("releasing %s of %s: %s", grant.partition.topic_partition, peer.client, e)
-        peer.qp.close()
-        peer.domain.close()
-        worker.reap()
+        self._in_background(partial(_close_domain, peer.qp, peer.domain, worker.reap))
 
     def connection_closed(self, connection: Hashable) -> None:
         """Free everything that was opened over this TCP connection."""
@@ -509,14 +641,26 @@ class AccessManager:
                 if link.control is connection:
                     link.close("")
 
-    def partition_deleted(self, tp: TopicPartition) -> None:
-        """The partition is being deleted: tell its readers through their slots, end all access to it."""
-        self.produce.partition_deleted(tp)
-        for grant in self._grants.of(tp):
-            if not grant.is_produce:
-                # Readers keep the (unlinked) bytes they were granted; their slot says that no more will come.
-                grant.partition.kernel.revoke_slots()
-        self._watched.discard(tp)
+    def begin_deletion(self, partitions: Sequence[TopicPartition]) -> Callable[[], None]:
+        """These partitions are about to be deleted: nobody gets access to them until `end_deletion`.  What
+        is to be called on a thread before their files go: it ends what access there is."""
+        heads = self.produce.begin_deletion(partitions)
+
+        def end_access() -> None:
+            for access in heads:
+                access.fence(notify=True)
+
+        self._ending[tuple(partitions)] = heads
+        return end_access
+
+    def end_deletion(self, partitions: Sequence[TopicPartition]) -> None:
+        """They are deleted, or could not be: tell their producers and, through their slots, their readers."""
+        self.produce.end_deletion(partitions, self._ending.pop(tuple(partitions)))
+        gone = {tp for tp in partitions if tp not in self._logs.partitions}
+        for partition in {g.partition for g in self._grants if not g.is_produce and g.partition.topic_partition in gone}:
+            # Readers keep the (unlinked) bytes they were granted; their slot says that no more will come.
+            partition.kernel.revoke_slots()
+        self._watched -= gone
 
     # -- waiting for appends ---------------------------------------------------------------------------
 
@@ -565,6 +709,20 @@ def _read_slot(memory: Memory, index: int) -> dict[str, int]:
                 "last_stable_position": int.from_bytes(raw[32:40], "little", signed=True),
                 "last_stable_offset": int.from_bytes(raw[40:48], "little", signed=True),
             }
+
+
+def _close_region(region: Any, release: Callable[[], None]) -> None:
+    """End a key, then give back the memory under it.  Waits for a peer that is inside a copy."""
+    if region is not None:
+        region.deregister()
+    release()
+
+
+def _close_domain(qp: Any, domain: Any, reap: Callable[[], None]) -> None:
+    """The same for all that a client has left; `reap` has the worker let go of closed queue pairs."""
+    qp.close()
+    domain.close()
+    reap()
 
 
 def _clear_slot(memory: Memory, index: int) -> None:

@@ -13,6 +13,8 @@ Rules, and why:
   while the broker holds too much, this connection is not read from.
 - Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one, or the
   peer does not read its answers, this connection is not read from until that is over.
+- One connection that has sent many requests does not hold up the others: after `TURN_S` the rest has its next turn
+  when the others have had theirs, and nothing more is read of it until then.
 - Response bytes are written with writev while the socket takes them; what is left is kept as views and
   fed in pieces, so that a slow reader costs no copies of what it is owed.
 
@@ -44,6 +46,7 @@ _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
+TURN_S = 0.002
 BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
 
 
@@ -98,6 +101,7 @@ class Connection(asyncio.BufferedProtocol):
         self._working = False
         self._charged = 0  # bytes of the receive buffer that are counted
         self.brought = 0  # bytes received
+        self._waits_for_turn = False
 
     # -- transport callbacks ----------------------------------------------------------------------------
 
@@ -150,13 +154,14 @@ class Connection(asyncio.BufferedProtocol):
         if self._working or self.closed:
             return
         self._working = True
+        end = time.monotonic() + TURN_S
         try:
             while not self._blocked and not self._write_paused and len(self._slots) < self._max_in_flight:
                 frame = self._parser.next_frame()
                 if frame is None:
                     break
-                self.last_active = time.monotonic()
                 answer = self.server.dispatch(self, frame)
+                self.last_active = time.monotonic()
                 if isinstance(answer, Waiting):
                     slot = _Slot(answer.blocking, answer, len(frame))
                     self.server.memory.hold(self, slot.size)
@@ -171,6 +176,11 @@ class Connection(asyncio.BufferedProtocol):
                         self._flush()
                 if self.closed:
                     return
+                if self.last_active >= end:
+                    if not self._waits_for_turn:
+                        self._waits_for_turn = True
+                        asyncio.get_running_loop().call_soon(self._take_turn)
+                    break
         except ProtocolError as e:
             self.close(str(e))
             return
@@ -178,6 +188,10 @@ class Connection(asyncio.BufferedProtocol):
             self._working = False
             self._flush()
         self._throttle()
+
+    def _take_turn(self) -> None:
+        self._waits_for_turn = False
+        self._work()
 
     async def _finish(self, slot: _Slot, waiting: Waiting) -> None:
         try:
@@ -219,7 +233,12 @@ class Connection(asyncio.BufferedProtocol):
         """Stop or resume reading."""
         if self.closed:
             return
-        full = self._write_paused or len(self._slots) >= self._max_in_flight or (self._blocked and self._parser.buffered >= BLOCKED_BYTES)
+        full = (
+            self._waits_for_turn
+            or self._write_paused
+            or len(self._slots) >= self._max_in_flight
+            or (self._blocked and self._parser.buffered >= BLOCKED_BYTES)
+        )
         full = full or not self._make_room()
         if full != self._read_paused:
             self._read_paused = full

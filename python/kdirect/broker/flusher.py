@@ -26,6 +26,10 @@ class Flusher:
 
     async def flushed(self, partition: Partition) -> None:
         """Return when everything appended to `partition` so far is on disk; raises what the fsync raised."""
+        await self.begin(partition)
+
+    def begin(self, partition: Partition) -> asyncio.Future[None]:
+        """The same, without waiting: nobody need look at the future."""
         tp = partition.topic_partition
         future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         waiting = self._waiting.get(tp)
@@ -36,7 +40,7 @@ class Flusher:
             task.add_done_callback(self._tasks.discard)
         else:
             waiting.append(future)
-        await future
+        return future
 
     async def _run(self, partition: Partition) -> None:
         tp = partition.topic_partition
@@ -55,6 +59,7 @@ class Flusher:
                         future.set_result(None)
                     else:
                         future.set_exception(error)
+                        future.exception()  # marked as seen: with acks=0 nobody else looks
             self._on_flushed(tp)
         del self._waiting[tp]
 

@@ -9,7 +9,7 @@ is not used again before 65534 others were; what arrives under an id that is not
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -91,15 +91,19 @@ class Peer:
 
 
 class GrantTable:
-    """All grants by file id."""
+    """All grants by file id.  `release(segment)` gives back what a grant held; it may be called on the event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, release: Callable[[Segment], None]) -> None:
+        self._release = release
         self._grants: dict[int, Grant] = {}
         self._of: dict[TopicPartition, dict[int, Grant]] = {}
         self._next = 1
 
     def __len__(self) -> int:
         return len(self._grants)
+
+    def __iter__(self) -> Iterator[Grant]:
+        return iter(list(self._grants.values()))
 
     def get(self, file_id: int) -> Grant | None:
         return self._grants.get(file_id)
@@ -109,7 +113,7 @@ class GrantTable:
         return list(self._of.get(tp, {}).values())
 
     def new(self, peer: Peer, partition: Partition, segment: Segment | None, head: HeadAccess | None = None) -> Grant:
-        """A grant under the next free id; it holds its segment until `drop`."""
+        """A grant under the next free id; it takes over one `acquire` of its segment, until `drop`."""
         if len(self._grants) >= MAX_FILE_ID:
             raise RefusedError(layout.ERROR_NO_FREE_SLOT, "all 65535 file ids of this broker are granted; close idle clients")
         while self._next in self._grants:
@@ -118,15 +122,13 @@ class GrantTable:
         self._next = self._next % MAX_FILE_ID + 1
         self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
         self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
-        if segment is not None:
-            segment.acquire()
         return grant
 
     def let_go(self, grant: Grant) -> None:
         """Give back the grant's segment."""
         segment, grant.segment = grant.segment, None
         if segment is not None:
-            segment.release()
+            self._release(segment)
 
     def drop(self, grant: Grant) -> None:
         """Forget a grant."""

@@ -586,6 +586,11 @@ class GroupCoordinator:
             group.state = state
             group.since_ms = now_ms
 
+    def remove_empty(self, group: Group) -> None:
+        """Forget a group whose records are deleted, unless somebody has joined it meanwhile."""
+        if not group.members and group.state == EMPTY and self.groups.get(group.group_id) is group:
+            del self.groups[group.group_id]
+
     def _forget_if_unused(self, group: Group) -> None:
         """A group that never came to anything leaves no trace."""
         if group.generation == 0 and group.state == EMPTY and not group.members and not group.pending and group.protocol_type is None:

@@ -1,12 +1,14 @@
 """Requests about the cluster and its topics: ApiVersions, Metadata, topics, partitions, log directories.
 
-Errors are per topic; a request changes everything of a topic or nothing of it.
+Errors are per topic; a request changes everything of a topic or nothing of it.  What changes topics is
+file work: it runs on the admin thread, one request after the other, while the event loop answers others.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Iterable
+from collections.abc import Awaitable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import code_of, explain
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 
 BROKER_RESOURCE = 4
 TOPIC_RESOURCE = 2
+MANY_PARTITIONS = 100
 
 
 class ClusterHandlers:
@@ -32,6 +35,7 @@ class ClusterHandlers:
         self._server = server
         self._config = server.config
         self._node_id: int = server.config["node.id"]
+        self._deletions = asyncio.Lock()
 
     # -- versions ----------------------------------------------------------------------------------------
 
@@ -45,14 +49,31 @@ class ClusterHandlers:
 
     # -- metadata ----------------------------------------------------------------------------------------
 
-    def metadata(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def metadata(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
         version = header.api_version
         wanted = request.topics
         if wanted is None or (version == 0 and not wanted):
-            rows = [self._topic_row(t) for t in self._server.topics]
-        else:
-            create = self._config["auto.create.topics.enable"] and (version < 4 or request.allow_auto_topic_creation)
-            rows = [self._metadata_of(w, create) for w in wanted]
+            return self._answer_metadata(connection, header, list(self._server.topics), ())
+        create = self._config["auto.create.topics.enable"] and (version < 4 or request.allow_auto_topic_creation)
+        if create and any(w.name is not None and self._server.topics.get(w.name) is None for w in wanted):
+            return self._metadata_created(connection, wanted)
+        return self._answer_metadata(connection, header, [t for w in wanted if (t := self._server.topics.get(w.name or ""))], wanted)
+
+    def _answer_metadata(self, connection: Connection, header: p.RequestHeader, topics: list[Topic], wanted: Any) -> Any | Awaitable[Any]:
+        """Of `wanted`, or of all topics.  An answer about many partitions takes tens of ms: on a thread, which lets the event loop run."""
+
+        def rows() -> list[dict[str, Any]]:
+            return [self._metadata_of(w, False) for w in wanted] if wanted else [self._topic_row(t) for t in topics]
+
+        if sum(t.partition_count for t in topics) < MANY_PARTITIONS:
+            return self._metadata(connection, rows())
+        return self._server.files.read(lambda: [self._metadata(connection, rows()).encode(version=header.api_version)])
+
+    async def _metadata_created(self, connection: Connection, wanted: Any) -> Any:
+        rows = await self._server.files.admin(lambda: [self._metadata_of(w, True) for w in wanted])
+        return self._metadata(connection, rows)
+
+    def _metadata(self, connection: Connection, rows: list[dict[str, Any]]) -> Any:
         host, port = self._server.advertised(connection)
         return build(
             p.MetadataResponse,
@@ -63,6 +84,7 @@ class ClusterHandlers:
         )
 
     def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
+        """With `create`: on the admin thread."""
         topics = self._server.topics
         # An id goes before a name, as in Kafka: some clients send an empty name with it.
         by_id = getattr(wanted, "topic_id", None)
@@ -80,8 +102,9 @@ class ClusterHandlers:
             check_topic_name(name)
             if not create:
                 return missing
-            topic = topics.create(name, self._config["num.partitions"], {}) if name != OFFSETS_TOPIC else self._server.offsets.topic()
-            return self._topic_row(topic)
+            if name == OFFSETS_TOPIC:
+                return self._topic_row(self._server.offsets.create_topic())
+            return self._topic_row(topics.create(name, self._config["num.partitions"], {}))
         except ConfigError:
             return {**missing, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
         except KdirectError as e:
@@ -158,7 +181,10 @@ class ClusterHandlers:
             controller_id=self._node_id, brokers=[{"broker_id": self._node_id, "host": host, "port": port, "rack": None}],
         )  # fmt: skip
 
-    def describe_log_dirs(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def describe_log_dirs(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return await self._server.files.read(self._describe_log_dirs, request)
+
+    def _describe_log_dirs(self, request: Any) -> Any:
         wanted = None if request.topics is None else {TopicPartition(t.topic, i) for t in request.topics for i in t.partitions}
         results = []
         for directory in self._server.logs.log_dirs:
@@ -178,7 +204,10 @@ class ClusterHandlers:
 
     # -- topics ------------------------------------------------------------------------------------------
 
-    def create_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def create_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return await self._server.files.admin(self._create_all, request)
+
+    def _create_all(self, request: Any) -> Any:
         names = [t.name for t in request.topics]
         rows: list[dict[str, Any]] = []
         left = MAX_PARTITIONS
@@ -257,14 +286,15 @@ class ClusterHandlers:
                 return f"replicas {brokers}: the only broker is {self._node_id}"
         return ""
 
-    def delete_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def delete_topics(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         if header.api_version >= 6:
             wanted = [(t.name, t.topic_id) for t in request.topics]
         else:
             wanted = [(name, None) for name in request.topic_names]
-        return build(p.DeleteTopicsResponse, responses=[self._delete(name, topic_id) for name, topic_id in wanted])
+        async with self._deletions:
+            return build(p.DeleteTopicsResponse, responses=[await self._delete(name, topic_id) for name, topic_id in wanted])
 
-    def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
+    async def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
         topics = self._server.topics
         named = name is not None and (name != "" or topic_id is None)  # an empty name with an id is none
         topic = topics.get(name or "") if named else topics.by_id(topic_id)
@@ -278,13 +308,16 @@ class ClusterHandlers:
         if topic.internal:
             return {**out, "error_code": ErrorCode.INVALID_REQUEST, "error_message": f"topic {topic.name} is the broker's own"}
         try:
-            self._server.delete_topic(topic)
+            await self._server.delete_topic(topic)
         except (KdirectError, OSError) as e:
             refused = explain(e, f"deletion of topic {topic.name}")
             return {**out, "error_code": refused[0], "error_message": refused[1]}
         return out
 
-    def create_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def create_partitions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return await self._server.files.admin(self._grow_all, request)
+
+    def _grow_all(self, request: Any) -> Any:
         rows: list[dict[str, Any]] = []
         left = MAX_PARTITIONS
         for wanted in request.topics:

@@ -149,16 +149,17 @@ class ConfigHandlers:
 
     # -- changing ----------------------------------------------------------------------------------------
 
-    def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         """AlterConfigs: what is given replaces all that the topic had set."""
 
         def new_configs(topic: Topic, r: Any) -> dict[str, str]:
             return {c.name: c.value for c in r.configs if c.value is not None}
 
-        rows = [self._change(r, request.validate_only, new_configs) for r in request.resources]
+        # On the admin thread: configs are files.
+        rows = await self._server.files.admin(lambda: [self._change(r, request.validate_only, new_configs) for r in request.resources])
         return build(p.AlterConfigsResponse, responses=rows)
 
-    def alter_incrementally(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def alter_incrementally(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         def new_configs(topic: Topic, r: Any) -> dict[str, str]:
             configs = dict(topic.configs)
             for c in r.configs:
@@ -175,10 +176,11 @@ class ConfigHandlers:
                     raise ConfigError(f"config {c.name}: operation {c.config_operation} without a value", hint="give a value, or delete it")
             return configs
 
-        rows = [
-            _result(r, 0, None) if self._takes_back_nothing(r) else self._change(r, request.validate_only, new_configs)
-            for r in request.resources
-        ]
+        def change(r: Any) -> dict[str, Any]:
+            return _result(r, 0, None) if self._takes_back_nothing(r) else self._change(r, request.validate_only, new_configs)
+
+        # On the admin thread: configs are files.
+        rows = await self._server.files.admin(lambda: [change(r) for r in request.resources])
         return build(p.IncrementalAlterConfigsResponse, responses=rows)
 
     def _takes_back_nothing(self, r: Any) -> bool:

@@ -1,16 +1,17 @@
 """Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch, InitProducerId.
 
 Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the receive buffer to the
-partition, a fetched one from the segment's mapping to the socket.  Errors are per partition and leave the
-others alone.
+partition, a fetched one from the segment's mapping to the socket.  What is not in memory, or needs a file, is
+done on a thread first (`kdirect.broker.files`).  Errors are per partition and leave the others alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Iterable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdirect.broker.failures import explain
 from kdirect.broker.topics import INTERNAL_TOPICS
@@ -44,6 +45,14 @@ _KERNEL_MESSAGES = {
     ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to know its offset",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
+
+
+class Collected(NamedTuple):
+    """What a Fetch finds: `size` bytes of records.  `urgent`: an error makes waiting for more pointless."""
+
+    topics: list[tuple[str, list[Fetched]]]
+    size: int
+    urgent: bool
 
 
 def _wall_ms() -> int:
@@ -91,6 +100,8 @@ class DataHandlers:
             failed = [f"{name}-{d.partition}: {p.error_kind(d.error).name}" for name, done in topics for d in done if d.error]
             if failed:  # the only way to tell a producer that asked for no answer
                 connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
+            for partition in to_flush:
+                self._server.flusher.begin(partition)
             return None
         if to_flush:
             return self._acknowledge_flushed(version, topics, to_flush)
@@ -115,7 +126,8 @@ class DataHandlers:
             partition = server.topics.partition(name, index)
             if not records:
                 return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
-            result = partition.append(records, now_ms) if server.access is None else server.access.append(partition, records, now_ms)
+            appends = server.appends if server.access is None else server.access
+            result = appends.append(partition, records, now_ms)
             if isinstance(result, asyncio.Future):
                 waiting.append(result)
                 return asyncio.ensure_future(self._appended_later(partition, index, len(records), result, to_flush))
@@ -146,14 +158,14 @@ class DataHandlers:
             return Produced(index, result.error, -1, -1, partition.log_start_offset, _KERNEL_MESSAGES.get(result.error))
         server.counters.appends += 1
         server.counters.append_bytes += size
-        if partition.config.flush_before_ack:
+        if partition.config.flush_before_ack or partition.flush_wanted:
             to_flush.append(partition)
-        else:
+        if not partition.config.flush_before_ack:
             server.waiters.notify(partition.topic_partition, size)
         return Produced(index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None)
 
     async def _acknowledge_flushed(self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]) -> list[Any]:
-        """Answer once what was appended is on disk (`log.flush.before.ack`)."""
+        """Answer once what was appended is on disk (`log.flush.before.ack`, `flush.messages`)."""
         outcomes = await asyncio.gather(*(self._server.flusher.flushed(x) for x in partitions), return_exceptions=True)
         failed = {x.topic_partition: e for x, e in zip(partitions, outcomes, strict=True) if isinstance(e, BaseException)}
         if failed:
@@ -174,10 +186,30 @@ class DataHandlers:
         version = header.api_version
         if request.session_epoch not in _FULL_FETCH:  # a further request of a session, and none was given out
             return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
-        result, size, urgent = self._collect(request)
-        if size >= request.min_bytes or request.max_wait_ms <= 0 or urgent or not result:
-            return fetch_response(version, 0, result, request.isolation_level == 1)
-        return self._wait_for_records(version, request, size)
+        collected = self._collect(request, wait=False)
+        if collected is None:
+            return self._fetch_cold(version, request)
+        if self._is_enough(request, collected):
+            return fetch_response(version, 0, collected.topics, request.isolation_level == 1)
+        return self._wait_for_records(version, request, collected.size)
+
+    def _is_enough(self, request: Any, collected: Collected) -> bool:
+        return collected.size >= request.min_bytes or request.max_wait_ms <= 0 or collected.urgent or not collected.topics
+
+    async def _fetch_cold(self, version: int, request: Any) -> list[Any]:
+        """Something is not in memory: a thread brings it there before the event loop sends it."""
+        collected = await self._collected(request)
+        if self._is_enough(request, collected):
+            return fetch_response(version, 0, collected.topics, request.isolation_level == 1)
+        return await self._wait_for_records(version, request, collected.size)
+
+    async def _collected(self, request: Any) -> Collected:
+        collected = self._collect(request, wait=False)
+        if collected is None:
+            self._server.counters.cold_fetches += 1
+            collected = await self._server.files.read(partial(self._collect, request, wait=True))
+        assert collected is not None
+        return collected
 
     async def _wait_for_records(self, version: int, request: Any, size: int) -> list[Any]:
         """Long poll: look again when records arrive, answer when there are enough or time is up."""
@@ -193,21 +225,23 @@ class DataHandlers:
                 if server.access is not None:
                     for tp in partitions:
                         server.access.watch(tp)
-                # Records that came between the first look and the registration have woken nobody.
-                result, size, urgent = self._collect(request)
+                # Records that came between the first look and the registration have woken nobody; those that come while
+                # this look waits for a thread wake it at once.
+                waiter.missing = 0
+                topics, size, urgent = await self._collected(request)
                 if size >= request.min_bytes or urgent or server.waiters.closed:
-                    return fetch_response(version, 0, result, request.isolation_level == 1)
+                    return fetch_response(version, 0, topics, request.isolation_level == 1)
                 waiter.missing = request.min_bytes - size
                 await waiter.future
             finally:
                 timer.cancel()
                 server.waiters.remove(waiter)
-            result, size, urgent = self._collect(request)
+            topics, size, urgent = await self._collected(request)
             if size >= request.min_bytes or urgent or loop.time() >= deadline or server.waiters.closed:
-                return fetch_response(version, 0, result, request.isolation_level == 1)
+                return fetch_response(version, 0, topics, request.isolation_level == 1)
 
-    def _collect(self, request: Any) -> tuple[list[tuple[str, list[Fetched]]], int, bool]:
-        """What there is to answer now: (topics, bytes of records, does an error make waiting pointless?)."""
+    def _collect(self, request: Any, *, wait: bool) -> Collected | None:
+        """What there is to answer now.  Without `wait`, on the event loop: None when that needs file work."""
         room = min(request.max_bytes, self._fetch_max_bytes)
         committed_only = request.isolation_level == 1
         total = 0
@@ -216,14 +250,16 @@ class DataHandlers:
         for topic in request.topics:
             fetched = []
             for x in topic.partitions:
-                one = self._read(topic.topic, x, room - total, committed_only, total == 0)
+                one = self._read(topic.topic, x, room - total, committed_only, total == 0, wait)
+                if one is None:
+                    return None
                 total += one.size
                 urgent = urgent or one.error != 0
                 fetched.append(one)
             topics.append((topic.topic, fetched))
-        return topics, total, urgent
+        return Collected(topics, total, urgent)
 
-    def _read(self, name: str, x: Any, room: int, committed_only: bool, first: bool) -> Fetched:
+    def _read(self, name: str, x: Any, room: int, committed_only: bool, first: bool, wait: bool) -> Fetched | None:
         index = x.partition
         try:
             partition = self._server.topics.partition(name, index)
@@ -239,7 +275,15 @@ class DataHandlers:
                 if not start <= x.fetch_offset <= partition.log_end_offset:
                     return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0)
                 return Fetched(index, 0, high_watermark, stable, start, (), 0)
-            buffers = partition.read(x.fetch_offset, max(limit, 1), committed_only=committed_only)
+            release = self._server.files.release
+            found: list[memoryview] | None
+            if wait:
+                found = partition.read(x.fetch_offset, max(limit, 1), committed_only=committed_only, fault_in=True, release=release)
+            else:
+                found = partition.read_nowait(x.fetch_offset, max(limit, 1), committed_only=committed_only, release=release)
+            if found is None:
+                return None
+            buffers: Sequence[Any] = found
             size = sum(len(b) for b in buffers)
             if size > limit and not first:  # the first batch is larger than what is left: next time
                 buffers, size = [], 0
@@ -260,7 +304,7 @@ class DataHandlers:
 
     async def _look_up_later(self, request: Any) -> Any:
         """By time, batches have to be opened: on a thread, for they may be large."""
-        return await self._server.on_lookup_thread(self._look_up, request)
+        return await self._server.files.look_up(self._look_up, request)
 
     def _look_up(self, request: Any) -> Any:
         committed_only = request.isolation_level == 1
@@ -320,7 +364,10 @@ class DataHandlers:
         except Exception as e:
             return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
 
-    def delete_records(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def delete_records(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+        return await self._server.files.admin(self._delete_records, request)
+
+    def _delete_records(self, request: Any) -> Any:
         return build(
             p.DeleteRecordsResponse,
             topics=[{"name": t.name, "partitions": [self._delete_before(t.name, x) for x in t.partitions]} for t in request.topics],
@@ -337,14 +384,22 @@ class DataHandlers:
         except Exception as e:
             return {**out, "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0]}
 
-    def init_producer_id(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def init_producer_id(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
         if request.transactional_id is not None:
             code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.transactional_id else ErrorCode.INVALID_REQUEST
             return build(p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1)
+        producer_id = self._server.topics.producer_id_nowait()
+        if producer_id is None:
+            return self._init_producer_id_later()
+        return build(p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0)
+
+    async def _init_producer_id_later(self) -> Any:
+        """The next block of ids has to be written down first."""
         try:
-            return build(p.InitProducerIdResponse, error_code=0, producer_id=self._server.topics.next_producer_id(), producer_epoch=0)
+            producer_id = await self._server.files.admin(self._server.topics.next_producer_id)
         except LogError as e:
             return build(p.InitProducerIdResponse, error_code=explain(e, "a new producer id")[0], producer_id=-1, producer_epoch=-1)
+        return build(p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0)
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, does it hold up later requests while it waits?)."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import explain
@@ -119,17 +120,23 @@ class GroupHandlers:
                         token.set_result(result)
 
     def _run(self, group_id: str, effects: list[Effect]) -> None:
-        """Carry out effects, in order."""
-        for effect in effects:
+        """Carry out effects, in order: what follows a `Persist` waits where that has to wait for room in the log."""
+        for i, effect in enumerate(effects):
             if isinstance(effect, Persist):
-                self._persist(effect.group)
+                saved = self._persist(effect.group)
+                if not saved.done():
+                    saved.add_done_callback(partial(self._run_rest, group_id, effects[i + 1 :]))
+                    break
             else:
                 token: Any = effect.token
                 if not token.done():
                     token.set_result(effect.result)
         self._arm(group_id)
 
-    def _persist(self, group: Group) -> None:
+    def _run_rest(self, group_id: str, effects: list[Effect], saved: asyncio.Future[Any]) -> None:
+        self._run(group_id, effects)
+
+    def _persist(self, group: Group) -> asyncio.Future[Any]:
         members = tuple(
             MemberRecord(
                 m.member_id,
@@ -145,10 +152,18 @@ class GroupHandlers:
         )
         record = GroupRecord(group.protocol_type or "", group.generation, group.protocol, group.leader, _wall_ms(), members)
         try:
-            self._server.offsets.save_group(group.group_id, record)
+            saved = self._server.offsets.save_group(group.group_id, record)
         except Exception as e:
-            # The group works on, and so do the others; after a restart its members have to join again.
-            explain(e, f"saving of group {group.group_id}")
+            saved = asyncio.get_running_loop().create_future()
+            saved.set_exception(e)
+        saved.add_done_callback(partial(self._saved, group.group_id))
+        return saved
+
+    def _saved(self, group_id: str, saved: asyncio.Future[Any]) -> None:
+        # The group works on, and so do the others; after a restart its members have to join again.
+        error = None if saved.cancelled() else saved.exception()
+        if error is not None:
+            explain(error, f"saving of group {group_id}")
 
     def _arm(self, group_id: str) -> None:
         """Have the timer fire at the group's next deadline, if that is earlier than what it is set to."""
@@ -174,7 +189,7 @@ class GroupHandlers:
         has had its turn."""
         self._run("", self.coordinator.expire(_clock_ms()))
 
-    def expire_offsets(self) -> None:
+    async def expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
         retention_ms = self._server.config["offsets.retention.minutes"] * 60_000
         now, wall = _clock_ms(), _wall_ms()
@@ -183,11 +198,11 @@ class GroupHandlers:
             group = self.coordinator.groups.get(group_id)
             if group is not None and (group.state != EMPTY or (group.generation > 0 and now - group.since_ms < retention_ms)):
                 continue
-            store.expire(group_id, wall - retention_ms)
+            await store.expire(group_id, wall - retention_ms)
         for group in list(self.coordinator.groups.values()):
             if group.state == EMPTY and not group.pending and now - group.since_ms >= retention_ms and not store.offsets(group.group_id):
-                store.forget_group(group.group_id)
-                del self.coordinator.groups[group.group_id]
+                await store.forget_group(group.group_id)
+                self.coordinator.remove_empty(group)
 
     # -- finding -----------------------------------------------------------------------------------------
 
@@ -309,18 +324,18 @@ class GroupHandlers:
                     )
                 parts.append({"partition_index": x.partition_index, "error_code": code})
             rows.append({"name": t.name, "partitions": parts})
-        try:
-            partition = self._server.offsets.commit(request.group_id, offsets)
-        except KdirectError as e:
-            self._fail_rows(rows, e)
-            partition = None
-        if partition is not None and partition.config.flush_before_ack:
-            return self._commit_flushed(partition, rows)
-        return build(p.OffsetCommitResponse, topics=rows)
+        committed = self._server.offsets.commit(request.group_id, offsets)
+        if committed.done() and committed.exception() is None:
+            partition = committed.result()
+            if partition is None or not (partition.config.flush_before_ack or partition.flush_wanted):
+                return build(p.OffsetCommitResponse, topics=rows)
+        return self._committed_later(committed, rows)
 
-    async def _commit_flushed(self, partition: Any, rows: list[dict[str, Any]]) -> Any:
+    async def _committed_later(self, committed: Awaitable[Any], rows: list[dict[str, Any]]) -> Any:
         try:
-            await self._server.flusher.flushed(partition)
+            partition = await committed
+            if partition is not None and (partition.config.flush_before_ack or partition.flush_wanted):
+                await self._server.flusher.flushed(partition)
         except (KdirectError, OSError) as e:
             self._fail_rows(rows, e)
         return build(p.OffsetCommitResponse, topics=rows)
@@ -372,7 +387,7 @@ class GroupHandlers:
             rows.append({"name": name, "partitions": parts})
         return rows
 
-    def offset_delete(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def offset_delete(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         self._expire_due()
         group = self.coordinator.groups.get(request.group_id)
         if group is None and request.group_id not in self._server.offsets.groups():
@@ -389,7 +404,7 @@ class GroupHandlers:
                 gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
             rows.append({"name": t.name, "partitions": [{"partition_index": x.partition_index, "error_code": code} for x in t.partitions]})
         try:
-            self._server.offsets.forget(request.group_id, gone)
+            await self._server.offsets.forget(request.group_id, gone)
         except KdirectError as e:
             return build(p.OffsetDeleteResponse, error_code=explain(e, "deletion of offsets")[0], topics=[])
         return build(p.OffsetDeleteResponse, error_code=0, topics=rows)
@@ -454,21 +469,23 @@ class GroupHandlers:
         ]
         return out
 
-    def delete_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def delete_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         self._expire_due()
-        return build(p.DeleteGroupsResponse, results=[{"group_id": g, "error_code": self._delete(g)} for g in request.groups_names])
+        rows = [{"group_id": g, "error_code": await self._delete(g)} for g in request.groups_names]
+        return build(p.DeleteGroupsResponse, results=rows)
 
-    def _delete(self, name: str) -> int:
+    async def _delete(self, name: str) -> int:
         group = self.coordinator.groups.get(name)
         if group is None and name not in self._server.offsets.groups():
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
             return ErrorCode.NON_EMPTY_GROUP
         try:
-            self._server.offsets.forget_group(name)
+            await self._server.offsets.forget_group(name)
         except KdirectError as e:
             return explain(e, f"deletion of group {name}")[0]
-        self.coordinator.groups.pop(name, None)
+        if group is not None:
+            self.coordinator.remove_empty(group)
         return 0
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:

@@ -3,8 +3,9 @@
 Owns: the grants of one head, its shared word, the broker's own requests on it.  Decides nothing: when a head is opened, drained,
 recalled or ended is `kdirect.broker.produce_access`'s business; in which order requests are committed, the produce worker's.
 
-Life: made with a head file that nobody writes by RDMA, `join` and `leave` as producers come and go, `end` once and for good.  The event
-loop's, but for `fence`.
+Life: made with a head file that nobody writes by RDMA, `join` and `leave` as producers come and go, then
+`fence` and `end`, once and for good.  The event loop's, but for `fence` and `written_end`, which any thread
+may call: they wait for producers and look at memory.
 
 Memory: each member has a key to the file from its tail on, and to the word, in its own protection domain.  The keys to the file end with
 the head; the keys to the word live until the member comes back or leaves, and the word is closed then.
@@ -12,11 +13,11 @@ the head; the keys to the word live until the member comes back or leaves, and t
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from kdirect.broker.appends import PendingAppend
 from kdirect.broker.engine import Engine
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.shared_word import SharedWord
@@ -39,30 +40,6 @@ class Appended:
     error: int
     base_offset: int
     log_append_time: int
-
-
-class PendingAppend:
-    """Batches of a plain Kafka producer that wait for their turn.  `result` or `error`, or, once asked for, `future`."""
-
-    __slots__ = ("data", "error", "future", "now_ms", "partition", "result")
-
-    def __init__(self, partition: Partition, data: bytes, now_ms: int) -> None:
-        self.partition = partition
-        self.data = data
-        self.now_ms = now_ms
-        self.result: Any = None
-        self.error: BaseException | None = None
-        self.future: asyncio.Future[Any] | None = None
-
-    def settle(self, result: Any) -> None:
-        self.result = result
-        if self.future is not None and not self.future.done():
-            self.future.set_result(result)
-
-    def fail(self, error: BaseException) -> None:
-        self.error = error
-        if self.future is not None and not self.future.done():
-            self.future.set_exception(error)
 
 
 class HeadAccess:
@@ -89,7 +66,9 @@ class HeadAccess:
         self.idle = False  # draining because nobody writes, not because it is full
         self.recalled = False  # the holder was asked to come back
         self.ending = False  # it ends in a moment
+        self.finishing = False  # a thread fences it and repairs its file
         self.ended = False
+        self._fenced = False
         self.pumping = False  # the broker's own requests that waited are being brought on their way
         self._left = True  # False: somebody is still inside a copy into the file
         self._window = OWN_WINDOW
@@ -116,6 +95,7 @@ class HeadAccess:
                     layout.ERROR_ACCESS_CONTENDED, f"{self.partition.topic_partition} has too many RDMA producers: {e}"
                 ) from e
         grant = grants.new(peer, self.partition, self.segment, self)
+        self.segment.acquire()  # it is the head, and mapped
         try:
             memory = Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
             grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, self.capacity - position)
@@ -167,32 +147,47 @@ class HeadAccess:
         if clean:  # else its reservations may still be outstanding
             self._window -= grant.max_in_flight
 
-    def fence(self) -> None:
-        """Nothing more is committed or written from here on; what producers have under way fails.  Any thread; takes a moment while they
-        are inside a copy."""
+    def fence(self, *, notify: bool) -> None:
+        """Nothing more is committed or written from here on; what producers have under way fails, and
+        with `notify` they are told so through their rings.  Any thread; takes a moment while they are
+        inside a copy."""
         self.ending = True
+        self.engine.worker.close_head(self.head, notify)
         if self.word is not None:
             self.word.close()
-        self.engine.worker.close_head(self.head, True)
         for grant in list(self.members.values()):
             self._left &= grant.region.deregister(DEREGISTER_MS)
+        self._fenced = True
 
-    def end(self, grants: GrantTable, answered: Callable[[Any, list[Any]], None]) -> tuple[bool, int, list[PendingAppend]]:
-        """End it for good: keys, grants, the worker's part.  (has everybody left the file?, where the bytes end that may have been written,
-        the broker's own requests that were not committed, in order)."""
-        worker = self.engine.worker
-        tail = self.tail
-        self.ending = self.ended = True
-        worker.close_head(self.head, False)
-        end = tail
+    @property
+    def fenced(self) -> bool:
+        return self._fenced
+
+    @property
+    def left(self) -> bool:
+        """Has everybody left the file?  Known once it is fenced."""
+        return self._left
+
+    def written_end(self) -> int:
+        """Where the bytes end that may have been written.  Any thread, once it is fenced; reads up to
+        ``max.message.bytes`` of the file."""
+        tail = end = self.tail
         if self.word is not None:
             end = min(self.word.close().position, self.capacity)
+        else:
+            for grant in list(self.members.values()):
+                end = _written_end(grant, tail)
+        return max(end, tail)
+
+    def end(self, grants: GrantTable, answered: Callable[[Any, list[Any]], None]) -> list[PendingAppend]:
+        """End it for good: keys, grants, the worker's part.  The broker's own requests that were not committed, in order."""
+        worker = self.engine.worker
+        self.ended = True
+        if not self._fenced:
+            self.fence(notify=False)
         for grant in list(self.members.values()):
-            self._left &= grant.region.deregister(DEREGISTER_MS)
             worker.remove(grant.file_id)
             grant.staging.deregister()
-            if self.word is None:
-                end = _written_end(grant, tail)
             grant.region = grant.staging = None
             if grant.word is None:
                 grants.drop(grant)
@@ -204,7 +199,7 @@ class HeadAccess:
         if self.word is not None:
             self.word.end()
         self.head = None  # it holds this object: in a cycle they would keep the word's memory until the collector comes
-        return self._left, max(end, tail), [self.own.pop(order) for order in orders if order in self.own]
+        return [self.own.pop(order) for order in orders if order in self.own]
 
 
 def _written_end(grant: Grant, tail: int) -> int:

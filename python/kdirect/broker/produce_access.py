@@ -16,9 +16,15 @@ Invariants:
   together).  A Kafka client always gets its turn: on a shared head it reserves on the same word, an exclusive one is recalled.
 - The next head is granted only when the last one has ended: its keys are out of reach and the bytes behind its tail are zeros, or it
   is sealed and the head is a fresh file.  Who asks meanwhile waits for the answer.
-- Requests of one Kafka connection to one partition keep their order, whatever becomes of the head.
+- Requests of one Kafka connection to one partition keep their order, whatever becomes of the head: from
+  before a head is opened until its file is repaired the partition is held (`Appends.hold`), and what Kafka
+  clients send waits, or is reserved on the word.
 - A partition whose shared heads are aborted again and again is served over TCP for a while, and so is one that a producer wants for itself
   while Kafka clients write it.
+
+Files are opened, rolled and cleared on threads (`on_thread`).  Meanwhile nobody gets the head: one that is
+being made has the partition held and no `HeadAccess` yet, one that ends has a `HeadAccess` that is `ending`
+until its file is repaired.
 
 All methods run on the broker's event loop, except where said.
 """
@@ -30,9 +36,11 @@ import logging
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
+from kdirect.broker.appends import Appends, PendingAppend, resolve
 from kdirect.broker.grants import (
     INVALID_REQUEST,
     MESSAGE_TOO_LARGE,
@@ -44,12 +52,13 @@ from kdirect.broker.grants import (
     GrantTable,
     Peer,
 )
-from kdirect.broker.head_access import OWN_WINDOW, Appended, HeadAccess, PendingAppend
+from kdirect.broker.head_access import OWN_WINDOW, Appended, HeadAccess
 from kdirect.broker.order import AbortReason
 from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, RevokedError, StorageFullError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition, now_ms
+from kdirect.log.segment import Segment
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker.rdma")
@@ -91,17 +100,31 @@ class Waiting:
             answer(outcome)
 
 
+def _refusal(error: BaseException) -> RefusedError:
+    """What to answer to a request for access that failed."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, StorageFullError):
+        return RefusedError(STORAGE_ERROR, str(error))
+    if isinstance(error, RdmaError):
+        return RefusedError(layout.ERROR_ACCESS_DISABLED, str(error))
+    return RefusedError(UNKNOWN_SERVER_ERROR, str(error))
+
+
 class ProduceAccess:
     """See the module.  `later(callback, *args)` calls back on the event loop, from any thread; `call_later(seconds, callback, *args)`
     after a while."""
 
     def __init__(
-        self, logs: LogManager, grants: GrantTable, config: Mapping[str, Any], *,
+        self, logs: LogManager, grants: GrantTable, config: Mapping[str, Any], *, appends: Appends,
         later: Callable[..., None], call_later: Callable[..., None],
         new_future: Callable[[], asyncio.Future[Any]], appended: Callable[[TopicPartition], None], watched: set[TopicPartition],
     ) -> None:  # fmt: skip
         self._logs = logs
         self._grants = grants
+        self._appends = appends
+        appends.on_idle = self._serve
+        self.stopping = False  # nothing is left to the event loop any more
         self._enabled = bool(config["rdma.produce"])
         self._sync_first = bool(config["log.flush.before.ack"])
         self._hole_timeout_ms = int(config["rdma.produce.hole.timeout.ms"])
@@ -112,7 +135,9 @@ class ProduceAccess:
         self._watched = watched
         self._heads: dict[TopicPartition, HeadAccess] = {}
         self._waiting: dict[TopicPartition, deque[Waiting]] = {}
-        self._queues: dict[TopicPartition, deque[PendingAppend]] = {}
+        self._deleting: set[TopicPartition] = set()
+        # The segment that a partition is about to roll away from, written by the thread that rolls: see `_open`.
+        self._rolling: dict[TopicPartition, Segment] = {}
         self._shared_until: dict[TopicPartition, float] = {}
         # Until when, and for how long that was: partitions not given out alone, and not given out at all.
         self._contended: dict[TopicPartition, tuple[float, float]] = {}
@@ -172,8 +197,9 @@ class ProduceAccess:
                 self._drain(access, request.end_order if 0 <= request.end_position <= access.capacity else None)
                 raise _NotYet
             else:
-                self.release(finished)
-                access = self._heads.get(tp)
+                finished.released = True
+                self._finish(access, min_bytes=request.min_bytes)
+                access.engine.worker.remove(finished.file_id)
         elif access is not None:
             for mine in [g for g in access.members.values() if g.peer is peer]:  # it has forgotten its grant, and what was under way
                 self.release(mine, clean=False)
@@ -215,18 +241,54 @@ class ProduceAccess:
         shared = request.mode == layout.PRODUCE_SHARED or (
             request.mode == layout.PRODUCE_AUTO and time.monotonic() < self._shared_until.get(tp, 0.0)
         )
-        segment = partition.ensure_head(request.min_bytes)
-        access = HeadAccess(
-            partition, segment, peer.engine, shared=shared, explicit=alone,
-            entries=OWN_WINDOW if shared else peer.max_in_flight, hole_timeout_ms=self._hole_timeout_ms,
-        )  # fmt: skip
+        if tp in self._deleting or not self._appends.is_free(tp):
+            raise _NotYet  # a thread makes room in it, or takes it away
+        segment = partition.head_nowait(request.min_bytes)
+        if segment is None or self._rolling.get(tp) is segment:
+            self._prepare(partition, request)
+            raise _NotYet
+        self._appends.hold(tp)
+        try:
+            access = HeadAccess(
+                partition, segment, peer.engine, shared=shared, explicit=alone,
+                entries=OWN_WINDOW if shared else peer.max_in_flight, hole_timeout_ms=self._hole_timeout_ms,
+            )  # fmt: skip
+        except BaseException:
+            self._appends.release(tp)
+            raise
         self._heads[tp] = access
         self._counters["rdma_shared_heads" if shared else "rdma_exclusive_heads"] += 1
+        if self._rolling.get(tp) is segment:
+            # A thread rolls it away and has not found this access.  (If it looks from now on, it finds it: `before_roll`.)
+            self._finish(access, min_bytes=request.min_bytes)
+            raise _NotYet
         try:
             return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
         except BaseException:
             self._finish(access)
             raise
+
+    def _prepare(self, partition: Partition, request: Any) -> None:
+        """Have a head made, on a thread; then look at those who wait again."""
+        tp = partition.topic_partition
+        self._appends.hold(tp)
+        self._appends.on_thread(
+            partition, partial(self._ensure_head, partition, request.min_bytes), partial(self._prepared, partition, request)
+        )
+
+    def _ensure_head(self, partition: Partition, min_bytes: int) -> Segment:
+        """On a thread.  A roll that is under way is over when `ensure_head` returns, so what was noted of it before is of no use."""
+        self._rolling.pop(partition.topic_partition, None)
+        return partition.ensure_head(min_bytes)
+
+    def _prepared(self, partition: Partition, request: Any, segment: Segment | None, error: BaseException | None) -> None:
+        tp = partition.topic_partition
+        if error is not None:
+            waiting = self._waiting.get(tp, deque())
+            for one in [x for x in waiting if x.request is request]:
+                waiting.remove(one)
+                one.settle(_refusal(error))
+        self._resume(tp)
 
     # -- the end of a head -------------------------------------------------------------------------------
 
@@ -290,42 +352,68 @@ class ProduceAccess:
             access.word.close()
         self._call_later(GRACE_S, self._finish, access, access.draining or head.why is AbortReason.NO_ROOM)
 
-    def _finish(self, access: HeadAccess, roll: bool = False) -> None:
-        """End a head, repair its file or leave it, and serve who has waited."""
-        if access.ended:
+    def _finish(self, access: HeadAccess, roll: bool = False, min_bytes: int = 0) -> None:
+        """End a head, repair its file or leave it, on a thread; then serve who has waited.  `min_bytes`: room that will be asked for."""
+        if access.finishing:
             return
+        access.finishing = access.ending = True
+        access.engine.worker.close_head(access.head, False)
+        if self.stopping:
+            self._put_away(access, False, 0)
+            self._put_back(access)
+            return
+        self._appends.on_thread(access.partition, partial(self._put_away, access, roll, min_bytes), partial(self._finished, access))
+
+    def _put_away(self, access: HeadAccess, roll: bool, min_bytes: int) -> None:
+        """On a thread: nobody writes the head any more when this returns, and its tail is zeros or its file is not the head."""
         partition = access.partition
         tp = partition.topic_partition
-        left, end, unanswered = access.end(self._grants, self.on_own)
+        access.fence(notify=False)
+        end = access.written_end()
+        if self._logs.partitions.get(tp) is not partition or partition.head is not access.segment or access.segment.sealed:
+            if not access.left:
+                access.segment.keep_length = True
+            return
+        try:
+            if not access.left:
+                self._counters["rdma_heads_fenced"] += 1
+                log.warning("%s: a producer did not leave its head in time: the log goes on in a fresh file", tp)
+                partition.fence_head()
+            else:
+                partition.kernel.clear_tail(access.segment.base_offset, end)
+                if roll:
+                    partition.make_room()
+            if min_bytes:
+                self._ensure_head(partition, min_bytes)
+        except (KdirectError, OSError) as e:  # who asks for access is told again
+            log.error("%s cannot be rolled: %s", tp, e)
+
+    def _finished(self, access: HeadAccess, result: None, error: BaseException | None) -> None:
+        tp = access.partition.topic_partition
+        if error is not None:
+            log.error("the end of RDMA access to %s failed", tp, exc_info=error)
+        if self._put_back(access):
+            self._resume(tp)
+
+    def _put_back(self, access: HeadAccess) -> bool:
+        """Forget a head that is put away; what was not committed of the broker's own requests waits again.  False when it was forgotten
+        before."""
+        if access.ended:
+            return False
+        tp = access.partition.topic_partition
+        unanswered = access.end(self._grants, self.on_own)
         if self._heads.get(tp) is access:
             del self._heads[tp]
-        if unanswered:
-            self._queues.setdefault(tp, deque()).extendleft(reversed(unanswered))
-        if self._logs.partitions.get(tp) is partition and partition.head is access.segment and not access.segment.sealed:
-            try:
-                if not left:
-                    self._counters["rdma_heads_fenced"] += 1
-                    log.warning("%s: a producer did not leave its head in time: the log goes on in a fresh file", tp)
-                    partition.fence_head()
-                else:
-                    partition.kernel.clear_tail(access.segment.base_offset, end)
-                    if roll:
-                        partition.make_room()
-            except KdirectError as e:  # who asks for access is told again
-                log.error("%s cannot be rolled: %s", tp, e)
-        elif not left:
-            access.segment.keep_length = True
-        self._resume(tp)
+        self._appends.put_back(tp, unanswered)
+        return True
 
     def _resume(self, tp: TopicPartition) -> None:
-        queue = self._queues.pop(tp, None)
-        while queue:
-            item = queue.popleft()
-            try:
-                item.settle(item.partition.append(item.data, item.now_ms))
-                self._appended(tp)
-            except Exception as e:
-                item.fail(e)
+        """The partition is not held any more by a head, or by one that was being made."""
+        self._appends.release(tp)
+        self._serve(tp)
+
+    def _serve(self, tp: TopicPartition) -> None:
+        """Look again at the requests for access that wait."""
         waiting = self._waiting.pop(tp, None)
         while waiting:
             one = waiting.popleft()
@@ -341,14 +429,8 @@ class ProduceAccess:
                 waiting.extend(self._waiting.pop(tp, ()))
                 self._waiting[tp] = waiting
                 return
-            except RefusedError as e:
-                one.settle(e)
-            except StorageFullError as e:
-                one.settle(RefusedError(STORAGE_ERROR, str(e)))
-            except RdmaError as e:
-                one.settle(RefusedError(layout.ERROR_ACCESS_DISABLED, str(e)))
             except KdirectError as e:
-                one.settle(RefusedError(UNKNOWN_SERVER_ERROR, str(e)))
+                one.settle(_refusal(e))
 
     def release(self, grant: Grant, *, clean: bool = True) -> None:
         """A producer gives access back, or (not `clean`) is gone.  The second call does nothing."""
@@ -362,8 +444,12 @@ class ProduceAccess:
                 grant.word.deregister()
             self._grants.drop(grant)
             return
+        if access.finishing:  # it goes with its head, in a moment; the worker writes into its ring no more
+            access.engine.worker.remove(grant.file_id)
+            return
         if not access.shared:
             self._finish(access)
+            access.engine.worker.remove(grant.file_id)  # its ring may go when it has the answer
             return
         access.leave(self._grants, grant, clean=clean)
         if not access.members:
@@ -376,9 +462,11 @@ class ProduceAccess:
 
         Any thread, and it may hold the partition's locks: so only what must be over before the seal is done here, the rest on the loop.
         """
-        access = self._heads.get(partition.topic_partition)
-        if access is not None and not access.ended:
-            access.fence()
+        tp = partition.topic_partition
+        self._rolling[tp] = partition.segments[-1]  # before looking: `_open` looks here after it has put its access there
+        access = self._heads.get(tp)
+        if access is not None and not access.fenced:
+            access.fence(notify=True)
             self._later(self._finish, access)
 
     def listen(self, partition: Partition) -> None:
@@ -393,8 +481,9 @@ class ProduceAccess:
         write.  Nor while an RNIC has its pages pinned, for a consumer: they would not be the file's
         any more.  Any thread; holds the partition's roll lock."""
         access = self._heads.get(partition.topic_partition)
-        if access is not None and not access.ended:
-            if access.capacity - access.head.position > IDLE_BYTES:
+        head = access.head if access is not None else None
+        if access is not None and head is not None:
+            if access.capacity - head.position > IDLE_BYTES:
                 self._later(self._end_idle, access)
             return False
         grants = self._grants.of(partition.topic_partition)
@@ -411,21 +500,34 @@ class ProduceAccess:
         else:
             self._recall(access, "nothing was written for a while", share=False)
 
-    def partition_deleted(self, tp: TopicPartition) -> None:
-        """The partition is being deleted: its producers and those who wait are told."""
-        access = self._heads.get(tp)
-        if access is not None:
-            access.fence()
-            _, _, unanswered = access.end(self._grants, self.on_own)
-            del self._heads[tp]
-            self._queues.setdefault(tp, deque()).extendleft(reversed(unanswered))
-        gone = f"partition {tp} was deleted"
-        for item in self._queues.pop(tp, ()):
-            item.fail(UnknownTopicError(gone))
-        for waiting in self._waiting.pop(tp, ()):
-            waiting.settle(RefusedError(UNKNOWN_TOPIC_OR_PARTITION, gone))
-        for memory in (self._shared_until, self._contended, self._banned, self._aborts):
-            memory.pop(tp, None)
+    def begin_deletion(self, partitions: Iterable[TopicPartition]) -> list[HeadAccess]:
+        """These partitions are about to be deleted: nobody gets access, and appends wait, until
+        `end_deletion`.  Their heads, to be fenced on a thread before the files go."""
+        heads = []
+        for tp in partitions:
+            self._deleting.add(tp)
+            self._appends.hold(tp)
+            access = self._heads.get(tp)
+            if access is not None and not access.finishing:  # else a thread puts it away already
+                access.finishing = access.ending = True
+                heads.append(access)
+        return heads
+
+    def end_deletion(self, partitions: Iterable[TopicPartition], heads: Iterable[HeadAccess]) -> None:
+        """They are deleted, or (still in the log) could not be: producers and those who wait are told."""
+        for access in heads:
+            if self._put_back(access):
+                self._appends.release(access.partition.topic_partition)
+        for tp in partitions:
+            self._deleting.discard(tp)
+            if tp not in self._logs.partitions:
+                gone = f"partition {tp} was deleted"
+                self._appends.fail_waiting(tp, UnknownTopicError(gone))
+                for waiting in self._waiting.pop(tp, ()):
+                    waiting.settle(RefusedError(UNKNOWN_TOPIC_OR_PARTITION, gone))
+                for memory in (self._shared_until, self._contended, self._banned, self._aborts, self._rolling):
+                    memory.pop(tp, None)
+            self._resume(tp)
 
     # -- Kafka clients -----------------------------------------------------------------------------------
 
@@ -433,22 +535,19 @@ class ProduceAccess:
         """Append whole batches of a Kafka client: the result (see CommitResult), or a future of it while others are to come first.
         Raises as `Partition.append`."""
         tp = partition.topic_partition
-        if tp not in self._heads and tp not in self._queues:
-            return partition.append(records, when_ms)
+        access = self._heads.get(tp)
+        if access is None:
+            return self._appends.append(partition, records, when_ms)
         when_ms = now_ms() if when_ms is None else when_ms
         error = partition.kernel.check(records, when_ms)
         if error:
             return Appended(error, -1, -1)
-        item = PendingAppend(partition, bytes(records), when_ms)
+        future = self._new_future()
+        item = PendingAppend(partition, bytes(records), when_ms, partial(resolve, future))
         self._shared_until[tp] = time.monotonic() + SHARED_S
-        if tp in self._queues or not self._reserve(self._heads[tp], item):
-            self._queues.setdefault(tp, deque()).append(item)
-        if item.result is not None:
-            return item.result
-        if item.error is not None:
-            raise item.error
-        item.future = self._new_future()
-        return item.future
+        if self._appends.waiting(tp) or not self._reserve(access, item):
+            self._appends.append_later(item)
+        return future.result() if future.done() else future
 
     def _reserve(self, access: HeadAccess, item: PendingAppend) -> bool:
         """Bring a Kafka client's batches on their way on a head that producers write; False: not now."""
@@ -488,15 +587,12 @@ class ProduceAccess:
             return
         access.pumping = True
         try:
-            while (queue := self._queues.get(tp)) and self._heads.get(tp) is access:
-                item = queue.popleft()
+            while self._heads.get(tp) is access and (item := self._appends.take(tp)) is not None:
                 if not self._reserve(access, item):
-                    queue.appendleft(item)
+                    self._appends.put_back(tp, [item])
                     return
         finally:
             access.pumping = False
-        if queue is not None and not queue:  # what waits for another head than this one stays
-            self._queues.pop(tp, None)
 
     # -- the rest ----------------------------------------------------------------------------------------
 

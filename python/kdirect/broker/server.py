@@ -3,9 +3,9 @@
 Owns: the one event loop's view of a broker.  It joins the rooms (log, topics, groups, access) and decides
 nothing itself: requests are answered by the ``handlers_*`` modules.
 
-Threads: everything runs on the event loop, but for retention, flushing and checkpoints, which run one at a
-time on a thread of their own, lookups by time, on another, and fsyncs that producers wait for (`flusher`).  Periodic work is coarse: an
-idle broker does nothing but look at the log once in a while.
+Threads: the event loop answers requests.  It does no file work, faults no cold memory in and waits for no
+lock whose holder does: all of that runs on the threads of `files` and `flusher`.  Periodic work is coarse:
+an idle broker does nothing but look at the log once in a while.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from kdirect.broker.appends import Appends
 from kdirect.broker.config import BrokerConfig, Listener, format_address
 from kdirect.broker.connection import Connection, Waiting
+from kdirect.broker.files import FileThreads
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.handlers_cluster import ClusterHandlers
 from kdirect.broker.handlers_configs import ConfigHandlers
@@ -60,6 +61,7 @@ class Counters:
     append_bytes: int = 0
     append_errors: int = 0
     fetch_waits: int = 0
+    cold_fetches: int = 0
 
 
 class BrokerServer:
@@ -72,7 +74,10 @@ class BrokerServer:
         self.topics = Registry(self.logs)
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
-        self.offsets = OffsetStore(self.topics, config)
+        self.files = FileThreads(self.logs.log_dirs)
+        self.appends = Appends(on_thread=self.files.for_partition, later=self._later, new_future=self._new_future)
+        self.appends.appended = self.waiters.notify
+        self.offsets = OffsetStore(self.topics, config, self.appends, self.files.admin)
         self.configs = ConfigHandlers(self)
         self.groups = GroupHandlers(self)
         self.data = DataHandlers(self)
@@ -90,8 +95,6 @@ class BrokerServer:
         self.memory = RequestMemory(
             config.request_memory, lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call), time.monotonic
         )
-        self._maintenance = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-maintenance")
-        self._lookups = ThreadPoolExecutor(max_workers=1, thread_name_prefix="kdirect-lookup")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush_backoff = 1
         self._stopping = False
@@ -106,11 +109,12 @@ class BrokerServer:
             log.warning("property %s means nothing to this broker; it is ignored", name)
         self.logs.open()
         try:
+            self.files.start(loop)
             self.waiters.start(loop)
             self.topics.open()
             self._start_access(loop)
             self.groups.restore(self.offsets.load())
-            self.offsets.forget_missing_topics()
+            await self.offsets.forget_missing_topics()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
         except BaseException:
@@ -118,8 +122,7 @@ class BrokerServer:
                 server.close()
             if self.access is not None:
                 self.access.stop()
-            self._maintenance.shutdown()
-            self._lookups.shutdown()
+            self.files.close()
             self.flusher.close()
             try:
                 self.logs.close()
@@ -142,7 +145,7 @@ class BrokerServer:
         except ImportError as e:
             log.warning("RDMA access is not available: %s", e)
             return
-        self.access = AccessManager(self.logs, self.config)
+        self.access = AccessManager(self.logs, self.config, self.appends, self.files)
         self.access.on_append = self.waiters.notify_from_thread
         self.access.server = self
         self.access.start(loop)
@@ -190,10 +193,10 @@ class BrokerServer:
                 log.warning("%d clients did not take their answers in time", len(self._connections))
                 for connection in list(self._connections):
                     connection.abort()
+        await self.files.settled(STOP_GRACE_SECONDS)
         if self.access is not None:
             await _on_a_thread(self.access.stop)
-        await _on_a_thread(self._maintenance.shutdown)
-        await _on_a_thread(partial(self._lookups.shutdown, cancel_futures=True))
+        await _on_a_thread(self.files.close)
         await _on_a_thread(self.flusher.close)
         await _on_a_thread(self.logs.close)
 
@@ -292,20 +295,31 @@ class BrokerServer:
         answer = self.access.handle(connection, request)
         return _result_of(answer) if isinstance(answer, asyncio.Future) else answer
 
-    async def on_lookup_thread(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What reads the log for long, one request after the other, while the event loop serves everybody else."""
-        return await asyncio.get_running_loop().run_in_executor(self._lookups, work, *arguments)
-
-    def delete_topic(self, topic: Topic) -> None:
+    async def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake who waits for it, forget what groups committed in it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
-        if self.access is not None:
-            for tp in partitions:
-                self.access.partition_deleted(tp)
-        self.topics.delete(topic)
+        end_access = self.access.begin_deletion(partitions) if self.access is not None else lambda: None
+
+        def delete() -> None:
+            end_access()
+            self.topics.delete(topic)
+
+        try:
+            await self.files.admin(delete)
+        finally:
+            if self.access is not None:
+                self.access.end_deletion(partitions)
         for tp in partitions:
             self.waiters.notify(tp)
-        self.offsets.forget_topic(topic.name)
+        await self.offsets.forget_topic(topic.name)
+
+    def _later(self, callback: Callable[..., None], *arguments: Any) -> None:
+        assert self._loop is not None
+        self._loop.call_soon(callback, *arguments)
+
+    def _new_future(self) -> asyncio.Future[Any]:
+        assert self._loop is not None
+        return self._loop.create_future()
 
     # -- periodic work -----------------------------------------------------------------------------------
 
@@ -330,7 +344,7 @@ class BrokerServer:
     async def _maintain(self, work: Callable[..., Any], *arguments: Any) -> Any:
         if self._stopping:
             return None
-        return await asyncio.get_running_loop().run_in_executor(self._maintenance, work, *arguments)
+        return await self.files.upkeep(work, *arguments)
 
     async def _apply_retention(self) -> None:
         await self._maintain(self.logs.apply_retention, time.time_ns() // 1_000_000)
@@ -346,7 +360,7 @@ class BrokerServer:
         await self._maintain(self.logs.checkpoint)
 
     async def _expire_offsets(self) -> None:
-        self.groups.expire_offsets()
+        await self.groups.expire_offsets()
 
     async def _close_idle(self) -> None:
         """Clients that hold RDMA access are silent because they need no broker: they stay."""
@@ -374,6 +388,7 @@ class BrokerServer:
             "broker_fetch_waits": c.fetch_waits,
             "broker_request_bytes": self.memory.used,
             "broker_request_waits": self.memory.waits,
+            "broker_cold_fetches": c.cold_fetches,
             "broker_flushes": self.flusher.flushes,
             "broker_topics": len(self.topics),
             "broker_groups": len(self.groups.coordinator.groups),

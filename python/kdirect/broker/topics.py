@@ -8,7 +8,10 @@ one; a topic is in ``topics.json`` before its first directory exists, and is mar
 directory goes, so that a crash in between is finished at the next start.  Directories that no topic claims
 (a copied Kafka log) are adopted.
 
-The registry decides and remembers; it is called on the event loop only.
+The registry decides and remembers.  Looking needs no lock and does no file work; any thread may.  What
+changes topics is file work: it is called on one thread at a time, the broker's admin thread while it serves,
+so that changes have an order.  A topic is known while its partitions are being made: until then they have no
+leader.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import base64
 import json
 import logging
 import os
+import threading
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -35,7 +39,7 @@ log = logging.getLogger("kdirect.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
-# Of a topic, and of what one request may ask for, as in Kafka: partitions are made on the event loop, while everybody waits.
+# Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for one another.
 MAX_PARTITIONS = 10_000
 PRODUCER_ID_BLOCK = 1000
 PRODUCER_ID_LIMIT = 1 << 62
@@ -103,6 +107,7 @@ class Registry:
         self._defaults = logs.config
         self._topics: dict[str, Topic] = {}
         self._by_id: dict[uuid.UUID, Topic] = {}
+        self._producer_ids = threading.Lock()  # held for the two numbers, never for the file
         self._next_producer_id = 0
         self._producer_id_limit = 0
 
@@ -289,16 +294,26 @@ class Registry:
 
     # -- producer ids ------------------------------------------------------------------------------------
 
+    def producer_id_nowait(self) -> int | None:
+        """A producer id that was never given before, in this run or an earlier one; None when the file has to be written first."""
+        with self._producer_ids:
+            if self._next_producer_id >= self._producer_id_limit:
+                return None
+            self._next_producer_id += 1
+            return self._next_producer_id - 1
+
     def next_producer_id(self) -> int:
-        """A producer id that was never given before, in this run or an earlier one."""
-        if self._next_producer_id >= self._producer_id_limit:
-            stored = self._stored_producer_id()
-            start = stored if stored is not None else self._first_producer_id()
-            replace_file(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
+        """The same, writing the file where it is needed."""
+        while (producer_id := self.producer_id_nowait()) is None:
+            self._reserve_producer_ids()
+        return producer_id
+
+    def _reserve_producer_ids(self) -> None:
+        stored = self._stored_producer_id()
+        start = stored if stored is not None else self._first_producer_id()
+        replace_file(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
+        with self._producer_ids:
             self._next_producer_id, self._producer_id_limit = start, start + PRODUCER_ID_BLOCK
-        out = self._next_producer_id
-        self._next_producer_id += 1
-        return out
 
     def _stored_producer_id(self) -> int | None:
         """The first id that no run has taken yet; None without a file; CorruptLogError."""

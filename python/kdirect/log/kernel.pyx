@@ -286,6 +286,7 @@ cdef class CommitKernel:
         return error
 
     cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil:
+        """In pieces: whoever looks at the offsets meanwhile waits for one of them, not for all."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef uint64_t at = 0, stop, zeros = 0
         cdef bint more = True

@@ -47,6 +47,11 @@ cdef extern from "<sys/mman.h>" nogil:
     int MADV_POPULATE_READ
     int MADV_POPULATE_WRITE
     int madvise(void* address, size_t length, int advice)
+    int mincore(void* address, size_t length, unsigned char* vec)
+
+cdef enum:
+    PAGE_BYTES = 4096
+    RESIDENT_PAGES = 1024  # asked for at once
 
 cdef extern from "huge_map.h" nogil:
     void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
@@ -117,14 +122,17 @@ cdef class Mapping:
 @cython.no_gc
 cdef class MappedBytes:
     """Read-only buffer over mapped bytes.  `owner` was acquired for it and is released with it, so the
-    bytes stay mapped while anyone holds the buffer or a memoryview of it."""
+    bytes stay mapped while anyone holds the buffer or a memoryview of it.  `release(owner)`, on the thread that drops
+    the last of them, stands in for `owner.release()`, which may do file work."""
 
     cdef object _owner
+    cdef object _release
     cdef uint64_t _address
     cdef Py_ssize_t _length
 
-    def __cinit__(self, owner, uint64_t address, Py_ssize_t length):
+    def __cinit__(self, owner, uint64_t address, Py_ssize_t length, release=None):
         self._owner = owner
+        self._release = release
         self._address = address
         self._length = length
 
@@ -134,14 +142,62 @@ cdef class MappedBytes:
     def __len__(self):
         return self._length
 
+    @property
+    def end_address(self):
+        """The address after the last byte."""
+        return self._address + self._length
+
+    def is_resident(self):
+        """See the function."""
+        return is_resident(self._address, self._length)
+
+    def fault_in(self):
+        """See the function."""
+        fault_in(self._address, self._length)
+
     def __dealloc__(self):
-        if self._owner is not None:
+        if self._release is not None:
+            self._release(self._owner)
+        elif self._owner is not None:
             self._owner.release()
 
 
 def copy_bytes(uint64_t address, Py_ssize_t length):
     """The bytes at an address, as `bytes`."""
     return PyBytes_FromStringAndSize(<const char*> <uintptr_t> address, length)
+
+
+def is_resident(uint64_t address, uint64_t length):
+    """Are the pages of mapped bytes in memory, so that reading them does not wait for a disk?  True where the kernel does
+    not tell: it does for files that we may write."""
+    cdef unsigned char found[RESIDENT_PAGES]
+    cdef uint64_t at = address & ~<uint64_t> (PAGE_BYTES - 1)
+    cdef uint64_t end = address + length
+    cdef uint64_t piece, i
+    cdef bint resident = True
+    with nogil:
+        while resident and at < end:
+            piece = min(end - at, <uint64_t> RESIDENT_PAGES * PAGE_BYTES)
+            if mincore(<void*> <uintptr_t> at, piece, found) != 0:
+                break
+            for i in range((piece + PAGE_BYTES - 1) // PAGE_BYTES):
+                if not found[i] & 1:
+                    resident = False
+                    break
+            at += piece
+    return resident
+
+
+def fault_in(uint64_t address, uint64_t length):
+    """Bring the pages of mapped bytes into memory, and wait for them."""
+    cdef uint64_t at = address & ~<uint64_t> (PAGE_BYTES - 1)
+    cdef uint64_t end = address + length
+    cdef uint8_t seen = 0
+    with nogil:
+        if length and madvise(<void*> <uintptr_t> at, end - at, MADV_POPULATE_READ) != 0:  # kernels before 5.14
+            while at < end:
+                seen |= (<volatile uint8_t*> <uintptr_t> at)[0]
+                at += PAGE_BYTES
 
 
 def allocate_huge(int fd, int64_t length):

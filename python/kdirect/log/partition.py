@@ -48,6 +48,11 @@ from kdirect.model import LOG_APPEND_TIME, TopicPartition
 log = logging.getLogger("kdirect.log")
 
 AppendResult: TypeAlias = CommitResult
+Release: TypeAlias = Callable[[Segment], None]
+
+
+def _mapped(buffer: memoryview) -> MappedBytes:
+    return buffer.obj  # type: ignore[return-value]
 
 
 def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
@@ -198,9 +203,21 @@ class Partition(Rolling):
             self._make_room(base, result.error, len(data), now_ms)
             base = kernel.segment_base_offset
             result = kernel.append(data, now_ms)
-        if self.config.flush_messages != NEVER and self.unflushed_messages >= self.config.flush_messages:
+        if self.flush_wanted:
             self.flush()
         return result
+
+    def append_nowait(self, data: bytes | bytearray | memoryview, now_ms: int) -> AppendResult | None:
+        """`append` without file work and without waiting for any.  None, and nothing has changed, where
+        room has to be made first: then `append` does it, on a thread that may wait.  Where
+        `flush_wanted` is true afterwards, the caller flushes before it acknowledges."""
+        result = self.kernel.append(data, now_ms)
+        return None if result.error in (NO_SPACE, NO_HEAD) else result
+
+    @property
+    def flush_wanted(self) -> bool:
+        """``flush.messages`` asks for a flush now."""
+        return self.config.flush_messages != NEVER and self.unflushed_messages >= self.config.flush_messages
 
     # -- read ---------------------------------------------------------------------------------------------
 
@@ -231,33 +248,77 @@ class Partition(Rolling):
             hint="records below were deleted by retention; records above do not exist yet",
         )
 
-    def read(self, offset: int, max_bytes: int, *, committed_only: bool = False) -> list[memoryview]:
+    def read(
+        self, offset: int, max_bytes: int, *, committed_only: bool = False, fault_in: bool = False, release: Release | None = None
+    ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at least one; only below
         the high watermark (`committed_only`: the last stable offset).  Empty at the end.
 
         The buffers are the mapped segments themselves, read-only; they stay valid as long as they are
-        referenced.  OffsetOutOfRangeError outside [log start, log end]."""
+        referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in place of
+        `Segment.release` when a buffer is gone.  OffsetOutOfRangeError outside [log start, log end]."""
         while True:
             view, segments, bases = self._look()
-            if not view.log_start_offset <= offset <= view.log_end_offset:
-                raise self._out_of_range(offset, view)
-            end = view.last_stable_offset if committed_only else view.high_watermark
-            if offset >= end:
+            if not self._is_readable(view, offset, committed_only):
                 return []
             try:
-                return self._read(view, segments, bisect_right(bases, offset) - 1, offset, max_bytes, committed_only)
+                out = self._read(view, segments[bisect_right(bases, offset) - 1 :], offset, max_bytes, committed_only, release)
             except ClosedError:
                 # Retention deleted the segment after we looked: look again, unless we are closed ourselves.
                 self._check_open()
                 if offset >= self.log_start_offset and self._segments is segments:
                     raise
+                continue
+            if fault_in:
+                for buffer in out:
+                    _mapped(buffer).fault_in()
+            return out
+
+    def read_nowait(
+        self, offset: int, max_bytes: int, *, committed_only: bool = False, release: Release | None = None
+    ) -> list[memoryview] | None:
+        """`read` without file work and without waiting: None where a segment or an index is not mapped, or
+        its pages are not in memory, or another thread is busy with it.  Then `read`, on a thread that may wait."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            view, segments, bases = self.kernel.view(), self._segments, self._bases
+        finally:
+            self._lock.release()
+        if not self._is_readable(view, offset, committed_only):
+            return []
+        i = bisect_right(bases, offset) - 1
+        segment = segments[i]
+        if not segment.acquire_nowait():
+            return None
+        try:
+            head = segment.base_offset == view.segment_base_offset
+            stop = view.readable_position if head else segment.size
+            if not segment.is_resident(offset, max_bytes, stop):
+                return None
+            out = self._read(view, (segment,), offset, max_bytes, committed_only, release)
+            if not head and (not out or _mapped(out[0]).end_address == segment.address + stop):
+                return None  # what follows in the next segment belongs to the answer
+            if out and len(out[0]) > max_bytes and not _mapped(out[0]).is_resident():  # one large batch
+                return None
+            return out
+        except ClosedError:
+            return None
+        finally:
+            (release or Segment.release)(segment)
+
+    def _is_readable(self, view: KernelView, offset: int, committed_only: bool) -> bool:
+        """Is there something to read at `offset`?  OffsetOutOfRangeError."""
+        if not view.log_start_offset <= offset <= view.log_end_offset:
+            raise self._out_of_range(offset, view)
+        return offset < (view.last_stable_offset if committed_only else view.high_watermark)
 
     def _read(
-        self, view: KernelView, segments: tuple[Segment, ...], i: int, offset: int, max_bytes: int, committed_only: bool
+        self, view: KernelView, segments: tuple[Segment, ...], offset: int, max_bytes: int, committed_only: bool, release: Release | None
     ) -> list[memoryview]:
         out: list[memoryview] = []
         remaining = max_bytes
-        for segment in segments[i:]:
+        for segment in segments:
             if out and remaining <= 0:
                 break
             start, expected = (0, segment.base_offset) if out else segment.locate(max(offset, segment.base_offset))
@@ -281,7 +342,7 @@ class Partition(Rolling):
                     if walk.fault and not out:
                         raise segment.corrupt(walk)
                     break  # what was read before comes first
-                out.append(memoryview(MappedBytes(segment, segment.address + start, end - start)))
+                out.append(memoryview(MappedBytes(segment, segment.address + start, end - start, release)))
                 owned = False  # the buffer releases the segment
             finally:
                 if owned:

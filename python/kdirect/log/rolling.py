@@ -121,6 +121,17 @@ class Rolling:
                     raise
             return head if room >= min_bytes else self._roll(now_ms(), wanted)
 
+    def head_nowait(self, min_bytes: int) -> Segment | None:
+        """The head, if it has the room that `ensure_head` would make; else None, and `ensure_head` makes
+        it, on a thread that may wait.  ClosedError."""
+        self._check_open()
+        head = self._segments[-1]
+        if not head.is_head or self.kernel.over:
+            return None
+        self._use.wanted(time.monotonic())
+        wanted = max(min_bytes, min(GRANT_BYTES, self._limit(head) - self.kernel.end_position))
+        return head if self.kernel.capacity - self.kernel.end_position >= wanted else None
+
     def _limit(self, head: Segment) -> int:
         """How many bytes the head may grow to: those that it has addresses for, and that
         ``segment.bytes`` allows by now."""

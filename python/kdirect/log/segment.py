@@ -37,7 +37,7 @@ from kdirect.log.config import PAGE_BYTES, whole_pages
 from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import Chain, Mapping, Walk, allocate_huge, find_batch, find_timestamp, punch_hole, whole_batches
+from kdirect.log.mapped import Chain, Mapping, Walk, allocate_huge, find_batch, find_timestamp, is_resident, punch_hole, whole_batches
 
 log = logging.getLogger("kdirect.log")
 
@@ -46,6 +46,7 @@ SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
 NO_END = (1 << 63) - 1
+SEARCH_BYTES = 64 << 10  # read at most to find a batch from its index entry on, unless batches are larger
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -277,6 +278,33 @@ class Segment:
             _idle.discard(self)
         return self
 
+    def acquire_nowait(self) -> bool:
+        """`acquire`, if the segment and its indexes are mapped already and no other thread is busy with
+        them.  While it is acquired, nobody does file work under its lock."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            indexed = self.offset_index.mapping is not None and self.time_index.mapping is not None
+            if self._mapping is None or self._closed or not indexed:
+                return False
+            self._references += 1
+            self.acquisitions += 1
+            first = self._references == 1
+        finally:
+            self._lock.release()
+        if first:
+            _idle.discard(self)
+        return True
+
+    def is_resident(self, offset: int, length: int, stop: int) -> bool:
+        """Are the pages in memory that are touched when `length` bytes are read from `offset` on, with what is
+        looked at to find it?  `stop` is where the records end.  The caller has acquired the segment."""
+        index, entries = self.offset_index, self._open_entries()[0]
+        if not is_resident(index.address, entries * index.entry_bytes):
+            return False
+        start = min(index.lookup(max(0, offset - self.base_offset), entries)[0], stop)
+        return bool(is_resident(self.address + start, min(length + SEARCH_BYTES, stop - start)))
+
     def release(self) -> None:
         """Give back one `acquire`.  The last one trims a sealed file and closes a deleted one."""
         detached = None
@@ -295,6 +323,19 @@ class Segment:
         detached.end()
         if longer and not ended:
             self._shorten()
+
+    def release_nowait(self) -> bool:
+        """`release`, unless it is the last one, which may unmap or cut the file, or another thread is
+        busy with the segment.  False, and nothing has changed: `release` it on a thread that may wait."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            if self._references < 2:
+                return False
+            self._references -= 1
+            return True
+        finally:
+            self._lock.release()
 
     @property
     def references(self) -> int:
@@ -483,6 +524,12 @@ class Segment:
         self.time_index.open()
         return self.offset_index.entries, self.time_index.entries
 
+    def _open_entries(self) -> tuple[int, int]:
+        """`_entries` of a segment that the caller has acquired.  The indexes stay mapped as long, so they are
+        looked up without the lock: a page of them may have to come from a disk."""
+        with self._lock:
+            return self._entries()
+
     def position_for(self, offset: int) -> int:
         """The position of `locate`."""
         return self.locate(offset)[0]
@@ -523,8 +570,7 @@ class Segment:
 
     def indexed(self, offset: int, size: int, end_offset: int) -> tuple[int, Chain]:
         """Position of a batch at or before the one that holds `offset`, by the index, and what is known of it."""
-        with self._lock:
-            start, last = self.offset_index.lookup(offset - self.base_offset, self._entries()[0])
+        start, last = self.offset_index.lookup(offset - self.base_offset, self._open_entries()[0])
         return self._indexed(start, last, size, end_offset)
 
     def _indexed(self, start: int, last: int, size: int, end_offset: int) -> tuple[int, Chain]:
@@ -571,8 +617,7 @@ class Segment:
         if after is not None:
             start, known = after.position + after.size, self.chain(after.next_offset, end_offset)
         else:
-            with self._lock:
-                relative = self.time_index.lookup(timestamp_ms, self._entries()[1])
+            relative = self.time_index.lookup(timestamp_ms, self._open_entries()[1])
             start, known = self.indexed(max(self.base_offset + relative, from_offset), size, end_offset)
         found = find_timestamp(self.address, start, size, timestamp_ms, from_offset, known)
         if found.fault and start and after is None:

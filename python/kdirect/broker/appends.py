@@ -1,0 +1,205 @@
+"""Appends that the event loop makes: of Kafka's producers, and of the broker to its own topics.
+
+Owns: the order of appends to one partition.  An append is made at once where the partition's head has room.  Where room has to be
+made (the partition's first record, a full head) that is file work: the append and everything after it to the same partition
+wait in a queue, the first of them is made on a thread, and the rest follow on the loop.
+
+    free ---- no room ------> working: a thread makes room and the first append ----> draining ----> free
+    free ---- hold ---------> held: everything waits (RDMA producers have the head, or it is in transition) ---- release --> draining
+
+Invariants:
+
+- Appends to one partition are made, and their outcomes told, in the order of the calls.
+- While anything waits nothing overtakes it, and while a partition is held nothing is appended to it from here.
+- `hold` succeeds at once, but a thread may still be at work with one append: `is_working`, and `on_idle` tells when it is not.
+
+All methods run on the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any, TypeAlias
+
+from kdirect.broker.files import OnThread
+from kdirect.errors import KdirectError
+from kdirect.log.partition import AppendResult, Partition, now_ms
+from kdirect.model import TopicPartition
+
+DRAIN_BYTES = 1 << 20  # copied and checked in one go; then others have their turn
+
+# `then(result, None)` or `then(None, error)`: an append's outcome.
+Then: TypeAlias = Callable[[Any, BaseException | None], None]
+
+
+class PendingAppend:
+    """Batches that wait for their turn.  `then` is called once, with their outcome.  `checked`: the kernel has seen that they are
+    whole batches, so that they may be given to a head that others write."""
+
+    __slots__ = ("checked", "data", "now_ms", "partition", "then")
+
+    def __init__(self, partition: Partition, data: bytes, now_ms: int, then: Then) -> None:
+        self.partition = partition
+        self.data = data
+        self.now_ms = now_ms
+        self.then = then
+        self.checked = False
+
+    def settle(self, result: Any) -> None:
+        self.then(result, None)
+
+    def fail(self, error: BaseException) -> None:
+        self.then(None, error)
+
+
+class Appends:
+    """See the module.  `on_thread` as `FileThreads.for_partition`; `later(callback, *args)` calls back on the event loop;
+    `new_future()` makes a future of it."""
+
+    def __init__(self, *, on_thread: OnThread, later: Callable[..., None], new_future: Callable[[], asyncio.Future[Any]]) -> None:
+        self.on_thread = on_thread
+        self._later = later
+        self._new_future = new_future
+        # Called after an append that nobody was waiting for on the spot, and when nothing waits any more.
+        self.appended: Callable[[TopicPartition], None] = lambda tp: None
+        self.on_idle: Callable[[TopicPartition], None] = lambda tp: None
+        self._queues: dict[TopicPartition, deque[PendingAppend]] = {}
+        self._held: dict[TopicPartition, int] = {}
+        self._working: dict[TopicPartition, PendingAppend] = {}
+
+    # -- appending ---------------------------------------------------------------------------------------
+
+    def append(self, partition: Partition, data: Any, when_ms: int | None = None) -> AppendResult | asyncio.Future[Any]:
+        """Append whole batches: the result, or a future of it while room is made or others are to come first.  Raises as
+        `Partition.append`, here or by the future."""
+        when_ms = now_ms() if when_ms is None else when_ms
+        result = self.append_nowait(partition, data, when_ms)
+        if result is not None:
+            return result
+        future = self._new_future()
+        self.append_later(PendingAppend(partition, bytes(data), when_ms, partial(resolve, future)))
+        return future
+
+    def append_nowait(self, partition: Partition, data: Any, when_ms: int) -> AppendResult | None:
+        """None, and nothing done, when that is not possible without waiting."""
+        if not self.is_free(partition.topic_partition):
+            return None
+        return partition.append_nowait(data, when_ms)
+
+    def append_later(self, item: PendingAppend) -> None:
+        """Put an append behind those that wait.  Its data is the item's own."""
+        tp = item.partition.topic_partition
+        self._queues.setdefault(tp, deque()).append(item)
+        if tp not in self._held and tp not in self._working:
+            self._drain(tp)
+
+    # -- who may append ----------------------------------------------------------------------------------
+
+    def is_free(self, tp: TopicPartition) -> bool:
+        """May an append be made at once?"""
+        return tp not in self._queues and tp not in self._held and tp not in self._working
+
+    def is_working(self, tp: TopicPartition) -> bool:
+        """Is a thread making room for an append, or do some wait for their turn?"""
+        return tp in self._working or (tp in self._queues and tp not in self._held)
+
+    def hold(self, tp: TopicPartition) -> None:
+        """Let appends wait until the matching `release`."""
+        self._held[tp] = self._held.get(tp, 0) + 1
+
+    def release(self, tp: TopicPartition) -> None:
+        """Undo one `hold`; with the last one, what waits is appended."""
+        count = self._held.pop(tp) - 1
+        if count:
+            self._held[tp] = count
+        elif tp not in self._working:
+            self._drain(tp)
+
+    # -- for who holds a partition -------------------------------------------------------------------------
+
+    def waiting(self, tp: TopicPartition) -> bool:
+        return tp in self._queues
+
+    def take(self, tp: TopicPartition) -> PendingAppend | None:
+        """The first of those that wait, for whoever holds the partition: settled there, or brought back by `put_back`."""
+        queue = self._queues.get(tp)
+        if queue is None:
+            return None
+        item = queue.popleft()
+        if not queue:
+            del self._queues[tp]
+        return item
+
+    def put_back(self, tp: TopicPartition, items: Iterable[PendingAppend]) -> None:
+        """Let `items` wait again, before all others, in their order."""
+        items = list(items)
+        if items:
+            self._queues.setdefault(tp, deque()).extendleft(reversed(items))
+
+    def fail_waiting(self, tp: TopicPartition, error: KdirectError) -> None:
+        """The partition is gone."""
+        for item in self._queues.pop(tp, ()):
+            item.fail(error)
+
+    # -- making room -------------------------------------------------------------------------------------
+
+    def _drain(self, tp: TopicPartition) -> None:
+        """Append what waits, as far as there is room; a thread makes more."""
+        budget = DRAIN_BYTES
+        while tp not in self._held and tp not in self._working and (queue := self._queues.get(tp)):
+            if budget <= 0:
+                self._later(self._drain, tp)
+                return
+            item = queue[0]
+            budget -= len(item.data)
+            try:
+                result = item.partition.append_nowait(item.data, item.now_ms)
+            except Exception as e:
+                queue.popleft()
+                item.fail(e)
+                continue
+            if result is None:
+                self._working[tp] = item
+                self.on_thread(item.partition, partial(item.partition.append, item.data, item.now_ms), partial(self._made, item))
+                return
+            queue.popleft()
+            item.settle(result)
+            self.appended(tp)
+        if tp in self._queues and not self._queues[tp]:
+            del self._queues[tp]
+        if self.is_free(tp):
+            self.on_idle(tp)
+
+    def _made(self, item: PendingAppend, result: Any, error: BaseException | None) -> None:
+        """A thread has made room and the first append, or could not."""
+        tp = item.partition.topic_partition
+        current = self._working.get(tp) is item
+        if current:
+            del self._working[tp]
+            queue = self._queues.get(tp)
+            if queue and queue[0] is item:
+                queue.popleft()
+                if not queue:
+                    del self._queues[tp]
+        if error is not None:
+            item.fail(error)
+        else:
+            item.settle(result)
+            self.appended(tp)
+        if current:
+            self._drain(tp)
+            if tp in self._held:
+                self.on_idle(tp)
+
+
+def resolve(future: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
+    """Give a future its outcome, unless whoever waited for it is gone."""
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(result)

@@ -1,0 +1,273 @@
+"""The broker's event loop does no file work: who needs a file made waits for it, and nobody else does."""
+
+from __future__ import annotations
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import kdirect
+from kdirect.format import protocol as p
+from kdirect.format.batch import encode_single_bytes
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+
+pytestmark = pytest.mark.timeout(120)
+
+SEGMENT_BYTES = 1 << 20
+
+
+class SlowDisk:
+    """File space is not given out while the disk is slow, in directories whose name begins with `prefix`."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._plain = os.posix_fallocate
+        self._go = threading.Event()
+        self._go.set()
+        self.prefix = "slow-"
+        self.waiting = 0
+        self.refuse: OSError | None = None
+        monkeypatch.setattr(os, "posix_fallocate", self._allocate)
+
+    def _allocate(self, fd: int, offset: int, length: int) -> None:
+        if f"/{self.prefix}" in os.readlink(f"/proc/self/fd/{fd}"):
+            self.waiting += 1
+            assert self._go.wait(60)
+            self.waiting -= 1
+            if self.refuse is not None:
+                raise self.refuse
+        self._plain(fd, offset, length)
+
+    def stop(self) -> None:
+        self._go.clear()
+
+    def go(self) -> None:
+        self._go.set()
+
+    def wait_for_work(self) -> None:
+        """Until somebody waits for the disk."""
+        deadline = time.monotonic() + 30
+        while not self.waiting:
+            assert time.monotonic() < deadline, "nobody allocates"
+            time.sleep(0.005)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
+    disk = SlowDisk(monkeypatch)
+    yield disk
+    disk.go()
+
+
+@pytest.fixture
+def broker(tmp_path: Any, disk: SlowDisk) -> Iterator[kdirect.Broker]:
+    with kdirect.Broker(
+        tmp_path / "log", log_segment_bytes=SEGMENT_BYTES, log_index_size_max_bytes=4096, num_partitions=1, auto_create_topics_enable=False,
+        offsets_topic_num_partitions=1,
+    ) as b:  # fmt: skip
+        yield b
+        disk.go()
+
+
+def batch(*values: bytes) -> bytes:
+    return b"".join(encode_single_bytes(v) for v in values)
+
+
+def produce_request(topic: str, *values: bytes, partition: int = 0, acks: int = -1) -> Any:
+    data = [{"index": partition, "records": batch(*values)}]
+    return build(
+        p.ProduceRequest, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=[{"name": topic, "partition_data": data}]
+    )
+
+
+def outcome(response: Any) -> tuple[int, int]:
+    (topic,) = response.responses
+    (row,) = topic.partition_responses
+    return row.error_code, row.base_offset
+
+
+def create(raw: Any, *names: str, partitions: int = 1, **configs: str) -> None:
+    rows = [{"name": k, "value": v} for k, v in configs.items()]
+    response = raw.call(
+        build(
+            p.CreateTopicsRequest, timeout_ms=30_000,
+            topics=[{"name": n, "num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": rows} for n in names],
+        ),
+        5,
+    )  # fmt: skip
+    assert [t.error_code for t in response.topics] == [0] * len(names)
+
+
+def ping(raw: Any) -> None:
+    """The broker answers what needs no file."""
+    raw.call(build(p.ApiVersionsRequest, client_software_name="test", client_software_version="1"), 3)
+    raw.call(build(p.MetadataRequest, topics=None), 8)
+
+
+def test_the_first_record_of_a_partition_waits_alone(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    slow, other = raw(), raw()
+    create(slow, "slow-a", "quick")
+    disk.stop()
+    for i in range(3):
+        slow.send(produce_request("slow-a", b"%d" % i), 9)
+    disk.wait_for_work()
+    ping(other)
+    assert outcome(other.call(produce_request("quick", b"x"), 9)) == (0, 0)
+    other.send(produce_request("slow-a", b"3"), 9)
+    disk.go()
+    assert [outcome(slow.receive()) for _ in range(3)] == [(0, 0), (0, 1), (0, 2)]
+    assert outcome(other.receive()) == (0, 3)
+
+
+def test_a_full_disk_is_told_to_those_who_asked_for_room(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    slow, other = raw(), raw()
+    create(slow, "slow-a", "quick")
+    disk.refuse = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    disk.stop()
+    for _ in range(3):
+        slow.send(produce_request("slow-a", b"x"), 9)
+    disk.wait_for_work()
+    assert outcome(other.call(produce_request("quick", b"x"), 9)) == (0, 0)
+    disk.go()
+    assert [outcome(slow.receive())[0] for _ in range(3)] == [ErrorCode.KAFKA_STORAGE_ERROR] * 3
+    disk.refuse = None
+    assert outcome(slow.call(produce_request("slow-a", b"x"), 9)) == (0, 0)
+
+
+def test_a_full_head_is_rolled_while_others_are_served(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    slow, other = raw(), raw()
+    create(slow, "slow-a", "quick")
+    value = b"x" * 300_000
+    base = 0
+    while outcome(slow.call(produce_request("slow-a", value), 9)) == (0, base) and base < 2:
+        base += 1
+    disk.stop()
+    for _ in range(6):
+        slow.send(produce_request("slow-a", value), 9)
+    disk.wait_for_work()
+    ping(other)
+    assert outcome(other.call(produce_request("quick", b"x"), 9)) == (0, 0)
+    disk.go()
+    assert [outcome(slow.receive()) for _ in range(6)] == [(0, base + 1 + i) for i in range(6)]
+    assert len(broker.server.logs.partitions[kdirect.TopicPartition("slow-a", 0)].segments) > 1
+
+
+def test_a_topic_deleted_while_room_is_made_answers_everybody(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    slow, other, admin = raw(), raw(), raw()
+    create(slow, "slow-a", "quick")
+    disk.stop()
+    for _ in range(3):
+        slow.send(produce_request("slow-a", b"x"), 9)
+    disk.wait_for_work()
+    admin.send(build(p.DeleteTopicsRequest, topic_names=["slow-a"], timeout_ms=30_000), 4)
+    ping(other)
+    assert outcome(other.call(produce_request("quick", b"x"), 9)) == (0, 0)
+    disk.go()
+    assert admin.receive().responses[0].error_code == 0
+    gone = {0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    assert {outcome(slow.receive())[0] for _ in range(3)} <= gone
+    create(slow, "slow-a")
+    assert outcome(slow.call(produce_request("slow-a", b"y"), 9)) == (0, 0)
+
+
+def test_a_broker_stops_while_room_is_made(tmp_path: Any, disk: SlowDisk, raw: Any) -> None:
+    with kdirect.Broker(tmp_path / "stopped", log_segment_bytes=SEGMENT_BYTES) as b:
+        connection = raw(b.bootstrap_servers)
+        create(connection, "slow-a")
+        disk.stop()
+        connection.send(produce_request("slow-a", b"x"), 9)
+        disk.wait_for_work()
+        stopper = threading.Thread(target=b.stop)
+        stopper.start()
+        time.sleep(0.1)
+        disk.go()
+        stopper.join(30)
+        assert not stopper.is_alive()
+    acknowledged = connection.receive_frame() != b""
+    with kdirect.Broker(tmp_path / "stopped", log_segment_bytes=SEGMENT_BYTES) as b:
+        end = b.server.logs.partitions[kdirect.TopicPartition("slow-a", 0)].log_end_offset
+        assert end == 1 if acknowledged else end <= 1
+
+
+def test_offsets_are_committed_in_order_while_room_is_made(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    disk.prefix = "__consumer_offsets-"
+    slow, other = raw(), raw()
+    create(slow, "t")
+
+    def commit(offset: int) -> Any:
+        part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": None, "committed_leader_epoch": -1}
+        return build(
+            p.OffsetCommitRequest, group_id="g", generation_id_or_member_epoch=-1, member_id="",
+            topics=[{"name": "t", "partitions": [part]}],
+        )  # fmt: skip
+
+    disk.stop()
+    slow.send(commit(1), 8)
+    disk.wait_for_work()
+    other.send(commit(2), 8)
+    third = raw()
+    ping(third)
+    assert outcome(third.call(produce_request("t", b"x"), 9)) == (0, 0)
+    fetch = build(p.OffsetFetchRequest, group_id="g", topics=[{"name": "t", "partition_indexes": [0]}])
+    assert third.call(fetch, 7).topics[0].partitions[0].committed_offset == -1, "not before it is in the log"
+    disk.go()
+    for connection in (slow, other):
+        assert connection.receive().topics[0].partitions[0].error_code == 0
+    assert third.call(fetch, 7).topics[0].partitions[0].committed_offset == 2
+
+
+def test_an_rdma_producer_waits_for_its_head_alone(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+    other = raw()
+    create(other, "slow-a", "quick")
+    disk.stop()
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    with kdirect.Producer(settings) as producer:
+        told: list[Any] = []
+
+        def write() -> None:
+            told.append([producer.produce_sync("slow-a", b"%d" % i, partition=0) for i in range(3)])
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        disk.wait_for_work()
+        ping(other)
+        with kdirect.Producer({**settings, "client.id": "second"}) as second:  # with a connection of its own
+            assert second.produce_sync("quick", b"x", partition=0) == 0
+        assert outcome(other.call(produce_request("quick", b"y"), 9))[0] == 0
+        disk.go()
+        writer.join(60)
+        assert told == [[0, 1, 2]]
+
+
+def test_creating_a_topic_holds_up_nobody(broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, raw: Any) -> None:
+    """Nor do other changes of topics; they are done in the order of the requests."""
+    slow, other = raw(), raw()
+    create(slow, "quick")
+    go, begun = threading.Event(), threading.Event()
+    plain = os.mkdir
+
+    def slow_mkdir(path: Any, *more: Any) -> None:
+        if "/made-" in str(path):
+            begun.set()
+            assert go.wait(60)
+        plain(path, *more)
+
+    monkeypatch.setattr(os, "mkdir", slow_mkdir)
+    topic = {"name": "made", "num_partitions": 3, "replication_factor": 1, "assignments": [], "configs": []}
+    slow.send(build(p.CreateTopicsRequest, topics=[topic], timeout_ms=1000), 5)
+    assert begun.wait(30)
+    ping(other)
+    assert outcome(other.call(produce_request("quick", b"x"), 9)) == (0, 0)
+    third = raw()
+    third.send(build(p.DeleteTopicsRequest, topic_names=["made"], timeout_ms=30_000), 4)
+    ping(other)
+    go.set()
+    assert slow.receive().topics[0].error_code == 0
+    assert third.receive().responses[0].error_code == 0
+    ping(other)
+    assert "made" not in {t.name for t in other.call(build(p.MetadataRequest, topics=None), 8).topics}
