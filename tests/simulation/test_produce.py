@@ -35,6 +35,7 @@ FAILED_SEEDS: list[tuple[str, int]] = [
     ("everything", 4138683597),
     ("everything", 1969320516),  # late word of a head that had ended swept away what waited for the next
     ("killed and stopped", 2702599861),  # a producer killed between the halves of its WRITE_WITH_IMM
+    ("everything", 53900582),  # a hole that was too old when its producer went: nobody was told that the head had ended
     ("rolls", 949523989),
     ("rolls", 949523931),
 ]

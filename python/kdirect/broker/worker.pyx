@@ -164,7 +164,7 @@ cdef class ProduceWorker(ProduceTables):
         with nogil:
             pthread_mutex_lock(&self._lock)
             at = self._now()
-            order_look(&head.h, at)
+            self._settle(&head.h, at)  # the hole may be too old already: then the head ends here, and its owner is told
             if head.h.deadline_ns > at + timeout_ms * <int64_t> 1000000:
                 head.h.deadline_ns = at + timeout_ms * <int64_t> 1000000
                 self._earliest_ns = head.h.deadline_ns if self._earliest_ns == 0 else min(self._earliest_ns, head.h.deadline_ns)
