@@ -80,6 +80,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rdma_exclusive_heads", "heads", "broker", "Heads that were given to one producer."),
     Metric("rdma_shared_heads", "heads", "broker", "Heads that were given to any number of producers."),
     Metric("rdma_heads_cut", "heads", "broker", "Heads that were ended at their last commit: after a hole, damage, or for want of room."),
+    Metric(
+        "rdma_heads_ahead", "heads", "broker", "Files of the next head that were granted to a producer while it filled the present one."
+    ),
     Metric("rdma_heads_fenced", "heads", "broker", "Heads that a producer did not leave in time, so that the log went on in a fresh file."),
     Metric(
         "rdma_completions",
@@ -110,6 +113,9 @@ METRICS: tuple[Metric, ...] = (
     Metric("rdma_records", "records", "producer", "Records of a producer acknowledged over RDMA."),
     Metric("rdma_bytes", "bytes", "producer", "Their record batches."),
     Metric("rdma_requests", "requests", "producer", "The requests they came in."),
+    Metric(
+        "rdma_files_ahead", "files", "producer", "Segments that a producer went on in without a pause, because they were granted ahead."
+    ),
     Metric("tcp_records", "records", "producer", "Records of a producer sent over TCP."),
     Metric("tcp_bytes", "bytes", "producer", "Their record batches."),
     Metric("tcp_requests", "requests", "producer", "The requests they came in."),

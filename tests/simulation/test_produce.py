@@ -156,6 +156,8 @@ def vandal(simulation: Simulation, model: Model, how: str):
         old = int.from_bytes(memoryview(memory.memory)[:8], "little")
         order, position = old >> layout.SHARED_ORDER_SHIFT, old & (1 << layout.SHARED_ORDER_SHIFT) - 1
         if not completions[0].ok or position + length > writer.length or how == "nothing":
+            if how == "notice":  # others want the partition for themselves, and would wait for ever for one that is idle
+                path.channel.close()
             return
         if how == "late":
             simulation.sleep(0.03)
@@ -200,8 +202,15 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
         simulation.worker_delay_ns = random.choice((1_000, 30_000, 300_000))
         client, damage = shape.get("client", {}), shape.get("damage", 0.0)
         producers = [
-            producer(simulation, model, f"p{i}", random.randint(5, 25), damage, **{"rdma.produce": random.choice(shape["modes"]), **client})
-            for i in range(random.randint(2, 5))
+            producer(
+                simulation,
+                model,
+                f"p{i}",
+                random.randint(*shape.get("requests", (5, 25))),
+                damage,
+                **{"rdma.produce": random.choice(shape["modes"]), **client},
+            )
+            for i in range(random.randint(*shape.get("producers", (2, 5))))
         ]
         for i in range(shape.get("kafka", 0)):
             producers.append(producer(simulation, model, f"kafka{i}", random.randint(3, 15), **{"rdma.produce": "off"}))
@@ -255,6 +264,15 @@ CASES: dict[str, dict] = {
     "notices": {
         "modes": ["exclusive", "shared", "auto"], "client": {"rdma.notify": "send"}, "kafka": 1,
         "vandals": ["notice"], "chaos": ["kill", "roll", "read"], "faults": Faults(disconnect=0.002, tear=0.2, rnr=0.002),
+    },
+    "ahead": {
+        "modes": ["exclusive", "auto"], "producers": (1, 2), "requests": (40, 80), "settings": {"segment_bytes": 8192}, "faults": TORN,
+        "chaos": ["roll", "read"],
+    },
+    "ahead and others": {
+        "modes": ["exclusive", "auto"], "producers": (1, 2), "requests": (40, 80), "kafka": 1, "lose": 0.02,
+        "settings": {"segment_bytes": 8192}, "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
+        "chaos": ["kill", "stop", "stop broker", "restart", "roll", "read"],
     },
     "rolls": {"modes": ["shared", "auto"], "kafka": 1, "settings": {"segment_bytes": 8192}, "chaos": ["roll", "read"]},
     "killed and stopped": {"modes": ["shared", "auto"], "kafka": 1, "faults": TORN, "chaos": ["kill", "stop", "read"]},

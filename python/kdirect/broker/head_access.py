@@ -23,6 +23,7 @@ from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.shared_word import SharedWord
 from kdirect.errors import AccessDeniedError, RefusedError, RevokedError
 from kdirect.format import layout
+from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.rdma.contract import Access, Memory
@@ -43,22 +44,30 @@ class Appended:
 
 
 class HeadAccess:
-    """See the module.  `explicit`: its one holder wants it for itself."""
+    """See the module.  `explicit`: its one holder wants it for itself.  `file`: the head, or a prepared file that is granted ahead, to
+    the producer that fills the head `before`; it is the head from `go_on` on."""
 
     def __init__(
-        self, partition: Partition, segment: Segment, engine: Engine, *, shared: bool, explicit: bool, entries: int, hole_timeout_ms: int
-    ) -> None:
+        self, partition: Partition, file: Segment | PreparedHead, engine: Engine, *, shared: bool, explicit: bool, entries: int,
+        hole_timeout_ms: int, before: HeadAccess | None = None,
+    ) -> None:  # fmt: skip
         kernel = partition.kernel
         self.partition = partition
-        self.segment = segment
+        self.segment: Segment | None = file if isinstance(file, Segment) else None
+        self.prepared: PreparedHead | None = None if isinstance(file, Segment) else file
         self.engine = engine
         self.explicit = explicit
-        self.capacity = int(kernel.capacity)
-        position = int(kernel.end_position)
+        self.before = before
+        self.after: HeadAccess | None = None  # granted ahead to the one who fills this one
+        self.next_file: PreparedHead | None = None  # that is to be granted ahead; its maker hands it over
+        self.preparing = False  # it is being made
+        self.capacity = int(kernel.capacity) if self.prepared is None else min(self.prepared.length, partition.config.segment_bytes)
+        position = self.tail
         self.word = SharedWord(engine.loopback, position) if shared else None
         self.head = engine.worker.open_head(
-            kernel, segment.base_offset, position, partition.leader_epoch, shared=shared, entries=entries, hole_timeout_ms=hole_timeout_ms
-        )
+            kernel, self.segment.base_offset if self.segment is not None else -1, position, partition.leader_epoch, shared=shared,
+            entries=entries, hole_timeout_ms=hole_timeout_ms, ahead_bytes=self.capacity if self.prepared is not None else 0,
+        )  # fmt: skip
         self.head.owner = self
         self.members: dict[int, Grant] = {}
         self.own: dict[int, PendingAppend] = {}  # by order
@@ -79,7 +88,8 @@ class HeadAccess:
 
     @property
     def tail(self) -> int:
-        return int(self.partition.kernel.end_position)
+        """Where the committed bytes end."""
+        return int(self.partition.kernel.end_position) if self.segment is not None else 0
 
     def join(self, grants: GrantTable, peer: Peer, request: Any, *, sync_first: bool, watched: bool) -> dict[str, Any]:
         """Grant the head to one more producer; the answer's fields.  RevokedError: the
@@ -95,9 +105,10 @@ class HeadAccess:
                     layout.ERROR_ACCESS_CONTENDED, f"{self.partition.topic_partition} has too many RDMA producers: {e}"
                 ) from e
         grant = grants.new(peer, self.partition, self.segment, self)
-        self.segment.acquire()  # it is the head, and mapped
+        if self.segment is not None:  # else it is a prepared file, which lives until it is fenced
+            self.segment.acquire()  # it is the head, and mapped
         try:
-            memory = Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
+            memory = self._memory()
             grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, self.capacity - position)
             grant.staging = peer.domain.register(
                 Memory.anonymous(request.ack_entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE
@@ -132,6 +143,25 @@ class HeadAccess:
             "word_rkey": grant.word.rkey if grant.word is not None else 0,
             "max_in_flight": window,
         }
+
+    def _memory(self) -> Memory:
+        """The mapped file.  It outlives the keys: a grant holds the segment, and a prepared file is discarded once it is fenced."""
+        if self.prepared is not None:
+            return Memory.wrap(self.prepared.fd, self.prepared.address, self.prepared.length, True, self.prepared)
+        assert self.segment is not None
+        return Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
+
+    def go_on(self, grants: GrantTable, segment: Segment) -> bool:
+        """The file that was granted ahead is the partition's head now, as `segment`, acquired for its one grant: what has arrived
+        is committed.  False when its producer is gone."""
+        self.segment, self.prepared, self.before = segment, None, None
+        (grant,) = self.members.values()
+        grants.hold(grant, segment)
+        return bool(self.engine.worker.go_on(self.head, segment.base_offset, self.partition.leader_epoch))
+
+    def is_answered(self) -> bool:
+        """Has every acknowledgement been written into its producer's ring?"""
+        return all(self.engine.worker.is_answered(file_id) for file_id in self.members)
 
     def leave(self, grants: GrantTable, grant: Grant, *, clean: bool) -> None:
         """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""

@@ -10,6 +10,7 @@ cdef enum:
     HEAD_DRAINED = 1          # everything below its end is committed, and nothing more will be
     HEAD_ABORTED = 2          # what has not been committed will not be
     HEAD_CLOSED = 3           # ended by its owner
+    HEAD_AHEAD = 4            # granted while the head before it is being filled: requests arrive, and wait until it is the head
 
     NO_NEWS = 0
     NEWS = 1                  # of a state that the worker has not noticed yet
@@ -39,6 +40,7 @@ cdef struct head_t:
     uint8_t has_end           # end_order is known
     uint8_t news
     uint8_t touched
+    uint8_t begun             # AHEAD: its owner was told that the first request has arrived
     uint16_t next_order       # of the request to commit next
     uint16_t end_order        # of the first reservation that is not valid any more
     uint16_t blocked_order
@@ -56,6 +58,9 @@ cdef struct head_t:
 
 cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil
 # Room for so many requests between the next one and the furthest; a power of two.  0 or ENOMEM.
+cdef inline bint order_takes(const head_t* h) noexcept nogil:
+    # Requests for this head are taken, though not always committed yet.
+    return h.state == HEAD_OPEN or h.state == HEAD_AHEAD
 cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length, uint16_t file_id) noexcept nogil
 cdef arrived_t* order_next(head_t* h) noexcept nogil
 # The request whose turn it is, or NULL: it has not arrived, or the head takes no more.
@@ -65,3 +70,5 @@ cdef void order_forget(head_t* h, uint16_t file_id) noexcept nogil
 cdef void order_look(head_t* h, int64_t now_ns) noexcept nogil
 # After every event: is the head drained, is there a hole, since when, and has it been there for too long?
 cdef void order_abort(head_t* h, uint8_t why) noexcept nogil
+cdef void order_open(head_t* h, int64_t segment_base_offset, int32_t leader_epoch) noexcept nogil
+# A head that was granted ahead is the partition's head now.

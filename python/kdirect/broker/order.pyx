@@ -9,9 +9,13 @@ What has arrived ahead of its turn waits in a ring.  The positions follow from t
 the request before it end, so the broker knows where a request lies although its completion does not say.  A head that one
 producer holds exclusively is the same with orders that the producer counts itself.
 
+    AHEAD ---- its owner makes it the head ------------------------------> OPEN
     OPEN ----- drained: draining, and next order == end order ------------> DRAINED
       |------- a hole older than its timeout, a damaged request, no room --> ABORTED
       `------- its owner ends it ------------------------------------------> CLOSED
+
+A head that is granted AHEAD is the one after the head that its producer fills: its first request says that the producer is done with
+the other, and is news for its owner.
 
 A *hole* is an order that was reserved and has not arrived while later ones have, or while somebody waits for the head to be drained.  A
 reservation that passed the file's end has no request; the first of them is the end order.  Orders count modulo 2**16; the ring is
@@ -104,6 +108,13 @@ cdef void order_forget(head_t* h, uint16_t file_id) noexcept nogil:
                 h.ring[i].file_id = 0
 
 
+cdef void order_open(head_t* h, int64_t segment_base_offset, int32_t leader_epoch) noexcept nogil:
+    h.state = HEAD_OPEN
+    h.segment_base_offset = segment_base_offset
+    h.leader_epoch = leader_epoch
+    h.news = NO_NEWS
+
+
 cdef void order_abort(head_t* h, uint8_t why) noexcept nogil:
     if h.state == HEAD_OPEN:
         h.state = HEAD_ABORTED
@@ -113,6 +124,9 @@ cdef void order_abort(head_t* h, uint8_t why) noexcept nogil:
 
 
 cdef void order_look(head_t* h, int64_t now_ns) noexcept nogil:
+    if h.state == HEAD_AHEAD and h.waiting and not h.begun:
+        h.begun = 1
+        h.news = NEWS
     if h.state != HEAD_OPEN:
         return
     if h.draining and h.has_end and h.next_order == h.end_order:

@@ -7,6 +7,7 @@ gone, stops in the middle or writes rubbish.  The head itself is `kdirect.broker
     nobody ---- auto, alone -----> exclusive ---- a second producer, or a Kafka client ----> shared
        |                                                                                       |
        `------- not alone lately, or asked for -----------------------------------------------'
+    exclusive -- the next one was granted ahead, and is written to --> it is sealed, and the next one is exclusive
     shared ---- full ------------> drained: everything reserved is committed ----> the head is rolled
     shared ---- hole, damage ----> aborted: cut at the last commit; the rest fails, to be repeated by its producers
 
@@ -14,8 +15,13 @@ Invariants:
 
 - A head has one exclusive holder, or any number of shared ones, all over one transport (atomics of different devices are not atomic
   together).  A Kafka client always gets its turn: on a shared head it reserves on the same word, an exclusive one is recalled.
-- The next head is granted only when the last one has ended: its keys are out of reach and the bytes behind its tail are zeros, or it
-  is sealed and the head is a fresh file.  Who asks meanwhile waits for the answer.
+- While a producer fills a head that it holds exclusively it may be granted the file of the next one, which is nobody's segment yet.
+  Its first request there says that it is done with the head: that is sealed, the file becomes the head, and
+  what has arrived in it is committed.  Until then nothing in it is.  If the head ends in any other way the file is discarded, and its
+  producer repeats what it has written there.
+- Otherwise the next head is granted only when the last one has ended: its keys are out of reach and
+  the bytes behind its tail are zeros, or it is sealed and the head is a fresh file.  Who asks
+  meanwhile waits for the answer.
 - Requests of one Kafka connection to one partition keep their order, whatever becomes of the head: from
   before a head is opened until its file is repaired the partition is held (`Appends.hold`), and what Kafka
   clients send waits, or is reserved on the word.
@@ -56,6 +62,7 @@ from kdirect.broker.head_access import OWN_WINDOW, Appended, HeadAccess
 from kdirect.broker.order import AbortReason
 from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, RevokedError, StorageFullError, UnknownTopicError
 from kdirect.format import layout
+from kdirect.log.head import PreparedHead
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition, now_ms
 from kdirect.log.segment import Segment
@@ -75,6 +82,7 @@ RECALL_CHECK_S = 0.005  # a holder that commits nothing for so long is idle or s
 RECALL_CHECKS = 100
 HURRY_MS = 50  # a hole that a producer may have left which is gone
 WAIT_S = 30.0
+WIND_UP_S = 0.001  # between two looks whether a producer that has gone on has all its answers
 MAX_ACK_ENTRIES = 1 << 16
 IDLE_BYTES = 1 << 20  # so much of a quiet head is not left to producers that do not write
 
@@ -144,7 +152,7 @@ class ProduceAccess:
         self._banned: dict[TopicPartition, tuple[float, float]] = {}
         self._aborts: dict[TopicPartition, deque[float]] = {}
         self._counters = dict.fromkeys(
-            ("rdma_recalls", "rdma_exclusive_heads", "rdma_shared_heads", "rdma_heads_cut", "rdma_heads_fenced"), 0
+            ("rdma_recalls", "rdma_exclusive_heads", "rdma_shared_heads", "rdma_heads_cut", "rdma_heads_fenced", "rdma_heads_ahead"), 0
         )
 
     # -- requests for access -----------------------------------------------------------------------------
@@ -189,6 +197,8 @@ class ProduceAccess:
     def _grant(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
         tp = partition.topic_partition
         access = self._heads.get(tp)
+        if request.ahead_of_file_id >= 0:
+            return self._grant_ahead(peer, partition, request)
         finished = peer.grants.get(request.finished_file_id)
         if finished is not None and finished.is_produce and finished.partition is partition:
             if access is None or finished.head is not access:
@@ -290,6 +300,131 @@ class ProduceAccess:
                 one.settle(_refusal(error))
         self._resume(tp)
 
+    # -- the head after the present one ------------------------------------------------------------------
+
+    def _grant_ahead(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
+        """The file after the one that this producer fills."""
+        tp = partition.topic_partition
+        access = self._heads.get(tp)
+        filled = peer.grants.get(request.ahead_of_file_id)
+        if access is None or filled is None or filled.head is None or filled.head not in (access, access.after):
+            raise RefusedError(INVALID_REQUEST, f"file {request.ahead_of_file_id} is not the head of {tp} which this producer writes")
+        if access.shared or access.recalled or self._appends.waiting(tp) or (access.ending and access.after is None):
+            raise RefusedError(layout.ERROR_ACCESS_CONTENDED, f"others write {tp}, too: ask again when this head is full")
+        if access.capacity < partition.config.segment_bytes:
+            raise RefusedError(layout.ERROR_ACCESS_CONTENDED, f"the head of {tp} grows: ask again when this one is full")
+        if filled.head is access.after:
+            raise _NotYet  # it becomes the head in a moment
+        if access.after is not None:
+            raise RefusedError(INVALID_REQUEST, f"the file after the head of {tp} is granted already")
+        if access.next_file is None:
+            if not access.preparing:
+                access.preparing = True
+                self._appends.on_thread(partition, partition.prepare_next, partial(self._next_prepared, access))
+            raise _NotYet
+        file, access.next_file = access.next_file, None
+        access.preparing = False
+        after = HeadAccess(
+            partition, file, peer.engine, shared=False, explicit=access.explicit, entries=peer.max_in_flight,
+            hole_timeout_ms=self._hole_timeout_ms, before=access,
+        )  # fmt: skip
+        access.after = after
+        self._counters["rdma_heads_ahead"] += 1
+        try:
+            return after.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
+        except BaseException:
+            self._drop_after(access)
+            raise
+
+    def _next_prepared(self, access: HeadAccess, file: PreparedHead | None, error: BaseException | None) -> None:
+        """A thread has made the file after a head, or could not."""
+        tp = access.partition.topic_partition
+        access.next_file = file
+        if access.finishing:
+            self._drop_after(access)
+        elif error is not None:
+            access.preparing = False
+            waiting = self._waiting.get(tp, deque())
+            for one in [x for x in waiting if x.request.ahead_of_file_id in access.members]:
+                waiting.remove(one)
+                one.settle(_refusal(error))
+        self._serve(tp)
+
+    def _drop_after(self, access: HeadAccess) -> None:
+        """A head ends otherwise than by its producer going on in the next file: that is of no use any more."""
+        after, access.after = access.after, None
+        file, access.next_file = access.next_file, None
+        if after is not None:
+            after.finishing = after.ending = True
+            file = after.prepared
+        if file is None:
+            return
+
+        def discard() -> None:
+            if after is not None:
+                after.fence(notify=True)
+            file.discard()
+
+        def dropped(result: None = None, error: BaseException | None = None) -> None:
+            if after is not None:
+                after.end(self._grants, self.on_own)
+
+        if self.stopping:
+            discard()
+            dropped()
+        else:
+            self._appends.on_thread(access.partition, discard, dropped)
+
+    def _go_on(self, access: HeadAccess) -> None:
+        """The producer of a head has written the first request into the file after it: that is the head now."""
+        after = access.after
+        if access.ending or after is None or after.ending:
+            return  # the head ends in another way, and its producer repeats what it wrote there
+        access.finishing = access.ending = True
+        access.engine.worker.close_head(access.head, False)
+        if self.stopping:
+            return
+        self._appends.on_thread(access.partition, partial(self._roll_into, access, after), partial(self._gone_on, access, after))
+
+    def _roll_into(self, access: HeadAccess, after: HeadAccess) -> Segment:
+        """On a thread: seal the head, which its producer has left, and put the file after it in its place."""
+        access.fence(notify=False)
+        assert access.segment is not None and after.prepared is not None
+        if not access.left:
+            access.segment.keep_length = True
+        try:
+            return access.partition.roll_into(after.prepared)
+        except BaseException:
+            after.fence(notify=True)
+            raise
+
+    def _gone_on(self, access: HeadAccess, after: HeadAccess, segment: Segment | None, error: BaseException | None) -> None:
+        tp = access.partition.topic_partition
+        access.after = None
+        if segment is None:
+            log.error("%s cannot go on in the file that was granted ahead: %s", tp, error)
+            after.end(self._grants, self.on_own)
+            if self._put_back(access):
+                self._resume(tp)
+            return
+        self._heads[tp] = after
+        begun = after.go_on(self._grants, segment)
+        self._wind_up(access)
+        if not begun or after.ending or tp in self._deleting or self._logs.partitions.get(tp) is not access.partition:
+            self._finish(after)
+        elif access.recalled or self._appends.waiting(tp) or any(x.request.ahead_of_file_id < 0 for x in self._waiting.get(tp, ())):
+            self._recall(after, "others have asked for it, too")
+        self._serve(tp)
+
+    def _wind_up(self, access: HeadAccess) -> None:
+        """Forget a head after which another is filled, once its producer has all its answers."""
+        if access.ended:
+            return
+        if access.is_answered() or self.stopping:
+            access.end(self._grants, self.on_own)
+        else:
+            self._call_later(WIND_UP_S, self._wind_up, access)
+
     # -- the end of a head -------------------------------------------------------------------------------
 
     def _drain(self, access: HeadAccess, end_order: int | None) -> None:
@@ -330,6 +465,9 @@ class ProduceAccess:
     def on_head(self, head: Any) -> None:
         """The worker says that a head was drained or aborted."""
         access: HeadAccess = head.owner
+        if access.before is not None:
+            self._go_on(access.before)
+            return
         if access.ending:
             return
         access.ending = True
@@ -358,6 +496,7 @@ class ProduceAccess:
             return
         access.finishing = access.ending = True
         access.engine.worker.close_head(access.head, False)
+        self._drop_after(access)
         if self.stopping:
             self._put_away(access, False, 0)
             self._put_back(access)
@@ -370,6 +509,7 @@ class ProduceAccess:
         tp = partition.topic_partition
         access.fence(notify=False)
         end = access.written_end()
+        assert access.segment is not None  # only a head is put away; a file granted ahead is dropped
         if self._logs.partitions.get(tp) is not partition or partition.head is not access.segment or access.segment.sealed:
             if not access.left:
                 access.segment.keep_length = True
@@ -443,6 +583,13 @@ class ProduceAccess:
             if grant.word is not None:
                 grant.word.deregister()
             self._grants.drop(grant)
+            return
+        if access.before is not None and not access.finishing:
+            access.engine.worker.remove(grant.file_id)
+            if access.before.finishing:
+                access.ending = True  # its file is becoming the head, which then ends
+            else:
+                self._drop_after(access.before)
             return
         if access.finishing:  # it goes with its head, in a moment; the worker writes into its ring no more
             access.engine.worker.remove(grant.file_id)
@@ -599,9 +746,10 @@ class ProduceAccess:
     def watch(self, tp: TopicPartition) -> None:
         """Somebody waits for the next commit to `tp`."""
         access = self._heads.get(tp)
-        if access is not None:
-            for file_id in access.members:
-                access.engine.worker.watch(file_id)
+        for head in (access, access.after if access is not None else None):
+            if head is not None:
+                for file_id in head.members:
+                    head.engine.worker.watch(file_id)
 
     def statistics(self) -> dict[str, int]:
         return dict(self._counters)

@@ -90,6 +90,7 @@ cdef class ProduceTables:
     cdef int _own_count, _own_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
     cdef bint _sync_first          # some grant's acknowledgements wait for the disk: they go out together, after one sync
+    cdef bint _kick                # a head has requests to commit that came from another thread
     cdef bint _backlog             # some acknowledgements wait for room in a send queue
 
     cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil

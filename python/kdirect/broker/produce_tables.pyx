@@ -14,7 +14,8 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
-from kdirect.broker.order cimport HEAD_CLOSED, HEAD_OPEN, head_t, order_forget, order_resize
+from kdirect.broker.order cimport (
+    HEAD_AHEAD, HEAD_CLOSED, head_t, order_forget, order_open, order_resize, order_takes)
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS,
     ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT, NOTICE_BYTES)
@@ -64,6 +65,11 @@ cdef class ProduceHead:
     @property
     def state(self):
         return self.h.state
+
+    @property
+    def is_ahead(self):
+        """It was granted ahead and is not the partition's head yet."""
+        return self.h.state == HEAD_AHEAD
 
     @property
     def why(self):
@@ -172,9 +178,9 @@ cdef class ProduceTables:
         return kept
 
     def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position, int32_t leader_epoch, *, bint shared,
-                  int entries, int64_t hole_timeout_ms):
+                  int entries, int64_t hole_timeout_ms, int64_t ahead_bytes=0):
         """Start to take requests for the head file of `segment_base_offset`, the first of order 0 at `position`.  At most `entries` will be
-        under way at a time."""
+        under way at a time.  With `ahead_bytes`, its capacity, it is to be the next head: what arrives waits for `begin_head`."""
         cdef ProduceHead head = ProduceHead.__new__(ProduceHead)
         cdef head_t** grown
         cdef int capacity
@@ -184,7 +190,9 @@ cdef class ProduceTables:
         head.h.self = <PyObject*> head
         head.h.segment_base_offset = segment_base_offset
         head.h.position = position
-        head.h.capacity = kernel.capacity
+        head.h.capacity = <uint64_t> ahead_bytes if ahead_bytes else kernel.capacity
+        if ahead_bytes:
+            head.h.state = HEAD_AHEAD
         head.h.leader_epoch = leader_epoch
         head.h.shared = shared
         head.h.hole_timeout_ns = hole_timeout_ms * 1000000
@@ -206,6 +214,31 @@ cdef class ProduceTables:
         pthread_mutex_unlock(&self._lock)
         return head
 
+    def begin_head(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
+        """The file that was granted ahead is the kernel's head from now on, at position 0: what has arrived is committed.  False when it has
+        ended meanwhile."""
+        cdef bint begun
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            begun = head.h.state == HEAD_AHEAD
+            if begun:
+                order_open(&head.h, segment_base_offset, leader_epoch)
+                head.h.touched = 1
+                self._kick = True
+            pthread_mutex_unlock(&self._lock)
+        return begun
+
+    def is_answered(self, uint16_t file_id):
+        """Has every acknowledgement of this grant been written, so that the memory of none is the transport's any more?"""
+        cdef grant_t* g
+        cdef bint answered
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            g = self._table[file_id]
+            answered = g == NULL or (g.pending == 0 and g.completed == g.staged) or not self._peer_alive(g.qp_num)
+            pthread_mutex_unlock(&self._lock)
+        return answered
+
     def widen(self, ProduceHead head, int entries):
         """Let `entries` requests be under way; AccessDeniedError when the orders would become ambiguous."""
         cdef int error
@@ -223,7 +256,7 @@ cdef class ProduceTables:
         requests were committed."""
         with nogil:
             pthread_mutex_lock(&self._lock)
-            if head.h.state == HEAD_OPEN:
+            if order_takes(&head.h):
                 head.h.state = HEAD_CLOSED
                 if notify:
                     self._revoke_members(&head.h)
@@ -295,7 +328,7 @@ cdef class ProduceTables:
             pthread_mutex_unlock(&self._lock)
             free(g)
             raise AccessDeniedError(f"file id {file_id} is granted already", hint="release it first")
-        if head.h.state != HEAD_OPEN:
+        if not order_takes(&head.h):
             pthread_mutex_unlock(&self._lock)
             free(g)
             return False

@@ -32,13 +32,13 @@ while receive i is posted; between its completion and its next post the worker h
 Idle cost: after `spin_us` without a completion the thread sleeps on the receive completion queue, or until the next hole times out.
 """
 
-from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from kdirect.broker.order cimport (
     ARRIVED, HEAD_ABORTED, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED, WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done,
-    order_look, order_next)
+    order_look, order_next, order_takes)
 from kdirect.broker.produce_tables cimport (
     BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE,
     GRANT_RETIRED,
@@ -122,7 +122,6 @@ cdef class ProduceWorker(ProduceTables):
     cdef object on_own
     cdef object sync
     cdef bint _head_news
-    cdef bint _kick                # a head has requests to commit that came from another thread
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
     cdef int64_t _fixed_ns         # a simulator's clock; -1: the machine's
@@ -200,6 +199,12 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
         return answers
 
+    def go_on(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
+        """`begin_head`, and commit at once what has arrived; False when the head has ended."""
+        begun = self.begin_head(head, segment_base_offset, leader_epoch)
+        self._wake()
+        return begun
+
     # -- one batch of completions ------------------------------------------------------------------------
 
     cdef head_t* _take(self, work_completion* wc) noexcept nogil:
@@ -235,7 +240,7 @@ cdef class ProduceWorker(ProduceTables):
                 self._cut_peer(peer, CUT_FORGED_FILE)
             return NULL
         h = g.head
-        if g.state != GRANT_ACTIVE or h.state != HEAD_OPEN:
+        if g.state != GRANT_ACTIVE or not order_takes(h):
             return NULL
         if length == 0 or length > h.capacity - h.position:
             self._cut_peer(peer, CUT_BAD_LENGTH)

@@ -160,6 +160,11 @@ class Channel:
             raise ProtocolError(f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for")
         return answer
 
+    @property
+    def grants_ahead(self) -> bool:
+        """Does the broker grant the file after the present one?"""
+        return self.connection.version_for(p.GetProduceAccessRequest) >= 1
+
     def produce_access(self, tp: TopicPartition, *args: Any, timeout_ms: float | None = None, **more: Any) -> Any:
         """As `ask_produce_access`; waits for the grant.  AccessDeniedError and others when it is refused."""
         return granted(tp, self.request(self._access_request(tp, *args, **more), timeout_ms))
@@ -171,23 +176,26 @@ class Channel:
 
     def _access_request(
         self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
-        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1),
+        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1), ack_offset: int = 0, ahead_of: int = -1,
     ) -> Any:  # fmt: skip
-        """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time.  `finished`: a file granted before
-        that this producer is done with; `end`: (order, position) of its first reservation beyond it."""
+        """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time, whose acknowledgements come into
+        `entries` entries of `ring` from byte `ack_offset` on.  `finished`: a file granted before that this producer is done with;
+        `end`: (order, position) of its first reservation beyond it.  `ahead_of`: the granted file after which comes the one that
+        is asked for."""
         return p.GetProduceAccessRequest(
             connection_id=self.connection_id,
             topic=tp.topic,
             partition=tp.partition,
             mode=mode,
             min_bytes=min_bytes,
-            ack_address=ring.address,
+            ack_address=ring.address + ack_offset,
             ack_rkey=ring.rkey,
             ack_entries=entries,
             max_in_flight=max_in_flight,
             finished_file_id=finished,
             end_order=end[0],
             end_position=end[1],
+            ahead_of_file_id=ahead_of,
         )
 
     def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:

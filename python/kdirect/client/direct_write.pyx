@@ -11,6 +11,11 @@ encoded and room for the WRITE is sure, so that a reservation is followed by its
 batches it has.  A reservation beyond the file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
 into this grant's ring; the immediate data ``file id << 16 | entries`` of that WRITE says whose ring has how many new ones.
 
+An exclusive writer may be granted the *next* file while it fills the present one (`open_next`): then a
+file that is full costs it nothing, and it goes on at the start of the next.  Each of the two has a file id,
+orders and half of the acknowledgement ring of its own.  There are never more than two: the next is
+only opened when every request to the one before the present is answered, because their ring is used again.
+
 Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport owns them: an
 acknowledgement may overtake the completion, and the RNIC may still send them again) and its acknowledgement has come (until then they are
 kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
@@ -61,6 +66,7 @@ cdef enum:
     NO_ROOM_BUFFER = 2         # the send buffer or the window is full: wait for acknowledgements
     NOT_GRANTED = 3            # access has ended, or a request was refused
     BROKEN = 4
+    SENT_AND_ASK = 5           # as OK, and now is the time to ask for the next file
 
     DUPLICATE_SEQUENCE_NUMBER = 46   # committed before
     CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation,
@@ -118,19 +124,21 @@ cdef class AckRouter:
             return f"errno {self._status - 1000}"
         return STATUS_NAMES.get(self._status, str(self._status))
 
-    def attach(self, FileWriter writer):
-        self._writers[writer.file_id] = writer
-        self._by_file[writer.file_id] = <void*> writer
-        self._stray[writer.file_id] = 0
+    def attach(self, int file_id, FileWriter writer):
+        """Hand what comes for `file_id` to `writer`."""
+        self._writers[file_id] = writer
+        self._by_file[file_id] = <void*> writer
+        self._stray[file_id] = 0
 
     def take_stray(self, uint16_t file_id):
         """Has news come of a file that no writer had?  What its ring says cannot be told any more, so it is not to be opened."""
         stray, self._stray[file_id] = self._stray[file_id] != 0, 0
         return stray
 
-    def detach(self, FileWriter writer):
-        if self._writers.pop(writer.file_id, None) is not None:
-            self._by_file[writer.file_id] = NULL
+    def detach(self, int file_id):
+        """Drop what comes for `file_id` from now on."""
+        if self._writers.pop(file_id, None) is not None:
+            self._by_file[file_id] = NULL
 
     cdef int c_drain(self) noexcept nogil:
         """Take every completion there is.  Returns the number of acknowledgements, or -1 when the queue pair broke."""
@@ -166,7 +174,8 @@ cdef class AckRouter:
                 if wcs[i].opcode == WC_RECV_RDMA_WITH_IMM:
                     w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
                     if w != NULL:
-                        got += (<FileWriter> w).c_take_acks(<uint16_t> wcs[i].imm_data)
+                        got += (<FileWriter> w).c_take_acks(<uint16_t> (wcs[i].imm_data >> IMM_FILE_ID_SHIFT),
+                                                            <uint16_t> wcs[i].imm_data)
                     else:
                         self._stray[wcs[i].imm_data >> IMM_FILE_ID_SHIFT] = 1
                         self.strays += 1
@@ -206,7 +215,16 @@ cdef class FileWriter:
     cdef readonly uint64_t appended, acknowledged
     cdef uint64_t _sends_done, _freed                  # WRITEs completed; requests whose bytes are free again: the lesser of both counts
     cdef uint64_t _grant_first                         # sequence number of this grant's order 0
-    cdef uint64_t _ring_entries, _ring_read
+    cdef uint64_t _ring_entries, _ring_read            # entries of each half of the ring; how many were read of this file's half
+    cdef uint64_t _ring_half                           # the first entry of this file's half: 0 or `_ring_entries`
+    cdef uint64_t _other_read                          # entries read of the other half
+    cdef int _other_file                               # whose acknowledgements come into the other half: of the file before or of the next; -1: nobody's
+    cdef bint _has_next                                # it is the next file, on which nothing was sent yet
+    cdef uint64_t _next_address
+    cdef uint32_t _next_rkey
+    cdef int64_t _next_length
+    cdef bint _asks
+    cdef int64_t _ask_at                               # the position at which to ask for the next file; INT64_MAX: not
     cdef readonly int file_id
     cdef readonly uint64_t address
     cdef readonly uint32_t rkey
@@ -234,6 +252,7 @@ cdef class FileWriter:
     cdef readonly int64_t last_offset_base             # base offset of the last acknowledged request
     cdef readonly uint64_t records_acknowledged, bytes_acknowledged   # with success
     cdef readonly uint64_t requests_acknowledged, records_answered
+    cdef readonly uint64_t files_ahead                 # files that it went on in, which it had been granted ahead
     cdef readonly str name
 
     def __cinit__(self):
@@ -244,8 +263,8 @@ cdef class FileWriter:
         cdef uint64_t n = 1
         while n < <uint64_t> window:
             n *= 2
-        if ring.length < 2 * n * ACK_BYTES:
-            raise ValueError("acknowledgement ring is smaller than twice the window")
+        if ring.length < 4 * n * ACK_BYTES:
+            raise ValueError("each half of the acknowledgement ring must hold twice the window")
         self.name = name
         self._router = router
         self._qp = qp
@@ -257,8 +276,9 @@ cdef class FileWriter:
         self._offsets = <int64_t*> calloc(n, sizeof(int64_t))
         if self._requests == NULL or self._offsets == NULL:
             raise MemoryError()
-        self.file_id = -1
+        self.file_id = self._other_file = -1
         self.last_offset_base = -1
+        self._ask_at = INT64_MAX
 
     def __dealloc__(self):
         free(self._requests)
@@ -266,7 +286,13 @@ cdef class FileWriter:
 
     @property
     def ring_entries(self):
+        """Entries of the half of the acknowledgement ring that a grant uses."""
         return self._ring_entries
+
+    @property
+    def other_half(self):
+        """Where the half of the ring begins, in bytes, that the next file's grant uses; the first grant uses the first."""
+        return (self._ring_half ^ self._ring_entries) * ACK_BYTES
 
     @property
     def in_flight(self):
@@ -306,28 +332,21 @@ cdef class FileWriter:
     def open(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position, int64_t word_address=0, int64_t word_rkey=0,
              int window=0):
         """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it is shared.  `window`: requests that may be
-        under way (0: as many as the writer was made for)."""
+        under way (0: as many as the writer was made for).  The grant's acknowledgements come into the first half of the ring."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
-        if not 0 <= file_id < FILES:     # the router's table of writers has no bounds of its own
-            raise ProtocolError(f"{self.name}: the broker granted file {file_id}", hint="broker and client are of different versions")
-        if not 0 <= position <= length:
-            raise ProtocolError(f"{self.name}: the broker granted position {position} of a file of {length} bytes",
-                                hint="broker and client are of different versions")
-        if address < 0 or address > INT64_MAX - length or not 0 <= rkey <= <int64_t> UINT32_MAX:
-            raise ProtocolError(f"{self.name}: the broker granted {length} bytes at address {address} under key {rkey}",
-                                hint="broker and client are of different versions")
+        self._check_grant(file_id, address, rkey, length, position)
         if word_address != 0 and (self._landing is None or word_address < 0 or word_address & 7 or not 0 <= word_rkey <= <int64_t> UINT32_MAX):
             raise ProtocolError(f"{self.name}: the broker granted a shared word at address {word_address:#x}",
                                 hint="broker and client are of different versions")
         self.settle()  # completions are told apart by file id
-        self._router.detach(self)
+        self._detach()
         self.file_id = file_id
         self.address = <uint64_t> address
         self.rkey = <uint32_t> rkey
         self.length = length
         self.position = position
-        self._ring_read = 0
+        self._ring_read = self._ring_half = 0
         self._grant_first = self.appended
         self.revoked = self.recalled = self.full = False
         self.shared = word_address != 0
@@ -338,8 +357,79 @@ cdef class FileWriter:
         self.end_order = -1
         self.end_position = -1
         self._desynchronised = False
+        self._ask_at = INT64_MAX
+        self._asks = False
         self.granted = True
-        self._router.attach(self)
+        self._router.attach(file_id, self)
+
+    cdef _check_grant(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position):
+        if not 0 <= file_id < FILES:     # the router's table of writers has no bounds of its own
+            raise ProtocolError(f"{self.name}: the broker granted file {file_id}", hint="broker and client are of different versions")
+        if not 0 <= position <= length:
+            raise ProtocolError(f"{self.name}: the broker granted position {position} of a file of {length} bytes",
+                                hint="broker and client are of different versions")
+        if address < 0 or address > INT64_MAX - length or not 0 <= rkey <= <int64_t> UINT32_MAX:
+            raise ProtocolError(f"{self.name}: the broker granted {length} bytes at address {address} under key {rkey}",
+                                hint="broker and client are of different versions")
+
+    def ask_when_half_full(self):
+        """Let `try_record` and `try_batches` say once a file, by SENT_AND_ASK, that half of what was granted is full: of the present
+        one, and of those on which the writer goes on."""
+        self._asks = True
+        self._ask_at = self.position + (self.length - self.position) // 2
+
+    @property
+    def first_of_file(self):
+        """Sequence number of the first request to the present file."""
+        return self._grant_first
+
+    def open_next(self, int file_id, int64_t address, int64_t rkey, int64_t length):
+        """Go on at the start of this file when the present one, which is held exclusively, has no room.  Every
+        request to the file before the present one must be answered.  Its acknowledgements come into the
+        half of the ring at `other_half`."""
+        if self.shared or not self.granted or self._has_next or self.acknowledged < self._grant_first:
+            raise ValueError("the next file cannot be opened now")
+        self._check_grant(file_id, address, rkey, length, 0)
+        if file_id == self.file_id or file_id == self._other_file:
+            raise ProtocolError(f"{self.name}: the broker granted file {file_id} twice", hint="broker and client are of different versions")
+        # The completions of the WRITEs to the file before come under its id, and before those of the present one.
+        while self._sends_done < self._grant_first and self._router._status == 0:
+            with nogil:
+                self._router.c_drain()
+            if self._sends_done < self._grant_first and self._router._status == 0:
+                self._router._send_cq.wait(10, 20)
+        if self._other_file >= 0:
+            self._router.detach(self._other_file)
+        self._other_file = file_id
+        self._other_read = 0
+        self._next_address = <uint64_t> address
+        self._next_rkey = <uint32_t> rkey
+        self._next_length = length
+        self._has_next = True
+        self._router.attach(file_id, self)
+
+    cdef void c_go_on(self) noexcept nogil:
+        """The present file is full: go on at the start of the next.  Requests to the present one may be under way."""
+        cdef int before = self.file_id
+        self.file_id = self._other_file
+        self._other_file = before
+        self._ring_read, self._other_read = self._other_read, self._ring_read
+        self._ring_half ^= self._ring_entries
+        self.address = self._next_address
+        self.rkey = self._next_rkey
+        self.length = self._next_length
+        self.position = 0
+        self._grant_first = self.appended
+        self._has_next = False
+        self.files_ahead += 1
+        self._ask_at = self.length // 2 if self._asks else INT64_MAX
+
+    cdef _detach(self):
+        self._router.detach(self.file_id)
+        if self._other_file >= 0:
+            self._router.detach(self._other_file)
+        self._other_file = -1
+        self._has_next = False
 
     def finish_file(self):
         """Nothing more goes into this file, whatever room it has: the broker is told that it is finished."""
@@ -347,10 +437,14 @@ cdef class FileWriter:
 
     def end_grant(self):
         """The grant was released or lost."""
-        self._router.detach(self)
+        self._detach()
         self.granted = False
 
-    cdef int c_take_acks(self, uint16_t count) noexcept nogil:
+    cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
+        """Read `count` entries that were WRITEn for the grant of `file_id`."""
+        cdef bint present = file_id == <uint16_t> self.file_id
+        cdef uint64_t first = self._ring_half if present else self._ring_half ^ self._ring_entries
+        cdef uint64_t* read = &self._ring_read if present else &self._other_read
         cdef const uint8_t* e
         cdef uint32_t sequence, batches
         cdef uint16_t order, error, flags, i
@@ -358,17 +452,17 @@ cdef class FileWriter:
         cdef request_t* r
         cdef int n = 0
         for i in range(count):
-            e = self._ring.data + (self._ring_read & (self._ring_entries - 1)) * ACK_BYTES
+            e = self._ring.data + (first + (read[0] & (self._ring_entries - 1))) * ACK_BYTES
             memcpy(&sequence, e + ACK_SEQUENCE, 4)
             memcpy(&order, e + ACK_ORDER, 2)
             memcpy(&error, e + ACK_ERROR, 2)
             memcpy(&flags, e + ACK_FLAGS, 2)
             memcpy(&batches, e + ACK_BATCHES, 4)
             memcpy(&base, e + ACK_BASE_OFFSET, 8)
-            if sequence != <uint32_t> self._ring_read:
+            if sequence != <uint32_t> read[0]:
                 self._desynchronised = True
                 return n
-            self._ring_read += 1
+            read[0] += 1
             if flags & ACK_FLAG_REVOKED:
                 self.revoked = True
             if flags & ACK_FLAG_RECALLED:
@@ -376,7 +470,8 @@ cdef class FileWriter:
             if batches == 0 and error == 0:
                 continue                      # a notice, not an answer
             r = &self._requests[self.acknowledged & (self._window - 1)]
-            if self.acknowledged >= self.appended or order != r.order:
+            # The broker commits the file before to its end before it begins with the present one.
+            if self.acknowledged >= self.appended or order != r.order or present != (self.acknowledged >= self._grant_first):
                 self._desynchronised = True
                 return n
             self._offsets[self.acknowledged & (self._window - 1)] = base
@@ -428,8 +523,12 @@ cdef class FileWriter:
             return NOT_GRANTED
         if self._router._status != 0:
             return BROKEN
-        if self.full or self.recalled or (not self.shared and self.position + <int64_t> n > self.length):
+        if self.full or self.recalled:
             return NO_ROOM_FILE
+        if not self.shared and self.position + <int64_t> n > self.length:
+            if not self._has_next or <int64_t> n > self._next_length:
+                return NO_ROOM_FILE
+            self.c_go_on()
         if self.appended - self._freed >= self._window or self.appended - self.acknowledged >= self._limit or self._router.requests_under_way >= self._router.limit:
             return NO_ROOM_BUFFER
         if at + n > self._capacity:
@@ -566,9 +665,16 @@ cdef class FileWriter:
         self._taken += length
         return OK
 
+    cdef int c_sent(self) noexcept nogil:
+        """What to return for a request that was sent."""
+        if self.position < self._ask_at:
+            return OK
+        self._ask_at = INT64_MAX
+        return SENT_AND_ASK
+
     cpdef int try_record(self, value, key=None, int64_t timestamp_ms=-1) except -1:
-        """Send one record as a batch of its own.  Returns OK (0), NO_ROOM_FILE (1), NO_ROOM_BUFFER (2), NOT_GRANTED (3) or BROKEN (4); only 0
-        took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
+        """Send one record as a batch of its own.  Returns OK (0), NO_ROOM_FILE (1), NO_ROOM_BUFFER (2), NOT_GRANTED (3), BROKEN (4) or
+        SENT_AND_ASK (5; see `ask_when_half_full`); only 0 and 5 took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
         cdef const uint8_t* v = NULL
         cdef const uint8_t* k = NULL
         cdef int64_t vn = -1, kn = -1, size, producer_id = -1
@@ -613,7 +719,7 @@ cdef class FileWriter:
                 rc = self.c_send(start, <uint32_t> size, 1, position, order)
         if rc == OK and identity is not None:
             identity.c_sent(add_one(sequence))
-        return rc
+        return self.c_sent() if rc == OK else rc
 
     cpdef int try_batches(self, data, uint32_t records) except -1:
         """Send encoded record batches (a contiguous buffer of whole batches) as one request.  Returns as `try_record`."""
@@ -645,7 +751,7 @@ cdef class FileWriter:
                     rc = self.c_send(start, <uint32_t> n, records, position, order)
         if rc == OK and stamped:
             identity.c_sent(sequence)
-        return rc
+        return self.c_sent() if rc == OK else rc
 
     cdef bint c_stuck(self) noexcept nogil:
         return self.revoked or self.failures != 0 or self._desynchronised or self._router._status != 0

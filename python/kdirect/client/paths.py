@@ -44,9 +44,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("kdirect.client")
 
 # What FileWriter.try_* return.
-SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN = range(5)
+SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN, SENT_AND_ASK = range(6)
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0  # between two attempts to reach a partition that was lost
+AHEAD_WITHIN_S = 5.0  # a producer that fills half a file within this time asks for the next one ahead
 RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all the same
 REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
 
@@ -66,7 +67,11 @@ class Outcome(NamedTuple):
 class DirectPath:
     """One partition whose head file this producer holds.
 
-    The send buffer holds several batches (and the largest batch the topic takes); the acknowledgement ring twice the window.
+    The send buffer holds several batches (and the largest batch the topic takes); each half of the acknowledgement ring twice the
+    window.
+
+    While it fills a file that it holds exclusively, it asks for the next one (`ask_next`, when half is full) and goes on there
+    without a pause (`take_next`).
     """
 
     def __init__(self, paths: ProducePaths, tp: TopicPartition, timeout_ms: float | None = None) -> None:
@@ -83,7 +88,9 @@ class DirectPath:
         while entries < 2 * window:
             entries *= 2
         self._mode = paths.mode
-        self._ring = self.channel.remote_writable_memory(entries * layout.ACK_BYTES)
+        self._ring = self.channel.remote_writable_memory(2 * entries * layout.ACK_BYTES)
+        self._next: Pending | None = None  # the request for the next file
+        self._filling_since = 0.0  # when the present file was granted, or the next one was asked for
         self.writer = FileWriter(str(tp), self.router, self.channel.qp, self._ring, entries // 2)
         self.writer.identity = paths.identity(tp)
         self.writer.compare_and_swap = self._settings["rdma.produce.atomic"] == "cas"
@@ -144,6 +151,51 @@ class DirectPath:
             writer.set_landing(self.channel.local_memory(layout.SHARED_WORD_BYTES))
         word = (answer.word_address, answer.word_rkey) if shared else (0, 0)
         writer.open(answer.file_id, answer.address, answer.rkey, answer.length, answer.position, *word, answer.max_in_flight)
+        self._next = None  # what it brought has ended with the file before
+        self._filling_since = time.monotonic()
+        if not shared and self.channel.grants_ahead:
+            writer.ask_when_half_full()
+
+    def ask_next(self) -> None:
+        """The file is half full: ask for the next one.  Not where files fill slowly: there a roll that takes a moment does no
+        harm, and a file that is prepared and lies idle does."""
+        writer = self.writer
+        since, self._filling_since = self._filling_since, time.monotonic()
+        if self._filling_since - since > AHEAD_WITHIN_S or writer.recalled:
+            return
+        try:
+            self._next = self.channel.ask_produce_access(
+                self.tp, 1, self._ring, writer.ring_entries, mode=self._mode, max_in_flight=self._settings["max.in.flight"],
+                ack_offset=writer.other_half, ahead_of=writer.file_id,
+            )  # fmt: skip
+        except KdirectError as e:  # the connection ended, which the next request notices
+            log.debug("%s: the next file was not asked for: %s", self.tp, e)
+
+    def take_next(self, deadline: float) -> bool:
+        """This file is full.  Was the next one granted?  Waits for the answer, if it was asked for; False: ask for access in the
+        ordinary way.  TimedOutError at the deadline."""
+        pending, writer = self._next, self.writer
+        if pending is None or self._asked is not None or writer.recalled or writer.revoked:
+            return False
+        left = max(0, math.ceil((deadline - time.monotonic()) * 1000))
+        if not pending.done and not pending.wait(left):
+            raise TimedOutError(
+                f"{self.tp}: the broker did not grant the next file in time", hint="the broker may be stopped or overloaded"
+            )
+        # The file before the present one shares its half of the ring with the next.
+        first = writer.first_of_file
+        if first and not writer.wait_acknowledged(first - 1, left):
+            return False
+        self._next = None
+        try:
+            answer = granted(self.tp, pending.result(0))
+        except KdirectError as e:
+            log.debug("%s: the next file was not granted: %s", self.tp, e)
+            return False
+        if self.router.take_stray(answer.file_id):  # revoked before the answer was here
+            return False
+        writer.open_next(answer.file_id, answer.address, answer.rkey, answer.length)
+        return True
 
     @property
     def in_flight(self) -> int:
@@ -169,6 +221,9 @@ class DirectPath:
             paths.recover(self)
             return False
         code = writer.try_batches(data, records)
+        if code == SENT_AND_ASK:
+            self.ask_next()
+            code = SENT
         if code == SENT:
             self._further += records - 1
             if tag is not None:
@@ -180,6 +235,8 @@ class DirectPath:
                     paths.wait_router(tp, deadline)
                 elif not writer.wait_acknowledged(writer.acknowledged, left_ms(tp, deadline)):
                     paths.recover(self)
+            elif code == NO_ROOM_FILE and self.take_next(deadline):
+                pass
             elif code == NO_ROOM_FILE and (not writer.in_flight or writer.wait_acknowledged(writer.appended - 1, left_ms(tp, deadline))):
                 self.collect(paths)
                 self.grant_by(len(data), deadline)
@@ -295,7 +352,10 @@ class DirectPath:
 
     def statistics(self) -> dict[str, int]:
         w = self.writer
-        return {"rdma_records": w.records_acknowledged, "rdma_bytes": w.bytes_acknowledged, "rdma_requests": w.requests_acknowledged}
+        return {
+            "rdma_records": w.records_acknowledged, "rdma_bytes": w.bytes_acknowledged, "rdma_requests": w.requests_acknowledged,
+            "rdma_files_ahead": w.files_ahead,
+        }  # fmt: skip
 
     def close(self) -> None:
         held = [self.writer.file_id] if self.writer.granted else []

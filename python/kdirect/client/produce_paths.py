@@ -34,8 +34,10 @@ from kdirect.client.paths import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     NO_ROOM_BUFFER,
+    NO_ROOM_FILE,
     RELEASE_WAIT_MS,
     SENT,
+    SENT_AND_ASK,
     DirectPath,
     LostPath,
     Outcome,
@@ -122,10 +124,15 @@ class ProducePaths:
         if path.tags and not path.remember(self, room_ms):  # type: ignore[union-attr]
             return False
         while (code := writer.try_record(value, key, timestamp_ms)) != SENT:
-            # Wait for a quarter of the window, so that a full one costs one sleep and not one a record.
-            if code != NO_ROOM_BUFFER or not writer.in_flight:
-                return False
+            if code == SENT_AND_ASK:
+                path.ask_next()  # type: ignore[union-attr]
+                break
             try:
+                if code == NO_ROOM_FILE and path.take_next(time.monotonic() + room_ms / 1000):  # type: ignore[union-attr]
+                    continue
+                # Wait for a quarter of the window, so that a full one costs one sleep and not one a record.
+                if code != NO_ROOM_BUFFER or not writer.in_flight:
+                    return False
                 if not writer.wait_acknowledged(writer.acknowledged + (writer.in_flight >> 2), room_ms):
                     return False
             except TimedOutError:
@@ -141,7 +148,18 @@ class ProducePaths:
         if path.__class__ is not DirectPath or path.backlog:
             return None
         writer: FileWriter = path.writer  # type: ignore[union-attr]
-        if writer.in_flight or writer.try_record(value, key, timestamp_ms) != SENT:
+        if writer.in_flight:
+            return None
+        code = writer.try_record(value, key, timestamp_ms)
+        if code == NO_ROOM_FILE:
+            try:
+                if path.take_next(time.monotonic() + self.timeout_ms / 1000):  # type: ignore[union-attr]
+                    code = writer.try_record(value, key, timestamp_ms)
+            except (TimedOutError, BufferFullError):
+                return None
+        if code == SENT_AND_ASK:
+            path.ask_next()  # type: ignore[union-attr]
+        elif code != SENT:
             return None
         try:
             if writer.wait_acknowledged(writer.appended - 1, self.timeout_ms):

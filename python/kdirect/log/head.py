@@ -14,6 +14,7 @@ been used for a while.
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import threading
@@ -36,6 +37,7 @@ SPARE_SHARE = 8
 # How much of a spare is faulted in before the thread looks whether it is wanted already.
 POPULATE_BYTES = 1 << 20
 
+_numbers = itertools.count()
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -82,7 +84,7 @@ class PreparedHead:
     def __init__(self, directory: Path, config: LogConfig, *, capacity: int | None = None, name: str = "head") -> None:
         self.directory = directory
         self.config = config
-        self.name = name
+        self.name = f"{name}-{next(_numbers)}"  # several may exist at a time: a spare, and one that was granted ahead
         self._fd = -1
         self._mapping: Mapping | None = None
         self._indexes = OffsetIndex(self._temporary(OffsetIndex.suffix)), TimeIndex(self._temporary(TimeIndex.suffix))
@@ -99,6 +101,20 @@ class PreparedHead:
         except KdirectError:
             self.discard()
             raise
+
+    @property
+    def fd(self) -> int:
+        return self._fd
+
+    @property
+    def address(self) -> int:
+        """Of its first byte, until it is published or discarded."""
+        return self._mapping.address if self._mapping is not None else 0
+
+    @property
+    def length(self) -> int:
+        """Bytes of it that are mapped and exist."""
+        return min(self._mapping.length, self._bytes.log) if self._mapping is not None else 0
 
     def _temporary(self, suffix: str) -> Path:
         return self.directory / f"{self.name}{suffix}{TEMPORARY_SUFFIX}"

@@ -180,6 +180,38 @@ class Rolling:
                 return self._open_head(0, now_ms(), fresh=active.size > 0)
             return self._roll(now_ms())
 
+    def prepare_next(self) -> PreparedHead:
+        """The files of a head to come, whole, for a producer that is granted them while it fills
+        the present head.  The caller hands them to `roll_into`, or discards them.
+        StorageFullError."""
+        with self._roll_lock:
+            self._check_open()
+            spare = self._spare.take(self.config)
+            if spare is not None:
+                return spare
+            prepared = PreparedHead(self.directory, self.config)
+            prepared.populate(threading.Event())
+            return prepared
+
+    def roll_into(self, prepared: PreparedHead) -> Segment:
+        """Seal the head and go on in `prepared`, into which a producer may have written already;
+        the new head, acquired for the caller.  After an error `prepared` is discarded, and the head
+        is what it was."""
+        with self._roll_lock:
+            try:
+                self._check_open()
+                active = self._segments[-1]
+                if not active.is_head:
+                    new = self._put_behind(prepared, now_ms())
+                elif active.size:
+                    new = self._roll(now_ms(), given=prepared)
+                else:
+                    new = self._replace_empty(active, now_ms(), given=prepared)
+            except BaseException:
+                prepared.discard()
+                raise
+            return new.acquire()
+
     def fence_head(self) -> Segment:
         """Move the head to a fresh file, although it may be empty: somebody may still write into
         the old file.  That one keeps its length for as long as it is mapped anywhere, and its pages
@@ -223,20 +255,29 @@ class Rolling:
                 self._segments = (*self._segments[:-1], new)
             old.supersede()
         else:
-            new = self._prepare(room).publish(int(self.kernel.log_end_offset))
-            with self._lock:
-                kernel.roll_without_head()
-                new.become_head(kernel, config.segment_bytes, now_ms)
-                self._add_segment(new)
-            self._snapshot_producers(*kernel.producers())
-            old.mark_sealed()
+            return self._put_behind(self._prepare(room), now_ms)
         self._directory_dirty = True
         self._use.opened(time.monotonic())
         self._tell(old, new)
         return new
 
-    def _roll(self, now_ms: int, room: int = 1) -> Segment:
-        """Seal the head, publish the next, with `room` bytes.  An empty head stays, unless it was
+    def _put_behind(self, prepared: PreparedHead, now_ms: int) -> Segment:
+        """Make `prepared` the head, after an active segment that is dormant and takes no more
+        records."""
+        old = self._segments[-1]
+        new = prepared.publish(int(self.kernel.log_end_offset))
+        with self._lock:
+            self.kernel.roll_without_head()
+            new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+            self._add_segment(new)
+        self._snapshot_producers(*self.kernel.producers())
+        old.mark_sealed()
+        self._use.opened(time.monotonic())
+        self._tell(old, new)
+        return new
+
+    def _roll(self, now_ms: int, room: int = 1, given: PreparedHead | None = None) -> Segment:
+        """Seal the head, publish the next, with `room` bytes, or the one that is `given`.  An empty head stays, unless it was
         opened for a smaller ``segment.bytes`` than there is now.  Nothing has changed when it
         raises."""
         self._check_open()
@@ -249,7 +290,7 @@ class Rolling:
             return self._replace_empty(old, now_ms, room)
         now = time.monotonic()
         busy = self._use.was_busy(now, old.size, self._limit(old))
-        prepared = self._prepare(room, whole=busy)
+        prepared = given if given is not None else self._prepare(room, whole=busy)
         # No commits from here on, so that what the next segment begins with is known, and a sealed one is readable whole.
         thaw = self.kernel.freeze()
         new = None
@@ -279,15 +320,16 @@ class Rolling:
         self._tell(old, new)
         return new
 
-    def _replace_empty(self, old: Segment, now_ms: int, room: int = 1) -> Segment:
-        """Put another file in place of an empty head's, under the same name; rolls when it has got
-        records meanwhile."""
-        prepared = self._prepare(room)
+    def _replace_empty(self, old: Segment, now_ms: int, room: int = 1, given: PreparedHead | None = None) -> Segment:
+        """Put another file (the one that is `given`) in place of an empty head's, under the same
+        name; rolls when it has got records meanwhile."""
+        prepared = given if given is not None else self._prepare(room)
         thaw = self.kernel.freeze()
         if old.size:
             self.kernel.thaw(thaw)
-            prepared.discard()
-            return self._roll(now_ms, room)
+            if given is None:
+                prepared.discard()
+            return self._roll(now_ms, room, given)
         try:
             new = prepared.publish(int(self.kernel.log_end_offset))
         except BaseException:

@@ -1,0 +1,242 @@
+"""A producer alone on a partition is granted the next head while it fills the present one, and goes on there without a pause.
+
+What holds in every test: offsets without holes, each producer's records in the order it produced them, none lost that was
+acknowledged and none there twice; and no file stays behind that is not part of the log.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+
+import confluent_kafka
+import pytest
+
+from kdirect.client import connect
+from kdirect.model import TopicPartition
+
+TP = TopicPartition("t", 0)
+SEGMENT_BYTES = 256 << 10
+VALUE_BYTES = 1000
+A_SEGMENT = SEGMENT_BYTES // (VALUE_BYTES + 100)  # so many records fit into one at least
+
+# Produces "number" and says how many are acknowledged, for ever.
+ENDLESS = """
+import sys
+from kdirect.client import connect
+session = connect({"bootstrap.servers": sys.argv[1], "transport": "shm"})
+producer = session.producer()
+i = 0
+while True:
+    for _ in range(100):
+        producer.produce("t", b"%d " % i + b"." * 1000, partition=0)
+        i += 1
+    producer.flush()
+    print(i, producer.statistics()["rdma_files_ahead"], flush=True)
+"""
+
+
+@pytest.fixture
+def served(broker_process):
+    """(session, broker) with topic `t` of one partition and small segments."""
+    made = []
+
+    def make(**properties: object):
+        broker = broker_process(**properties)
+        session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        made.append(session)
+        return session, broker
+
+    yield make
+    for session in made:
+        session.close()
+
+
+@pytest.fixture
+def endless():
+    """Starts a producer process: endless(servers)."""
+    children = []
+
+    def run(servers: str) -> subprocess.Popen:
+        children.append(subprocess.Popen([sys.executable, "-c", ENDLESS, servers], stdout=subprocess.PIPE, text=True))
+        return children[-1]
+
+    yield run
+    for child in children:
+        child.send_signal(signal.SIGCONT)
+        child.kill()
+        child.wait()
+
+
+def value(i: int) -> bytes:
+    return b"%d " % i + b"." * VALUE_BYTES
+
+
+def log_of(session) -> list[int]:
+    """The number of every record; offsets are dense."""
+    reader = session.reader(TP, 0, session.latest_offsets([TP])[TP])
+    numbers: list[int] = []
+    for batch in reader.batches():
+        offsets = batch.column("offset").to_pylist()
+        assert offsets == list(range(len(numbers), len(numbers) + len(offsets)))
+        numbers += [int(v.split()[0]) for v in batch.column("value").to_pylist()]
+    reader.close()
+    return numbers
+
+
+def leftovers(broker) -> list[str]:
+    """Files under temporary names."""
+    return sorted(p.name for p in broker.log_dir.glob("t-0/*.tmp"))
+
+
+def until(condition, what: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "auto"])
+@pytest.mark.parametrize("notify", ["imm", "send"])
+def test_a_producer_goes_on_from_segment_to_segment_without_asking_at_the_end_of_each(served, mode, notify):
+    session, broker = served()
+    count = 30 * A_SEGMENT
+    with session.producer(**{"rdma.produce": mode, "rdma.notify": notify}) as producer:
+        for i in range(count):
+            producer.produce("t", value(i), partition=0)
+        producer.flush()
+        statistics = producer.statistics()
+    assert statistics["rdma_records"] == count and not statistics.get("tcp_records")
+    assert statistics["rdma_files_ahead"] >= 15, "most segments were granted ahead"
+    assert log_of(session) == list(range(count))
+    segments = sorted((broker.log_dir / "t-0").glob("*.log"))
+    assert len(segments) >= 28 and all(p.stat().st_size <= SEGMENT_BYTES for p in segments)
+    until(lambda: len(leftovers(broker)) <= 3, "one spare is kept, and given back after a while")
+
+
+def test_each_record_awaited_gets_its_own_offset_across_segments(served):
+    session, _ = served()
+    with session.producer() as producer:
+        count = 6 * A_SEGMENT
+        assert [producer.produce_sync("t", value(i), partition=0) for i in range(count)] == list(range(count))
+        assert producer.statistics()["rdma_files_ahead"] >= 2
+        futures = [producer.send("t", value(i), partition=0) for i in range(count, 3 * count)]
+        producer.flush()
+        assert [f.result(10).offset() for f in futures] == list(range(count, 3 * count))
+    assert log_of(session) == list(range(3 * count))
+
+
+def test_a_kafka_client_gets_its_turn_although_the_next_file_is_granted(served):
+    session, broker = served()
+    plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 1})
+    count = 40 * A_SEGMENT
+    theirs = 0
+    with session.producer() as producer:
+        for i in range(count):
+            producer.produce("t", value(i), partition=0)
+            if i % (2 * A_SEGMENT) == A_SEGMENT + A_SEGMENT // 2:  # about when the next file is granted
+                plain.produce("t", b"-1 ", partition=0)
+                theirs += 1
+        producer.flush()
+        assert plain.flush(30) == 0
+    log = log_of(session)
+    assert [n for n in log if n >= 0] == list(range(count)) and log.count(-1) == theirs
+
+
+def test_a_second_producer_joins_although_the_next_file_is_granted(served, endless):
+    session, broker = served()
+    child = endless(broker.bootstrap_servers)
+    while int(child.stdout.readline().split()[1]) < 3:
+        pass
+    with session.producer() as producer:
+        for i in range(3 * A_SEGMENT):
+            producer.produce("t", b"-%d " % (i + 1), partition=0)
+        producer.flush()
+        assert producer.statistics()["rdma_records"] > 0
+    before = int(child.stdout.readline().split()[0])
+    while int(child.stdout.readline().split()[0]) < before + 1000:
+        pass
+    child.kill()
+    child.wait()
+    log = log_of(session)
+    first = [n for n in log if n >= 0]
+    assert first == list(range(len(first))), "the first producer goes on, in order"
+    assert [-n for n in log if n < 0] == list(range(1, 3 * A_SEGMENT + 1))
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_producer_that_dies_or_stops_with_the_next_file_in_its_hands(served, endless, number):
+    session, broker = served()
+    for _ in range(4):
+        start = session.latest_offsets([TP])[TP]
+        child = endless(broker.bootstrap_servers)
+        while int(child.stdout.readline().split()[1]) < 2:
+            pass
+        child.send_signal(number)
+        with session.producer(**{"delivery.timeout.ms": "20000"}) as producer:
+            producer.produce_sync("t", b"-1 ", partition=0)
+        child.send_signal(signal.SIGCONT)
+        child.kill()
+        out = child.stdout.read().splitlines()
+        child.wait()
+        acknowledged = max([int(line.split()[0]) for line in out if len(line.split()) == 2], default=0)
+        log = log_of(session)[start:]
+        theirs = [n for n in log if n >= 0]
+        assert theirs == list(range(len(theirs))) and len(theirs) >= acknowledged
+        assert log.count(-1) == 1
+    until(lambda: len(leftovers(broker)) <= 3, f"files are left behind: {leftovers(broker)}")
+
+
+def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_that_were_granted_ahead(served, endless):
+    session, broker = served()
+    child = endless(broker.bootstrap_servers)
+    for _ in range(3):
+        files = 0
+        while files < 2:
+            acknowledged, files = map(int, child.stdout.readline().split())
+        broker.kill()
+        left = {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
+        broker.start()
+        assert not left & {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
+        until(lambda n=acknowledged: session.latest_offsets([TP])[TP] > n + A_SEGMENT, "the producer goes on")
+    child.send_signal(signal.SIGSTOP)
+    log = log_of(session)
+    assert log == list(range(len(log))) and len(log) >= acknowledged
+
+
+def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
+    session, broker = served()
+    child = endless(broker.bootstrap_servers)
+    while int(child.stdout.readline().split()[1]) < 2:
+        pass
+    session.admin.delete_topic("t")
+    child.wait(30)
+    until(lambda: not list(broker.log_dir.glob("t-0*")), "the partition's files go")
+    session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+    with session.producer() as producer:
+        assert producer.produce_sync("t", value(0), partition=0) == 0
+    assert log_of(session) == [0]
+
+
+def test_records_that_are_refused_around_the_change_of_files(served):
+    """A batch that the broker refuses in one file, with requests under way in the next."""
+    session, _ = served()
+    with session.producer(**{"enable.idempotence": "false"}) as producer:
+        failed = []
+        count = 12 * A_SEGMENT
+
+        def report(error, message):
+            if error is not None:
+                failed.append(message)
+
+        future_ms = int(time.time() * 1000) + 7_200_000  # an hour is allowed
+        for i in range(count):
+            refused = i % A_SEGMENT in (A_SEGMENT - 3, A_SEGMENT - 2)
+            producer.produce("t", value(i), partition=0, timestamp=future_ms if refused else 0, on_delivery=report)
+        producer.flush()
+    log = log_of(session)
+    assert len(log) == len(set(log)) and len(log) + len(failed) == count
+    assert len(failed) == 2 * len([i for i in range(count) if i % A_SEGMENT == A_SEGMENT - 3])
