@@ -424,7 +424,8 @@ def test_acknowledgements_do_not_travel_over_tcp(embedded):
         after = broker.statistics()
     assert after["rdma_commits"] - before["rdma_commits"] == 3000
     steps = after["log_head_growths"] - before["log_head_growths"]
-    assert after["rdma_access_requests"] - before["rdma_access_requests"] == steps <= 2, "one for each step by which the head grows"
+    requests = after["rdma_access_requests"] - before["rdma_access_requests"]
+    assert steps <= 2 and requests <= 2 * steps + 1, "one for each step by which the head grows, and one when half of it is full"
 
 
 def test_a_tcp_consumer_that_waits_is_woken_by_an_rdma_record(served):

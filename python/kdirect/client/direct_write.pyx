@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One-sided producing, exclusive and shared (KafkaDirect §4.2.2).
 
-Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grant (`FileWriter`), and the shared
-receive queue that tells which ring has news (`AckRouter`).  What may not enter: requests to the broker, choice of partitions, retries.
+Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grants (`FileWriter`);
+`kdirect.client.ack_router` tells it that the ring has news.  What may not enter: requests to the broker, choice of partitions, retries.
 
 A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16 | order``.  With notices
 (`rdma.notify=send`) it is a plain WRITE and a SEND of file id, order and length; the SEND's completion counts as the request's.  An exclusive writer counts
@@ -33,18 +33,16 @@ from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
+from kdirect.client.ack_router cimport CLAIM, DATA, FILES, AckReceiver, AckRouter
 from kdirect.client.idempotence cimport ProducerIdentity, add_one
 from kdirect.format.batch cimport encode_single
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
     IMM_FILE_ID_SHIFT, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
 )
-from kdirect.rdma.contract cimport (
-    WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion,
-)
+from kdirect.rdma.contract cimport MemoryRegion, QueuePair
 
 from kdirect.errors import ClosedError, ProtocolError, QueuePairError, RevokedError, TimedOutError
-from kdirect.rdma.contract import STATUS_NAMES
 
 cdef extern from *:
     """
@@ -58,8 +56,6 @@ cdef extern from *:
 
 cdef enum:
     SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints
-    FILES = 65536
-    POLL = 64
 
     OK = 0
     NO_ROOM_FILE = 1           # the head file has no room, or access is recalled: flush, then ask for a new one
@@ -69,8 +65,6 @@ cdef enum:
     SENT_AND_ASK = 5           # as OK, and now is the time to ask for the next file
 
     DUPLICATE_SEQUENCE_NUMBER = 46   # committed before
-    CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation,
-    DATA = 2                   # or the WRITE before a notice
 
 cdef uint64_t ONE_ORDER = <uint64_t> 1 << SHARED_ORDER_SHIFT
 cdef uint64_t POSITION_MASK = ONE_ORDER - 1
@@ -90,112 +84,7 @@ cdef inline int64_t _now_ns(int clock) noexcept nogil:
     return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
 
 
-cdef class AckRouter:
-    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they are for."""
-
-    cdef QueuePair _qp
-    cdef CompletionQueue _send_cq
-    cdef CompletionQueue _recv_cq
-    cdef dict _writers
-    cdef void* _by_file[FILES]
-    cdef uint8_t _stray[FILES]     # 1: news came of a file that no writer has
-    cdef readonly uint64_t strays  # how often it did
-    cdef readonly uint64_t sends_under_way
-    cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit` receives posted
-    cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
-    cdef int64_t _spin_ns
-
-    def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq, int receives, int limit, spin_us=50):
-        self._qp = qp
-        self._send_cq = send_cq
-        self._recv_cq = recv_cq
-        self._writers = {}
-        self.limit = limit
-        self._spin_ns = int(spin_us) * 1000
-        for _ in range(receives):
-            qp.post_recv(0)
-
-    @property
-    def broken(self):
-        """Why the queue pair is unusable, or an empty string."""
-        if self._status == 0:
-            return ""
-        if self._status >= 1000:
-            return f"errno {self._status - 1000}"
-        return STATUS_NAMES.get(self._status, str(self._status))
-
-    def attach(self, int file_id, FileWriter writer):
-        """Hand what comes for `file_id` to `writer`."""
-        self._writers[file_id] = writer
-        self._by_file[file_id] = <void*> writer
-        self._stray[file_id] = 0
-
-    def take_stray(self, uint16_t file_id):
-        """Has news come of a file that no writer had?  What its ring says cannot be told any more, so it is not to be opened."""
-        stray, self._stray[file_id] = self._stray[file_id] != 0, 0
-        return stray
-
-    def detach(self, int file_id):
-        """Drop what comes for `file_id` from now on."""
-        if self._writers.pop(file_id, None) is not None:
-            self._by_file[file_id] = NULL
-
-    cdef int c_drain(self) noexcept nogil:
-        """Take every completion there is.  Returns the number of acknowledgements, or -1 when the queue pair broke."""
-        cdef work_completion wcs[POLL]
-        cdef int i, n, got = 0
-        cdef void* w
-        while self.sends_under_way > 0:
-            n = self._send_cq.c_poll(wcs, POLL)
-            if n <= 0:
-                break
-            for i in range(n):
-                if wcs[i].status != WC_SUCCESS and self._status == 0:
-                    self._status = wcs[i].status
-                w = self._by_file[<uint16_t> wcs[i].wr_id]
-                if w != NULL:
-                    if wcs[i].wr_id >> 32 == CLAIM:
-                        (<FileWriter> w)._claimed = True
-                    elif wcs[i].wr_id >> 32 != DATA:
-                        (<FileWriter> w).c_send_done()
-            self.sends_under_way -= <uint64_t> n
-        while True:
-            n = self._recv_cq.c_poll(wcs, POLL)
-            if n <= 0:
-                if n < 0 and self._status == 0:
-                    self._status = <uint32_t> (1000 - n)
-                break
-            for i in range(n):
-                if wcs[i].status != WC_SUCCESS:
-                    if self._status == 0:
-                        self._status = wcs[i].status
-                    continue
-                self._qp.c_post_recv(0, 0, 0, 0)
-                if wcs[i].opcode == WC_RECV_RDMA_WITH_IMM:
-                    w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
-                    if w != NULL:
-                        got += (<FileWriter> w).c_take_acks(<uint16_t> (wcs[i].imm_data >> IMM_FILE_ID_SHIFT),
-                                                            <uint16_t> wcs[i].imm_data)
-                    else:
-                        self._stray[wcs[i].imm_data >> IMM_FILE_ID_SHIFT] = 1
-                        self.strays += 1
-            if n < POLL:
-                break
-        return -1 if self._status != 0 else got
-
-    def drain(self):
-        """Take what is there without waiting; the number of acknowledgements."""
-        cdef int n
-        with nogil:
-            n = self.c_drain()
-        return n
-
-    def wait(self, int timeout_ms):
-        """Sleep until a completion comes; True if one may have come."""
-        return self._recv_cq.wait(timeout_ms, 0)
-
-
-cdef class FileWriter:
+cdef class FileWriter(AckReceiver):
     """Writes to one granted head file.  Life: construct per partition, `open` for each grant, `close`.
 
     Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the number of requests answered, with success
@@ -243,7 +132,6 @@ cdef class FileWriter:
     cdef readonly uint64_t word_address
     cdef readonly uint32_t word_rkey
     cdef uint64_t _word                                # its last value seen
-    cdef volatile bint _claimed
     cdef uint64_t _limit                               # requests under way that the grant allows
     cdef readonly uint64_t failures                    # refused requests not taken yet
     cdef uint64_t _first_failure
@@ -545,7 +433,7 @@ cdef class FileWriter:
         cdef uint64_t id = (<uint64_t> CLAIM << 32) | <uint64_t> self.file_id
         cdef uint64_t add = ONE_ORDER + length
         cdef int rc
-        self._claimed = False
+        self.claimed = False
         while True:
             if self.compare_and_swap:
                 rc = self._qp.c_post_compare_swap(id, self._landing.address, self._landing.lkey, self.word_address, self.word_rkey,
@@ -595,15 +483,15 @@ cdef class FileWriter:
                 return NO_ROOM_FILE
             with nogil:
                 rc = self.c_claim_post(length)
-            while rc == OK and not self._claimed and self._router._status == 0:
+            while rc == OK and not self.claimed and self._router._status == 0:
                 with nogil:
                     spin_until = _now_ns(CLOCK_MONOTONIC) + self._router._spin_ns
                     while True:
                         self._router.c_drain()
-                        if self._claimed or self._router._status != 0 or _now_ns(CLOCK_MONOTONIC) >= spin_until:
+                        if self.claimed or self._router._status != 0 or _now_ns(CLOCK_MONOTONIC) >= spin_until:
                             break
                         kd_pause()
-                if not self._claimed and self._router._status == 0:
+                if not self.claimed and self._router._status == 0:
                     self._router._send_cq.wait(100, 0)
             if rc != OK or self._router._status != 0:
                 return BROKEN

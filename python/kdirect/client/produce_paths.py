@@ -24,10 +24,11 @@ import time
 from collections import deque
 from typing import Any
 
+from kdirect.client.ack_router import AckRouter
 from kdirect.client.attempt import Attempt
 from kdirect.client.channel import Channel
 from kdirect.client.connection import Connection
-from kdirect.client.direct_write import AckRouter, FileWriter
+from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.messages import MessageConnection
 from kdirect.client.paths import (

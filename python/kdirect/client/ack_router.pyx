@@ -1,0 +1,125 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Which writer news is for: the completions of a producer's queue pair (KafkaDirect §4.2.2).
+
+Owns: the two completion queues of one queue pair, whose receives it keeps posted, and the table of file ids.  What may
+not enter: what an acknowledgement says, which the writer reads in its own ring (`kdirect.client.direct_write`).
+
+A completion on the send queue carries in its work request's id the file id that the WRITE, or the atomic of a reservation, was
+for.  The immediate data of one on the receive queue, ``file id << 16 | entries``, says in whose ring how many entries are new.
+
+One thread at a time, as `direct_write` says.
+"""
+
+from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.format.layout cimport IMM_FILE_ID_SHIFT
+from kdirect.rdma.contract cimport WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion
+
+from kdirect.rdma.contract import STATUS_NAMES
+
+cdef enum:
+    POLL = 64
+
+
+cdef class AckReceiver:
+    """Something that completions and acknowledgements of its files are handed to."""
+
+    cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
+        """Read `count` entries that were WRITEn for the grant of `file_id`; the number of answers among them."""
+        return 0
+
+    cdef void c_send_done(self) noexcept nogil:
+        """A WRITE has completed."""
+
+
+cdef class AckRouter:
+    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they are for."""
+
+    def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq, int receives, int limit, spin_us=50):
+        self._qp = qp
+        self._send_cq = send_cq
+        self._recv_cq = recv_cq
+        self._writers = {}
+        self.limit = limit
+        self._spin_ns = int(spin_us) * 1000
+        for _ in range(receives):
+            qp.post_recv(0)
+
+    @property
+    def broken(self):
+        """Why the queue pair is unusable, or an empty string."""
+        if self._status == 0:
+            return ""
+        if self._status >= 1000:
+            return f"errno {self._status - 1000}"
+        return STATUS_NAMES.get(self._status, str(self._status))
+
+    def attach(self, int file_id, AckReceiver writer):
+        """Hand what comes for `file_id` to `writer`."""
+        self._writers[file_id] = writer
+        self._by_file[file_id] = <void*> writer
+        self._stray[file_id] = 0
+
+    def take_stray(self, uint16_t file_id):
+        """Has news come of a file that no writer had?  What its ring says cannot be told any more, so it is not to be opened."""
+        stray, self._stray[file_id] = self._stray[file_id] != 0, 0
+        return stray
+
+    def detach(self, int file_id):
+        """Drop what comes for `file_id` from now on."""
+        if self._writers.pop(file_id, None) is not None:
+            self._by_file[file_id] = NULL
+
+    cdef int c_drain(self) noexcept nogil:
+        """Take every completion there is.  Returns the number of acknowledgements, or -1 when the queue pair broke."""
+        cdef work_completion wcs[POLL]
+        cdef int i, n, got = 0
+        cdef void* w
+        while self.sends_under_way > 0:
+            n = self._send_cq.c_poll(wcs, POLL)
+            if n <= 0:
+                break
+            for i in range(n):
+                if wcs[i].status != WC_SUCCESS and self._status == 0:
+                    self._status = wcs[i].status
+                w = self._by_file[<uint16_t> wcs[i].wr_id]
+                if w != NULL:
+                    if wcs[i].wr_id >> 32 == CLAIM:
+                        (<AckReceiver> w).claimed = True
+                    elif wcs[i].wr_id >> 32 != DATA:
+                        (<AckReceiver> w).c_send_done()
+            self.sends_under_way -= <uint64_t> n
+        while True:
+            n = self._recv_cq.c_poll(wcs, POLL)
+            if n <= 0:
+                if n < 0 and self._status == 0:
+                    self._status = <uint32_t> (1000 - n)
+                break
+            for i in range(n):
+                if wcs[i].status != WC_SUCCESS:
+                    if self._status == 0:
+                        self._status = wcs[i].status
+                    continue
+                self._qp.c_post_recv(0, 0, 0, 0)
+                if wcs[i].opcode == WC_RECV_RDMA_WITH_IMM:
+                    w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
+                    if w != NULL:
+                        got += (<AckReceiver> w).c_take_acks(<uint16_t> (wcs[i].imm_data >> IMM_FILE_ID_SHIFT),
+                                                            <uint16_t> wcs[i].imm_data)
+                    else:
+                        self._stray[wcs[i].imm_data >> IMM_FILE_ID_SHIFT] = 1
+                        self.strays += 1
+            if n < POLL:
+                break
+        return -1 if self._status != 0 else got
+
+    def drain(self):
+        """Take what is there without waiting; the number of acknowledgements."""
+        cdef int n
+        with nogil:
+            n = self.c_drain()
+        return n
+
+    def wait(self, int timeout_ms):
+        """Sleep until a completion comes; True if one may have come."""
+        return self._recv_cq.wait(timeout_ms, 0)
