@@ -221,6 +221,24 @@ def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
     assert log_of(session) == [0]
 
 
+def test_deleting_the_topic_frees_the_file_that_was_granted_ahead(served):
+    """Its producer lives on and keeps its connection."""
+    session, broker = served()
+    producer = session.producer()
+    while producer.statistics().get("rdma_files_ahead", 0) < 2:
+        producer.produce_sync("t", value(0), partition=0)
+    for _ in range(A_SEGMENT * 3 // 4):  # the next file is asked for in the middle
+        producer.produce_sync("t", value(0), partition=0)
+    session.admin.delete_topic("t")
+
+    def mapped() -> list[str]:
+        with open(f"/proc/{broker.pid}/maps") as maps:
+            return [line.split()[-2] for line in maps if "/t-0" in line and line.endswith("(deleted)\n")]
+
+    until(lambda: not mapped(), "files of the deleted partition stay mapped")
+    producer.close()
+
+
 def test_records_that_are_refused_around_the_change_of_files(served):
     """A batch that the broker refuses in one file, with requests under way in the next."""
     session, _ = served()

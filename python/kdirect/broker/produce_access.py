@@ -658,6 +658,7 @@ class ProduceAccess:
             if access is not None and not access.finishing:  # else a thread puts it away already
                 access.finishing = access.ending = True
                 heads.append(access)
+                self._drop_after(access)
         return heads
 
     def end_deletion(self, partitions: Iterable[TopicPartition], heads: Iterable[HeadAccess]) -> None:
