@@ -175,6 +175,37 @@ def test_a_topic_deleted_while_room_is_made_answers_everybody(broker: kdirect.Br
     assert outcome(slow.call(produce_request("slow-a", b"y"), 9)) == (0, 0)
 
 
+def test_a_deletion_is_finished_although_the_client_that_asked_for_it_goes(
+    broker: kdirect.Broker, raw: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes the partitions while their files go, whether or not somebody waits for the answer."""
+    other, admin = raw(), raw()
+    create(other, "a")
+    assert outcome(other.call(produce_request("a", b"x"), 9)) == (0, 0)
+    began, go, plain = threading.Event(), threading.Event(), broker.server.logs.delete_topic
+
+    def slowly(name: str) -> None:
+        began.set()
+        assert go.wait(30)
+        plain(name)
+
+    monkeypatch.setattr(broker.server.logs, "delete_topic", slowly)
+    try:
+        admin.send(build(p.DeleteTopicsRequest, topic_names=["a"], timeout_ms=30_000), 4)
+        assert began.wait(30)
+        connections = broker.server._connections
+        before = len(connections)
+        admin.close()
+        until(lambda: len(connections) < before)
+        assert not broker.server.appends.is_free(kdirect.TopicPartition("a", 0))
+    finally:
+        go.set()
+    until(lambda: broker.server.appends.is_free(kdirect.TopicPartition("a", 0)))
+    assert broker.server.topics.get("a") is None
+    create(other, "a")
+    assert outcome(other.call(produce_request("a", b"y"), 9)) == (0, 0)
+
+
 def test_a_broker_stops_while_room_is_made(tmp_path: Any, disk: SlowDisk, raw: Any) -> None:
     with kdirect.Broker(tmp_path / "stopped", log_segment_bytes=SEGMENT_BYTES) as b:
         connection = raw(b.bootstrap_servers)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kdirect.broker.failures import code_of, explain
@@ -36,6 +36,7 @@ class ClusterHandlers:
         self._config = server.config
         self._node_id: int = server.config["node.id"]
         self._deletions = asyncio.Lock()
+        self._deleting: set[asyncio.Task[Any]] = set()
 
     # -- versions ----------------------------------------------------------------------------------------
 
@@ -291,6 +292,13 @@ class ClusterHandlers:
             wanted = [(t.name, t.topic_id) for t in request.topics]
         else:
             wanted = [(name, None) for name in request.topic_names]
+        # On a task of its own: a client that goes ends its request, but not a deletion whose files are going already.
+        task = asyncio.ensure_future(self._delete_all(wanted))
+        self._deleting.add(task)
+        task.add_done_callback(self._deleting.discard)
+        return await asyncio.shield(task)
+
+    async def _delete_all(self, wanted: Sequence[tuple[str | None, Any]]) -> Any:
         async with self._deletions:
             return build(p.DeleteTopicsResponse, responses=[await self._delete(name, topic_id) for name, topic_id in wanted])
 
