@@ -75,28 +75,27 @@ class VerbsProtectionDomain(ProtectionDomain):
         self._check()
         access = int(access)
         length = check_registration(memory, access, position, length)
-        kept = memory
         try:
-            native = self._pin(memory.address + position, length, access)
+            return self._pin(memory, position, length, access)
         except OSError as e:
             if memory.writable or memory.fd < 0 or e.errno not in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP, errno.EACCES, errno.EPERM):
                 raise registration_error(e.errno or 0, memory, access, length) from e
             try:
-                kept = Memory.map(memory.fd, memory.length, True)
-                native = self._pin(kept.address + position, length, access)
+                return self._pin(Memory.map(memory.fd, memory.length, True), position, length, access)
             except (OSError, RdmaError):
                 raise registration_error(e.errno or 0, memory, access, length) from e
-        region = VerbsMemoryRegion(kept, kept.address + position, length, int(native.lkey), int(native.rkey), access)
-        region._domain, region._native = self, native
-        with self._lock:
-            self._by_key[region.lkey] = region
-        return region
 
-    def _pin(self, address: int, length: int, access: int) -> Any:
+    def _pin(self, memory: Memory, position: int, length: int, access: int) -> VerbsMemoryRegion:
+        """One hold of the lock from the check to the table: a domain that is closed meanwhile ends the region, or there is none."""
+        address = memory.address + position
         with self._lock:
             if self._closed:
                 raise self._closed_error()
-            return self._device._context.register(self._native, address, length, access)
+            native = self._device._context.register(self._native, address, length, access)
+            region = VerbsMemoryRegion(memory, address, length, int(native.lkey), int(native.rkey), access)
+            region._domain, region._native = self, native
+            self._by_key[region.lkey] = region
+        return region
 
     def _covers(self, lkey: int, address: int, length: int, *, writable: bool = False) -> bool:
         """Whether [address, address + length) lies in a live region of `lkey`: inline sends are copied here, unchecked by the RNIC."""
