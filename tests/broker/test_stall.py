@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 
 import kdirect
+from kdirect.broker.head_access import HeadAccess
+from kdirect.client import connect
+from kdirect.errors import BrokerError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import ErrorCode
@@ -302,3 +305,42 @@ def test_creating_a_topic_holds_up_nobody(broker: kdirect.Broker, monkeypatch: p
     assert third.receive().responses[0].error_code == 0
     ping(other)
     assert "made" not in {t.name for t in other.call(build(p.MetadataRequest, topics=None), 8).topics}
+
+
+def test_who_is_to_get_a_head_that_a_thread_rolls_at_that_moment_gets_the_next(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    with session.producer(**{"rdma.produce": "exclusive"}) as producer:
+        assert producer.produce_sync("a", b"x", partition=0) == 0
+    plain, rolled = HeadAccess.join, []
+
+    def join(access: HeadAccess, *args: Any, **more: Any) -> Any:
+        if not rolled:
+            rolled.append(access.partition.roll())
+        return plain(access, *args, **more)
+
+    monkeypatch.setattr(HeadAccess, "join", join)
+    with session.producer(**{"rdma.produce": "exclusive"}) as producer:
+        assert producer.produce_sync("a", b"y", partition=0) == 1
+        assert rolled and producer.statistics()["rdma_records"] == 1
+    session.close()
+
+
+def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    plain = HeadAccess.join
+
+    def join(access: HeadAccess, *args: Any, **more: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(HeadAccess, "join", join)
+    with session.producer(**{"request.timeout.ms": "5000"}) as producer, pytest.raises(BrokerError, match="Too many open files"):
+        producer.produce_sync("a", b"x", partition=0)
+    monkeypatch.setattr(HeadAccess, "join", plain)
+    with session.producer() as producer:
+        assert producer.produce_sync("a", b"x", partition=0) == 0
+        assert producer.statistics()["rdma_records"] == 1
+    session.close()

@@ -182,11 +182,14 @@ class HeadAccess:
         with `notify` they are told so through their rings.  Any thread; takes a moment while they are
         inside a copy."""
         self.ending = True
-        self.engine.worker.close_head(self.head, notify)
+        head = self.head
+        if head is not None:  # else another thread has fenced it meanwhile, and the loop has ended it
+            self.engine.worker.close_head(head, notify)
         if self.word is not None:
             self.word.close()
-        for grant in list(self.members.values()):
-            self._left &= grant.region.deregister(DEREGISTER_MS)
+        for region in [g.region for g in list(self.members.values())]:
+            if region is not None and not region.deregister(DEREGISTER_MS):
+                self._left = False
         self._fenced = True
 
     @property

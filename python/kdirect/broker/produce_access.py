@@ -239,6 +239,10 @@ class ProduceAccess:
             return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
         except RevokedError:
             raise _NotYet from None
+        except KdirectError:
+            if access.ending:  # a thread has sealed it meanwhile
+                raise _NotYet from None
+            raise
 
     def _open(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
         """The first producer of a head."""
@@ -274,8 +278,11 @@ class ProduceAccess:
             raise _NotYet
         try:
             return access.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
-        except BaseException:
-            self._finish(access)
+        except BaseException as e:
+            rolled = access.ending  # by a thread, which has found this access: there is another head in a moment
+            self._finish(access, min_bytes=request.min_bytes if rolled else 0)
+            if rolled and isinstance(e, KdirectError):
+                raise _NotYet from None
             raise
 
     def _prepare(self, partition: Partition, request: Any) -> None:
@@ -378,10 +385,9 @@ class ProduceAccess:
     def _go_on(self, access: HeadAccess) -> None:
         """The producer of a head has written the first request into the file after it: that is the head now."""
         after = access.after
-        if access.ending or after is None or after.ending:
+        if access.ending or after is None or after.ending or not access.engine.worker.close_head(access.head, False):
             return  # the head ends in another way, and its producer repeats what it wrote there
         access.finishing = access.ending = True
-        access.engine.worker.close_head(access.head, False)
         if self.stopping:
             return
         self._appends.on_thread(access.partition, partial(self._roll_into, access, after), partial(self._gone_on, access, after))
@@ -396,6 +402,7 @@ class ProduceAccess:
             return access.partition.roll_into(after.prepared)
         except BaseException:
             after.fence(notify=True)
+            self._put_away(access, False, 0)  # it stays the head
             raise
 
     def _gone_on(self, access: HeadAccess, after: HeadAccess, segment: Segment | None, error: BaseException | None) -> None:
@@ -570,6 +577,9 @@ class ProduceAccess:
                 self._waiting[tp] = waiting
                 return
             except KdirectError as e:
+                one.settle(_refusal(e))
+            except Exception as e:  # no descriptor is left, say; the others are to be looked at all the same
+                log.exception("access of %s to %s failed", one.peer.client, tp)
                 one.settle(_refusal(e))
 
     def release(self, grant: Grant, *, clean: bool = True) -> None:

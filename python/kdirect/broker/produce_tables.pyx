@@ -251,18 +251,20 @@ cdef class ProduceTables:
         if error:
             raise MemoryError()
 
-    def close_head(self, ProduceHead head, bint notify):
-        """Commit no more requests of this head; with `notify` its producers are told through their rings.  (order, position) up to which
-        requests were committed."""
+    def close_head(self, ProduceHead head not None, bint notify):
+        """Commit no more requests of this head; with `notify` its producers are told through their rings.  False when it had ended before,
+        in whatever way."""
+        cdef bint closed
         with nogil:
             pthread_mutex_lock(&self._lock)
-            if order_takes(&head.h):
+            closed = order_takes(&head.h)
+            if closed:
                 head.h.state = HEAD_CLOSED
                 if notify:
                     self._revoke_members(&head.h)
             head.h.deadline_ns = 0
             pthread_mutex_unlock(&self._lock)
-        return head.h.next_order, head.h.position
+        return closed
 
     def forget_head(self, ProduceHead head):
         """Forget a head that has ended and whose grants are removed; the answers to its own requests that nobody has taken."""
