@@ -3,6 +3,7 @@ uses."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import shutil
@@ -226,6 +227,28 @@ def test_a_quiet_partition_gives_its_head_back(memory_path, batch) -> None:
             assert p.append(batch(value_bytes=40_000)).base_offset == i
         assert p.head is head and tail_is_zeros(p) and offsets(p) == list(range(60))
         assert head.offset_index.capacity >= p.kernel.index_entries()[0] > 20
+
+
+@pytest.mark.parametrize("interval", [1, 4096])
+def test_giving_back_leaves_a_full_index_as_it_is(memory_path, batch, interval) -> None:
+    """The kernel is not told of more entries than there are: it would write them behind the mapping."""
+    with LogManager([memory_path], LogConfig(index_max_bytes=4096, index_interval_bytes=interval)) as m:
+        p = m.create_partition(TP)
+        n = 0
+        while p.kernel.index_entries()[0] < 4096 // 8:
+            data = batch(value_bytes=interval, timestamp_ms=NOW)
+            head = p.ensure_head(len(data))
+            ctypes.memmove(head.address + p.kernel.end_position, data, len(data))  # as by RDMA, where a full index is no end
+            assert p.kernel.commit(p.kernel.end_position, len(data), NOW).error == 0
+            n += 1
+        leave_alone(p)
+        assert p.statistics()["log_given_back_bytes"] > 0
+        given_back = p.kernel.capacity
+        assert head.offset_index.capacity == 4096 // 8 == p.kernel.index_entries()[0]
+        small = batch(value_bytes=0, timestamp_ms=NOW)
+        assert given_back - p.kernel.end_position >= len(small), "there is room, but in the index"
+        assert p.append(small).base_offset == n
+        assert p.segments[-1] is not head and offsets(p) == list(range(n + 1))
 
 
 def test_who_has_a_quiet_head_mapped_keeps_its_length(memory_path, batch) -> None:

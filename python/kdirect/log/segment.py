@@ -443,7 +443,10 @@ class Segment:
         pinned."""
         kernel = self._kernel
         assert kernel is not None
-        index_bytes = [whole_pages((n + 2) * x.entry_bytes) for n, x in zip(kernel.index_entries(), self._indexes, strict=True)]
+        index_bytes = [  # one that is full stays as it is
+            min(whole_pages((n + 2) * x.entry_bytes), x.capacity * x.entry_bytes)
+            for n, x in zip(kernel.index_entries(), self._indexes, strict=True)
+        ]
         with self._lock:
             kept = max(PAGE_BYTES, whole_pages(kernel.end_position))
             unused = self._allocated - kept
