@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import confluent_kafka
 import pytest
 
 from kdirect.client import connect
+from kdirect.client.paths import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -258,3 +260,46 @@ def test_records_that_are_refused_around_the_change_of_files(served):
     log = log_of(session)
     assert len(log) == len(set(log)) and len(log) + len(failed) == count
     assert len(failed) == 2 * len([i for i in range(count) if i % A_SEGMENT == A_SEGMENT - 3])
+
+
+@pytest.mark.parametrize("gone_on", [False, True])
+@pytest.mark.parametrize("mode", ["exclusive", "auto"])
+def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on):
+    """Nobody holds it any more, whether its writer stands in the file ahead or not, and the queue pair
+    lasts, over which the producer writes other partitions."""
+    session, broker = served()
+    with session.producer(**{"rdma.produce": mode, "max.in.flight": 2}) as producer:
+        path = None
+        for i in range(20 * A_SEGMENT):
+            producer.produce("t", value(i), partition=0)
+            producer.flush()
+            path = producer.paths.path(TP)
+            if path._next is not None and path._next.wait(5000) and not path._next.result(0).error_code:
+                break
+        assert path._next is not None and i < 20 * A_SEGMENT - 1
+        router, writer = path.router, path.writer
+        if gone_on:
+            while writer.try_record(value(0)) != NO_ROOM_FILE:
+                assert writer.wait_acknowledged(writer.appended - 1, 5000)
+            assert path.take_next(time.monotonic() + 5)
+            present = writer.file_id
+            broker.process.send_signal(signal.SIGSTOP)  # the window is full when the file is: it goes on, and sends nothing
+            try:
+                threads = list(Path(f"/proc/{broker.pid}/task").glob("*/stat"))
+                until(lambda: all(t.read_text().rpartition(")")[2].split()[0] == "T" for t in threads), "the broker is stopped")
+                assert [writer.try_record(v) for v in (b"", b"", value(0))] == [SENT, SENT, NO_ROOM_BUFFER]
+                assert writer.file_id != present
+            finally:
+                broker.process.send_signal(signal.SIGCONT)
+            assert writer.wait_acknowledged(writer.appended - 1, 5000)
+        producer.paths.give_back(TP)
+        with session.producer(**{"rdma.produce": mode}) as other:
+            other.produce("t", value(0), partition=0)
+            other.flush()
+            assert other.statistics()["rdma_records"] == 1
+            router.drain()
+            assert not router.broken
+        producer.produce("t", value(1), partition=0)
+        producer.flush()
+        assert producer.paths._router is router and not router.broken
+    until(lambda: len(leftovers(broker)) <= 3, "the file ahead is discarded")

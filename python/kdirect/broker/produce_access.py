@@ -598,13 +598,16 @@ class ProduceAccess:
             access.engine.worker.remove(grant.file_id)
             if access.before.finishing:
                 access.ending = True  # its file is becoming the head, which then ends
-            else:
-                self._drop_after(access.before)
+            else:  # it has left the head, too, but wrote nothing after it
+                self._finish(access.before)
             return
         if access.finishing:  # it goes with its head, in a moment; the worker writes into its ring no more
             access.engine.worker.remove(grant.file_id)
             return
         if not access.shared:
+            if access.after is not None:  # nothing is said of the file ahead, for the ring may be gone by now
+                for file_id in access.after.members:
+                    access.engine.worker.retire(file_id, False)
             self._finish(access)
             access.engine.worker.remove(grant.file_id)  # its ring may go when it has the answer
             return
