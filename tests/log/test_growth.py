@@ -204,6 +204,33 @@ def test_all_of_a_disk_can_be_used(small_disk, batch) -> None:
         p.delete_records(p.head.base_offset)  # the end of a broker needs some space, too
 
 
+@pytest.mark.parametrize("granted_ahead", [False, True])
+def test_a_roll_where_no_thread_can_be_started(memory_path, batch, monkeypatch, granted_ahead) -> None:
+    """There is no spare then, and nothing else is missing: neither now nor when threads start again."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "kdirect-spare-head":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    with LogManager([memory_path], LogConfig(segment_bytes=64 << 10)) as m:
+        p = m.create_partition(TP)
+        for _ in range(9):
+            p.append(batch(value_bytes=5000))
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            if granted_ahead:
+                p.roll_into(p.prepare_next()).release()
+            else:
+                p.roll()
+            for i in range(9, 30):
+                assert p.append(batch(value_bytes=5000)).base_offset == i
+        for i in range(30, 60):
+            assert p.append(batch(value_bytes=5000)).base_offset == i
+        assert offsets(p) == list(range(60)) and len(p.segments) > 4
+
+
 # -- giving back ------------------------------------------------------------------------------------------------------
 
 

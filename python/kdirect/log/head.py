@@ -86,6 +86,7 @@ class PreparedHead:
         self.config = config
         self.name = f"{name}-{next(_numbers)}"  # several may exist at a time: a spare, and one that was granted ahead
         self._fd = -1
+        self._published = False
         self._mapping: Mapping | None = None
         self._indexes = OffsetIndex(self._temporary(OffsetIndex.suffix)), TimeIndex(self._temporary(TimeIndex.suffix))
         whole = head_bytes(config, config.segment_bytes)
@@ -141,10 +142,13 @@ class PreparedHead:
         segment.offset_index, segment.time_index = self._indexes
         segment.adopt(self._mapping, self._fd, self._bytes.log)
         self._mapping, self._fd = None, -1
+        self._published = True  # its indexes are the segment's, too
         return segment.acquire()
 
     def discard(self) -> None:
-        """Remove what has not been published; again: nothing to do."""
+        """Remove what has not been published; again, or after `publish`: nothing to do."""
+        if self._published:
+            return
         if self._mapping is not None:
             self._mapping.unmap()
             self._mapping = None
@@ -179,8 +183,13 @@ class SpareHead:
         if config.segment_bytes * SPARE_SHARE > stat.f_bavail * stat.f_frsize:
             return
         self._wanted.clear()
-        self._thread = threading.Thread(target=self._prepare, args=(config,), name="kdirect-spare-head", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._prepare, args=(config,), name="kdirect-spare-head", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as e:  # a limit on threads or processes; the next head is made when it is needed
+            log.debug("no spare head in %s: %s", self._directory, e)
+            return
+        self._thread = thread
 
     def _prepare(self, config: LogConfig) -> None:
         prepared = None

@@ -334,6 +334,7 @@ class Rolling:
             new = prepared.publish(int(self.kernel.log_end_offset))
         except BaseException:
             self.kernel.thaw(thaw)
+            prepared.discard()
             raise
         old.supersede()  # its file is replaced: nobody shortens the new one through it
         with self._lock:
