@@ -11,7 +11,7 @@ Invariants:
 
 - Appends to one partition are made, and their outcomes told, in the order of the calls.
 - While anything waits nothing overtakes it, and while a partition is held nothing is appended to it from here.
-- `hold` succeeds at once, but a thread may still be at work with one append: `is_working`, and `on_idle` tells when it is not.
+- `hold` succeeds at once, but a thread may still be at work with one append; `on_idle` tells when it is not.
 
 All methods run on the event loop.
 """
@@ -101,10 +101,6 @@ class Appends:
     def is_free(self, tp: TopicPartition) -> bool:
         """May an append be made at once?"""
         return tp not in self._queues and tp not in self._held and tp not in self._working
-
-    def is_working(self, tp: TopicPartition) -> bool:
-        """Is a thread making room for an append, or do some wait for their turn?"""
-        return tp in self._working or (tp in self._queues and tp not in self._held)
 
     def hold(self, tp: TopicPartition) -> None:
         """Let appends wait until the matching `release`."""

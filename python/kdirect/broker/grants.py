@@ -124,10 +124,6 @@ class GrantTable:
         self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
         return grant
 
-    def hold(self, grant: Grant, segment: Segment) -> None:
-        """The grant's file is a segment now, which was acquired for it."""
-        grant.segment = segment
-
     def let_go(self, grant: Grant) -> None:
         """Give back the grant's segment."""
         segment, grant.segment = grant.segment, None

@@ -151,12 +151,12 @@ class HeadAccess:
         assert self.segment is not None
         return Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
 
-    def go_on(self, grants: GrantTable, segment: Segment) -> bool:
+    def go_on(self, segment: Segment) -> bool:
         """The file that was granted ahead is the partition's head now, as `segment`, acquired for its one grant: what has arrived
         is committed.  False when its producer is gone."""
         self.segment, self.prepared, self.before = segment, None, None
         (grant,) = self.members.values()
-        grants.hold(grant, segment)
+        grant.segment = segment
         return bool(self.engine.worker.go_on(self.head, segment.base_offset, self.partition.leader_epoch))
 
     def is_answered(self) -> bool:

@@ -415,7 +415,7 @@ class ProduceAccess:
                 self._resume(tp)
             return
         self._heads[tp] = after
-        begun = after.go_on(self._grants, segment)
+        begun = after.go_on(segment)
         self._wind_up(access)
         if not begun or after.ending or tp in self._deleting or self._logs.partitions.get(tp) is not access.partition:
             self._finish(after)

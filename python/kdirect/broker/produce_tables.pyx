@@ -67,11 +67,6 @@ cdef class ProduceHead:
         return self.h.state
 
     @property
-    def is_ahead(self):
-        """It was granted ahead and is not the partition's head yet."""
-        return self.h.state == HEAD_AHEAD
-
-    @property
     def why(self):
         """Why it was aborted, as an `AbortReason`; NONE, which is false, when it was not."""
         return AbortReason(self.h.why)

@@ -116,10 +116,6 @@ class RequestMemory:
         self._marks.pop(holder, None)
         self.give(holder, self._held.get(holder, 0))
 
-    def waits_for(self, holder: Holder) -> bool:
-        """Will `memory_granted` be called?"""
-        return holder in self._waiting
-
     def _fits(self, holder: Holder, size: int, *, first: bool) -> bool:
         held = self._held.get(holder, 0) + size
         if self.limit < 0 or holder is self._elder or held <= FREE_BYTES:
