@@ -242,6 +242,26 @@ def test_a_log_of_a_kdirect_that_did_not_note_it_is_taken_as_it_is(tmp_path, bat
         assert (p.topic_id, p.dense_from, list(offsets(p, 0))) == (topic_id, good[-1][1], good)
 
 
+@pytest.mark.parametrize("clean", [True, False], ids=["stopped", "killed"])
+def test_the_offset_from_which_kdirect_wrote_the_log_may_be_damaged(tmp_path, batch, clean) -> None:
+    """A number that is no offset is told; one above the log's end says no more than that end."""
+    with LogManager([tmp_path / "log"], CONFIG) as m:
+        p = m.create_partition(TP)
+        good = fill(p, batch)
+        path = p.directory / checkpoint.PARTITION_METADATA
+    lines = path.read_text().splitlines()[:2]
+    for number in ("-1", "9" * 30, "9" * 6000, "1e999"):
+        path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: {number}"]))
+        if not clean:
+            (tmp_path / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
+        with pytest.raises(CorruptLogError, match="partition.metadata is damaged"), LogManager([tmp_path / "log"], CONFIG):
+            pass
+    path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: 99999999999"]))
+    with LogManager([tmp_path / "log"], CONFIG) as m:
+        p = m.partitions[TP]
+        assert (p.dense_from, list(offsets(p, 0))) == (p.log_end_offset, good)
+
+
 def test_of_two_batches_that_overlap_in_a_copied_log_neither_is_handed_on(tmp_path) -> None:
     path = copied(tmp_path / "log", [0, 1, 7, 8, 20])
     batches = list(iterate_batches(path.read_bytes()))

@@ -206,8 +206,10 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
     try:
         if fields["version"] != "0":
             raise ValueError(f"version {fields['version']}")
-        dense_from = fields.get(DENSE_FROM)
-        return PartitionMetadata(decode_id(fields["topic_id"]), int(dense_from) if dense_from is not None else None)
+        dense_from = int(fields[DENSE_FROM]) if DENSE_FROM in fields else None
+        if dense_from is not None and not 0 <= dense_from <= LARGEST_OFFSET:
+            raise ValueError(f"{DENSE_FROM} is no offset")
+        return PartitionMetadata(decode_id(fields["topic_id"]), dense_from)
     except (KeyError, ValueError) as e:
         raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
 

@@ -87,7 +87,8 @@ def load_partition(
             unsynced += to_sync
     segments[-1].sealed = False
     end_offset = segments[-1].end_offset
-    dense_from = end_offset if dense_from is None else dense_from
+    # What comes after the present end is ours.
+    dense_from = end_offset if dense_from is None else min(dense_from, end_offset)
     for segment in segments:
         segment.dense_from = dense_from
     start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
