@@ -9,6 +9,7 @@ one whose reason begins with a word of `MAY_SKIP`: what a machine cannot be made
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -69,6 +70,7 @@ def sessions_end() -> Iterator[None]:
         if each._pid == os.getpid():
             each.close()
     session._sessions.clear()
+    gc.collect()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -93,6 +93,7 @@ def start_and_use(path: Path) -> None:
             settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp", "delivery.timeout.ms": 3000}
             with kdirect.Producer(settings) as producer:
                 producer.send("t", b"x", partition=0).result(20)
+            kdirect.connect(producer.settings).close()
         finally:
             session.close()
     finally:

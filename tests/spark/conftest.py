@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import os
 import re
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,14 +58,24 @@ class BrokerProcess:
         self.process = None
 
 
+def _kind(descriptor: int) -> str:
+    """What a descriptor of this process is of, without its number; "" when it is closed by now."""
+    try:
+        return re.sub(r"\d+", "N", os.readlink(f"/proc/self/fd/{descriptor}"))
+    except OSError:
+        return ""
+
+
 @pytest.fixture(scope="session")
 def spark():
     """local[2], quiet, as `kdirect_spark.session_builder` makes it."""
     from kdirect_spark import session_builder
 
-    # py4j's server for foreachBatch asks `select`, which knows no descriptor above 1023, and its thread ends without a word.
-    highest = max(map(int, os.listdir("/proc/self/fd")))
-    assert highest < 900, f"descriptor {highest} is open: the tests before these keep too many"
+    # py4j's server for foreachBatch asks `select`, which knows no descriptor above 1023, and its
+    # thread ends without a word.  A new descriptor is the lowest that is free, so few may be open.
+    gc.collect()
+    kinds = Counter(_kind(int(name)) for name in os.listdir("/proc/self/fd"))
+    assert kinds.total() < 500, f"the tests before these keep too many descriptors: {kinds.most_common(12)}"
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_builder("kdirect tests", "local[2]")
     for name, value in {

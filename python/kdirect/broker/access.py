@@ -688,7 +688,7 @@ _EMPTY: dict[Any, dict[str, Any]] = {
     p.OpenQueuePairResponse: {"connection_id": 0, "address": b"", "max_in_flight": 0, "ping_address": 0, "ping_rkey": 0, "ping_crc": 0},
     p.GetProduceAccessResponse: {
         "file_id": -1, "rkey": 0, "address": 0, "length": 0, "position": 0, "next_offset": 0, "leader_epoch": 0, "max_message_bytes": 0,
-        "mode": 0, "word_address": 0, "word_rkey": 0, "max_in_flight": 0,
+        "mode": 0, "word_address": 0, "word_rkey": 0, "max_in_flight": 0, "full_length": 0,
     },
     p.GetConsumeAccessResponse: {"slot_address": 0, "slot_rkey": 0, "slot_count": 0, "partitions": []},
     p.ReleaseAccessResponse: {},

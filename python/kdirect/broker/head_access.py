@@ -62,6 +62,7 @@ class HeadAccess:
         self.next_file: PreparedHead | None = None  # that is to be granted ahead; its maker hands it over
         self.preparing = False  # it is being made
         self.capacity = int(kernel.capacity) if self.prepared is None else min(self.prepared.length, partition.config.segment_bytes)
+        self.full_length = max(self.capacity, partition.config.segment_bytes)  # a smaller head grows
         position = self.tail
         self.word = SharedWord(engine.loopback, position) if shared else None
         self.head = engine.worker.open_head(
@@ -142,6 +143,7 @@ class HeadAccess:
             "word_address": grant.word.address if grant.word is not None else 0,
             "word_rkey": grant.word.rkey if grant.word is not None else 0,
             "max_in_flight": window,
+            "full_length": self.full_length,
         }
 
     def _memory(self) -> Memory:

@@ -318,7 +318,7 @@ class ProduceAccess:
             raise RefusedError(INVALID_REQUEST, f"file {request.ahead_of_file_id} is not the head of {tp} which this producer writes")
         if access.shared or access.recalled or self._appends.waiting(tp) or (access.ending and access.after is None):
             raise RefusedError(layout.ERROR_ACCESS_CONTENDED, f"others write {tp}, too: ask again when this head is full")
-        if access.capacity < partition.config.segment_bytes:
+        if access.capacity < access.full_length:
             raise RefusedError(layout.ERROR_ACCESS_CONTENDED, f"the head of {tp} grows: ask again when this one is full")
         if filled.head is access.after:
             raise _NotYet  # it becomes the head in a moment

@@ -153,7 +153,7 @@ class DirectPath:
         writer.open(answer.file_id, answer.address, answer.rkey, answer.length, answer.position, *word, answer.max_in_flight)
         self._next = None  # what it brought has ended with the file before
         self._filling_since = time.monotonic()
-        if not shared and self.channel.grants_ahead:
+        if not shared and self.channel.grants_ahead and answer.length >= answer.full_length:
             writer.ask_when_half_full()
 
     def ask_next(self) -> None:
