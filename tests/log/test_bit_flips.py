@@ -254,7 +254,7 @@ def test_the_offset_from_which_kdirect_wrote_the_log_may_be_damaged(tmp_path, ba
         path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: {number}"]))
         if not clean:
             (tmp_path / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
-        with pytest.raises(CorruptLogError, match="partition.metadata is damaged"), LogManager([tmp_path / "log"], CONFIG):
+        with pytest.raises(CorruptLogError, match=r"partition\.metadata is damaged"), LogManager([tmp_path / "log"], CONFIG):
             pass
     path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: 99999999999"]))
     with LogManager([tmp_path / "log"], CONFIG) as m:
