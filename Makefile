@@ -86,6 +86,11 @@ docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md from 
 bench: install ## Measure: ROWS="codec-decode slot-poll" JSON=out.json (none: all rows); PIN=0 leaves the cores to the scheduler
 	$(BIN)/python bench/run.py --rows "$(ROWS)" --json "$(JSON)" $(if $(filter 0,$(PIN)),--no-pin) $(if $(QUICK),--quick)
 
+.PHONY: bench-compare
+bench-compare: JSON := bench/out/compare.json
+bench-compare: install ## Measure in turns with another installed checkout: BEFORE=its root; ROWS, JSON as bench; ROUNDS=3, SECONDS=10
+	$(BIN)/python bench/compare.py --before "$(BEFORE)" --rows "$(ROWS)" --json "$(JSON)" --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),10)
+
 .PHONY: bench-vs-kafka
 bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connector (jars from Maven Central); ROWS, JSON, QUICK as bench; writes a report too
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick)

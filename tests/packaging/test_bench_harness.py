@@ -88,3 +88,42 @@ def test_single_process_rows_are_pinned(broken_bench: Path, tmp_path: Path) -> N
         assert bench("--rows", "codec-encode", "--json", tmp_path / "out.json", *flag, home=broken_bench).returncode == 0
         settings = json.loads((tmp_path / "out.json").read_text())[0]["settings"]
         assert (settings["pinned_to"] is not None) == pinned
+
+
+COMPARE = """
+import json, sys
+import compare
+before, after = json.loads(sys.argv[1])
+def wrap(rounds):
+    figure = {"row": "r", "unit": "us"}
+    return [[{**figure, "value": v, "settings": {"size": 4, "commit": "x", **more}} for v, more in one] for one in rounds]
+found = compare.compare("r", wrap(before), wrap(after))
+print(json.dumps([[f["change"], f["settings"], compare.is_worse(f, 5)] for f in found]))
+"""
+
+
+def compared(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
+    run = subprocess.run(
+        [sys.executable, "-c", COMPARE, json.dumps([before, after])],
+        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1"},
+    )  # fmt: skip
+    return list(json.loads(run.stdout))
+
+
+def test_a_comparison_knows_figures_by_their_place_and_what_is_better() -> None:
+    less = {"lower_is_better": True}
+    before = [[[10, less], [100, {}]], [[11, less], [110, {}]], [[12, less], [105, {}]]]
+    after = [[[22, less], [210, {}]], [[20, less], [200, {}]], [[24, less], [220, {}]]]
+    assert compared(before, after) == [[0.5, {"size": 4, **less}, True], [2.0, {"size": 4}, False]]
+
+
+def test_values_that_overlap_are_not_worse_and_what_is_missing_is_told() -> None:
+    assert compared([[[10, {}]], [[10, {}]]], [[[5, {}]], [[12, {}]]])[0][2] is False
+    assert compared([[[10, {}]], [[10, {}]]], [[[5, {}]], []])[0][0] is None
+    assert compared([[]], [[]]) == [[None, {}, False]]
+
+
+def test_a_comparison_needs_an_installed_checkout(tmp_path: Path) -> None:
+    command = [sys.executable, str(ROOT / "bench/compare.py"), "--before", str(tmp_path)]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 2 and f"run make install in {tmp_path}" in run.stderr
