@@ -18,7 +18,7 @@ from typing import Any
 from kdirect.client.channel import Channel, access_error
 from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.client.feed import Feed
-from kdirect.errors import FormatError, KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
+from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import LATEST_OFFSET, TopicPartition
 
@@ -195,17 +195,7 @@ class DirectFetcher:
 
     def decode(self, tp: TopicPartition, decoder: ArrowDecoder) -> int:
         """Feed `decoder` with the window of `tp`; the bytes consumed, 0 when the window or the room in the decoder is used up."""
-        stream = self._positions[tp].stream
-        address, length = stream.window()
-        if not length:
-            return 0
-        try:
-            consumed: int = decoder.feed_address(address, length)
-        except FormatError as e:
-            raise stream.located(e) from e.__cause__
-        if consumed:
-            stream.consume(consumed)
-        return consumed
+        return self._positions[tp].stream.decode(decoder)  # type: ignore[no-any-return]
 
     def feed(self, tp: TopicPartition) -> Feed:
         return self._positions[tp]

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.format.chain cimport chain_t
+from kdirect.format.decode cimport ArrowDecoder
 from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, QueuePair, RemoteView
 
 cdef enum:
@@ -80,6 +81,9 @@ cdef class FileStream:
     cdef uint64_t _seen                    # number of the READ that the slot was last taken from
     cdef const uint8_t* c_start(self) noexcept nogil
     cdef int64_t c_whole(self) except -1
+    cdef chain_t* c_chain(self) noexcept nogil
+    cdef void c_followed(self, uint64_t n) noexcept nogil
+    cpdef Py_ssize_t decode(self, ArrowDecoder decoder) except -1
     cdef object _here(self)
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1
     cpdef bint look(self, SlotTable slots, int index, bint committed_only) except -1

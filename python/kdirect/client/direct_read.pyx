@@ -25,7 +25,8 @@ from posix.unistd cimport usleep
 from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from kdirect.format.batch cimport batch_info, parse_batch_header
-from kdirect.format.chain cimport CHAIN_OK, chain_error, follow_batches, start_chain
+from kdirect.format.chain cimport CHAIN_OK, chain_error, chain_t, follow_batches, is_dense, start_chain
+from kdirect.format.decode cimport ArrowDecoder
 from kdirect.format.layout cimport (
     BATCH_HEADER_BYTES, BATCH_LENGTH_PREFIX_BYTES, SLOT_BYTES, SLOT_FILE_ID, SLOT_FLAG_ASSIGNED, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED, SLOT_FLAGS, SLOT_GUARD,
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
@@ -33,7 +34,7 @@ from kdirect.format.layout cimport (
 )
 from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
 
-from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError, RdmaError, TimedOutError
+from kdirect.errors import CorruptBatchError, FormatError, ProtocolError, QueuePairError, RdmaError, TimedOutError
 from kdirect.rdma.contract import STATUS_NAMES, Access
 
 cdef extern from "crc32c.h" nogil:
@@ -331,8 +332,8 @@ cdef class SlotTable:
 cdef class FileStream:
     """Bytes of one granted file, read in order, whole batches handed on and the rest kept.
 
-    Life: `open` for each grant; `take_slot` moves the last readable position; `fill` READs; `window` and `consume` hand
-    bytes to a decoder.  The size of a READ starts at `min_read_bytes` (2 KiB, KafkaDirect §4.4.2), doubles while the stream lags, and
+    Life: `open` for each grant; `take_slot` moves the last readable position; `fill` READs; `decode`, or `window` and
+    `consume`, hand bytes to a decoder.  The size of a READ starts at `min_read_bytes` (2 KiB, KafkaDirect §4.4.2), doubles while the stream lags, and
     halves when it has caught up; a batch whose header has arrived is fetched to its end at once.
 
     `new_buffer(bytes)` returns a region of registered local memory; the stream asks for a larger one while it lags, up to
@@ -421,6 +422,44 @@ cdef class FileStream:
                 head = PyBytes_FromStringAndSize(<const char*> p, min(n, <uint64_t> BATCH_HEADER_BYTES))
                 raise chain_error(code, &self._chain, &info, self._here(), head)
         return <int64_t> self._checked
+
+    cdef chain_t* c_chain(self) noexcept nogil:
+        """For a decoder that follows the log itself, batch by batch, from `position` on, so that each header is parsed once; NULL: use
+        `c_whole`, which knows the rules of logs with gaps too, and the words for what is wrong."""
+        return &self._chain if self._checked == 0 and is_dense(&self._chain) else NULL
+
+    cdef void c_followed(self, uint64_t n) noexcept nogil:
+        """A decoder with `c_chain` has consumed the first `n` unread bytes."""
+        self._lo += n
+        self.position += <int64_t> n
+        if self._lo == self._hi:
+            self._lo = self._hi = 0
+
+    cpdef Py_ssize_t decode(self, ArrowDecoder decoder) except -1:
+        """Feed `decoder` with the whole batches that were READ and continue the log; the bytes consumed, 0 when they or the room in the
+        decoder are used up.  CorruptBatchError or UnsupportedFormatError: the first batch does not continue the log, or is broken."""
+        cdef chain_t* chain = self.c_chain()
+        cdef uint64_t n = self._hi - self._lo
+        cdef Py_ssize_t consumed
+        if n == 0 or decoder.c_full():
+            return 0
+        try:
+            if chain != NULL and decoder.check_crc:
+                consumed = decoder.c_feed(self.c_start(), n, chain)
+                if consumed:
+                    self.c_followed(<uint64_t> consumed)
+                    return consumed
+        except FormatError as e:
+            raise self.located(e) from e.__cause__
+        n = <uint64_t> self.c_whole()
+        if n == 0:
+            return 0
+        try:
+            consumed = decoder.c_feed(self.c_start(), n, NULL)
+        except FormatError as e:
+            raise self.located(e) from e.__cause__
+        self.consume(<uint64_t> consumed)
+        return consumed
 
     cdef object _here(self):
         where = f"position {self.position} of the segment that begins at offset {self._segment}"

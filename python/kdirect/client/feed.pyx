@@ -8,10 +8,11 @@ Requests to the broker are `direct`'s: a feed says when one is due (`ENDED`).
 One thread at a time.
 """
 
-from libc.stdint cimport int64_t, uint64_t, uintptr_t
+from libc.stdint cimport int64_t, uint64_t
 
 from kdirect.client.direct_read cimport ENDED, MOVED, NOTHING, FileStream, SlotTable
 from kdirect.client.message cimport Message, MessageQueue
+from kdirect.format.chain cimport chain_t
 
 from kdirect.errors import FormatError
 
@@ -50,27 +51,17 @@ cdef class Feed:
         """Fill the empty `queue` with wanted records, those from offset `position` on; False when none is readable (`idle`), or the file ends
         here.  `after` is the position then, in either case."""
         cdef FileStream stream = self.stream
-        cdef Py_ssize_t consumed
-        cdef int64_t whole
         cdef int moved
         self.after = position
         self.idle = False
         if not self.has_data:
             return False
         while True:
-            whole = stream.c_whole() if stream._hi > stream._lo else 0
-            if whole:
-                try:
-                    consumed = queue.load_address(<uint64_t> <uintptr_t> stream.c_start(), whole, self._topic, self._partition, self.after,
-                                                  self._max_batch)
-                except FormatError as e:
-                    raise stream.located(e)
-                if consumed:
-                    stream.consume(<uint64_t> consumed)
-                    self.after = queue.after
-                    if queue._skip() != NULL:
-                        return True
-                    continue
+            if stream._hi > stream._lo and self._take(queue):
+                self.after = queue.after
+                if queue._skip() != NULL:
+                    return True
+                continue
             if self.slot_index >= 0:
                 moved = self.advance()
             else:
@@ -78,6 +69,27 @@ cdef class Feed:
             if moved != MOVED:
                 self.idle = moved == NOTHING
                 return False
+
+    cdef bint _take(self, MessageQueue queue) except -1:
+        """Move batches from the stream, which has bytes, to the empty `queue`; False when there is no whole one."""
+        cdef FileStream stream = self.stream
+        cdef chain_t* chain = stream.c_chain()
+        cdef Py_ssize_t consumed
+        cdef int64_t whole
+        if chain != NULL:
+            consumed = queue.c_load(stream.c_start(), stream._hi - stream._lo, self._topic, self._partition, self.after, self._max_batch, chain)
+            if consumed:
+                stream.c_followed(<uint64_t> consumed)
+                return True
+        whole = stream.c_whole()
+        if whole == 0:
+            return False
+        try:
+            consumed = queue.c_load(stream.c_start(), whole, self._topic, self._partition, self.after, self._max_batch, NULL)
+        except FormatError as e:
+            raise stream.located(e)
+        stream.consume(<uint64_t> consumed)
+        return consumed > 0
 
     cpdef Message next(self, MessageQueue queue, dict positions):
         """The next record, by way of the empty `queue`, with the position in `positions` moved; None as `load` says False."""

@@ -2,6 +2,7 @@
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
+from kdirect.format.chain cimport chain_t
 from kdirect.format.compression cimport Decompressor
 
 cdef class Message:
@@ -43,6 +44,8 @@ cdef class MessageQueue:
     cpdef Message pop(self)
     cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
                                   uint64_t max_decompressed_bytes) except -1
+    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition, int64_t next_offset,
+                           uint64_t max_decompressed_bytes, chain_t* chain) except -1
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1
     cdef int _grow(self) except -1
     cdef object _refuse(self, bytes data, uint64_t limit)

@@ -21,6 +21,7 @@ from libc.stdlib cimport free, realloc
 from kdirect.errors import CorruptBatchError, FormatError
 
 from kdirect.format.batch cimport BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header
+from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.codec import decode_records
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
@@ -263,7 +264,13 @@ cdef class MessageQueue:
         The queue must be empty.  Records below `next_offset` are left out; `after` is the offset behind what was consumed.
         0: no whole batch.  CorruptBatchError or UnsupportedFormatError when the first batch is not acceptable.
         """
-        cdef const uint8_t* p = <const uint8_t*> <uintptr_t> address
+        return self.c_load(<const uint8_t*> <uintptr_t> address, n, topic, partition, next_offset, max_decompressed_bytes, NULL)
+
+    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition, int64_t next_offset,
+                           uint64_t max_decompressed_bytes, chain_t* chain) except -1:
+        """`load_address`.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what is consumed.  Then batches are taken as
+        far as they continue the log, and 0 may mean too that the first one is not acceptable: `follow_batches` and a call without a
+        chain say why."""
         cdef size_t whole = 0, position = 0
         cdef batch_info info
         cdef int code
@@ -275,7 +282,7 @@ cdef class MessageQueue:
         while whole < n and whole < RUN_BYTES:
             code = parse_batch_header(p + whole, n - whole, &info)
             if code != BATCH_OK or info.size > n - whole or (whole and whole + info.size > RUN_BYTES):
-                if not whole and code != BATCH_TRUNCATED and code != BATCH_OK:
+                if not whole and chain == NULL and code != BATCH_TRUNCATED and code != BATCH_OK:
                     self._refuse(PyBytes_FromStringAndSize(<const char*> p, min(n, <size_t> BATCH_HEADER_BYTES)), max_decompressed_bytes)
                 break
             whole += info.size
@@ -284,12 +291,15 @@ cdef class MessageQueue:
         self._data = PyBytes_FromStringAndSize(<const char*> p, whole)
         p = <const uint8_t*> PyBytes_AS_STRING(self._data)
         while position < whole:
-            if check_batch_crc(p + position, whole - position, &info) != BATCH_OK or not self._accept(p + position, &info, max_decompressed_bytes):
-                if position == 0:
+            if check_batch_crc(p + position, whole - position, &info) != BATCH_OK or (chain != NULL and not continues_dense(chain, &info)) \
+                    or not self._accept(p + position, &info, max_decompressed_bytes):
+                if position == 0 and chain == NULL:
                     self._refuse(self._data, max_decompressed_bytes)
                 break
             if info.base_offset + info.last_offset_delta + 1 > self.after:
                 self.after = info.base_offset + info.last_offset_delta + 1
+            if chain != NULL:
+                move_dense(chain, &info)
             position += info.size
             if self._plain_bytes >= RUN_PLAIN_BYTES:
                 break

@@ -23,6 +23,23 @@ cdef struct chain_t:
     int32_t greatest_epoch     # and not above it
     int32_t copied_epoch       # of the batches below `dense_from`: not below it
 
+cdef inline bint is_dense(const chain_t* c) noexcept nogil:
+    # From here on no offset is missing: whether a batch continues the log is seen by its own header.
+    return c.next_offset >= 0 and c.next_offset >= c.dense_from
+
+
+cdef inline bint continues_dense(const chain_t* c, const batch_info* info) noexcept nogil:
+    # `follow_batch` would take the batch, while `is_dense` holds.  Inline, for decoders that have just parsed the header.
+    return (info.base_offset == c.next_offset and info.last_offset_delta >= 0 and info.last_offset_delta < c.end_offset - c.next_offset
+            and info.leader_epoch >= c.least_epoch and info.leader_epoch <= c.greatest_epoch)
+
+
+cdef inline void move_dense(chain_t* c, const batch_info* info) noexcept nogil:
+    # The batch, which `continues_dense` and whose CRC is right, is done with.
+    c.next_offset = info.base_offset + info.last_offset_delta + 1
+    c.least_epoch = info.leader_epoch
+
+
 cdef void start_chain(chain_t* c) noexcept nogil
 # Nothing is known: only that offsets rise.
 cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil

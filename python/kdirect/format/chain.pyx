@@ -13,6 +13,10 @@ and the third.  A flipped bit there is found by comparison only:
 - Length.  The committed bytes end with a batch, and what follows a batch of a wrong length does not continue the log; the CRC of a batch
   of a wrong length fails.
 
+Where no offset can be missing a batch's own header says whether it follows, so the decoders apply the rule themselves, to the header that
+they have parsed anyway (`continues_dense`, `move_dense`).  They stop at a batch that does not follow, or whose CRC is wrong, and say
+nothing: `follow_batches` finds the same fault and tells it.  Elsewhere, and for bytes that are sent on, `follow_batches` goes first.
+
 What stays undetected below `dense_from`: a base offset that moved within the gap before or after its batch.
 """
 

@@ -3,6 +3,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
 from kdirect.format.blocks cimport Block
+from kdirect.format.chain cimport chain_t
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.records cimport columns, section
 
@@ -35,8 +36,8 @@ cdef class ArrowDecoder:
     cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n) except -1
     cdef int64_t c_pending_bytes(self) noexcept nogil
     cdef bint c_full(self) noexcept nogil
-    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n) except -1
-    cdef int _run(self, const uint8_t* data, size_t n, size_t* position) noexcept nogil
+    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position, chain_t* chain) noexcept nogil
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
     cdef void _passed(self) noexcept nogil

@@ -27,6 +27,7 @@ from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
     BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
 from kdirect.format.blocks cimport Block, take_block
+from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
@@ -41,6 +42,7 @@ cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
 
 cdef extern from "wire.h" nogil:
+    void kd_prefetch(const void* p)
     uint32_t kd_get32(const uint8_t* p)
 
 DEFAULT_TARGET_ROWS = 1 << 17
@@ -65,6 +67,7 @@ cdef enum:
     RUN_COMPRESSED = -2
     RUN_HEADER = -3             # its header contradicts itself
     RUN_CODEC = -4
+    RUN_BROKEN_CHAIN = -5       # it does not continue the log
     RUN_RECORDS = 100           # RUN_RECORDS + a code of records.pxd
     LARGEST_COLUMN = 0x7FFFFFFF - 64    # INT32_MAX - COPY_SLACK
 
@@ -237,21 +240,24 @@ cdef class ArrowDecoder:
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
-            return self.c_feed(<const uint8_t*>view.buf, view.len)
+            return self.c_feed(<const uint8_t*>view.buf, view.len, NULL)
         finally:
             PyBuffer_Release(&view)
 
     cpdef Py_ssize_t feed_address(self, uint64_t address, size_t n) except -1:
         """`feed` over n bytes of memory at `address`, which must stay readable during the call."""
-        return self.c_feed(<const uint8_t*><uintptr_t>address, n)
+        return self.c_feed(<const uint8_t*><uintptr_t>address, n, NULL)
 
-    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n) except -1:
+    cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1:
+        """`feed`.  Unless `chain` is NULL it is dense, stands at `data`, and moves with what is consumed.  Then batches are taken as
+        far as they continue the log, and 0 may mean too that the first one is not acceptable: `follow_batches` and a call without a
+        chain say why."""
         cdef size_t position = 0, before = 0
         cdef int code
         self.next_batch_bytes = 0
         while True:
             with nogil:
-                code = self._run(data, n, &position)
+                code = self._run(data, n, &position, chain)
             if code == RUN_DONE:
                 return position
             before = position
@@ -268,9 +274,11 @@ cdef class ArrowDecoder:
                 if code == RUN_DONE:
                     return position
                 if code == RUN_RESERVE:     # taken
+                    if chain != NULL:
+                        move_dense(chain, &self.info)
                     position += self.info.size
                     continue
-            if position:
+            if position or chain != NULL:
                 return position     # the batches before it are good; the next call starts with this one
             raise self._fault(code, data + position, n - position)
 
@@ -280,8 +288,8 @@ cdef class ArrowDecoder:
         if after > self.next_offset:
             self.next_offset = after
 
-    cdef int _run(self, const uint8_t* data, size_t n, size_t* position) noexcept nogil:
-        """Take uncompressed batches from data[position, n), advancing `position`, until something else is needed."""
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position, chain_t* chain) noexcept nogil:
+        """Take uncompressed batches from data[position, n), advancing `position` and `chain`, until something else is needed."""
         cdef const uint8_t* p
         cdef int code
         cdef bint wanted
@@ -299,10 +307,18 @@ cdef class ArrowDecoder:
             if info.size > n - position[0]:
                 self.next_batch_bytes = info.size
                 return RUN_DONE
-            if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
-                    or info.records_count < 0:
+            if chain != NULL:
+                if not continues_dense(chain, info):
+                    return RUN_BROKEN_CHAIN
+                # Batches of one producer are often of one size: the header of the eighth from here is likely to be there.
+                kd_prefetch(p + 8 * <size_t> info.size)
+            elif info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta:
+                return RUN_HEADER
+            if info.records_count < 0:
                 return RUN_HEADER
             if info.base_offset >= self.stop_offset:
+                if chain != NULL:   # which does not move over a batch whose CRC nobody checked
+                    return RUN_DONE
                 self._passed()      # nothing in it is wanted: not even its CRC
                 position[0] += info.size
                 continue
@@ -310,6 +326,8 @@ cdef class ArrowDecoder:
                 # Nothing in it is wanted, but whether that is so is under its CRC.
                 if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
                     return BATCH_BAD_CRC
+                if chain != NULL:
+                    move_dense(chain, info)
                 position[0] += info.size
                 continue
             if info.attributes & ATTRIBUTE_CODEC_MASK:
@@ -337,6 +355,8 @@ cdef class ArrowDecoder:
             elif not info.attributes & ATTRIBUTE_CONTROL and info.size != BATCH_HEADER_BYTES:
                 return RUN_RECORDS + RECORDS_TRAILING
             self._passed()
+            if chain != NULL:
+                move_dense(chain, info)
             position[0] += info.size
         return RUN_DONE
 
