@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
 import struct
 import time
 
 import pytest
 
 import kdirect
+from kdirect.broker import messages as messages_of_broker
 from kdirect.client import connect
+from kdirect.client.messages import FRAME_BYTES
 from kdirect.errors import DeliveryError
+from kdirect.format import protocol
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
 SEND = {"produce.path": "send", "batch.bytes": 65536}
+MESSAGE_BYTES = 65536 + FRAME_BYTES
 
 
 @pytest.fixture
@@ -66,6 +72,83 @@ def test_many_under_way_in_large_and_small_messages(served):
             sent.append(value)
         producer.paths.flush()
     assert log_of(session) == sent
+
+
+@contextlib.contextmanager
+def broker_full_of(broker, bound):
+    """Another client has sent nearly all of a request of `bound` bytes, which is more than the broker has room for besides."""
+    host, port = broker.bootstrap_servers.rsplit(":", 1)
+    with socket.create_connection((host, int(port))) as other:
+        other.sendall(struct.pack(">ih", bound, protocol.ProduceRequest.API_KEY) + bytes(bound - 64))
+        until = time.monotonic() + 10
+        while broker.statistics()["broker_request_bytes"] <= bound:
+            assert time.monotonic() < until, "the broker did not take it"
+            time.sleep(0.005)
+        yield
+
+
+@pytest.mark.parametrize("how", ["waits", "polls"])
+def test_a_request_that_waits_for_a_receive_goes_on_when_nothing_else_is_sent(how):
+    """Another client's request takes all the memory for requests: no receive is posted again until it is gone."""
+    count, bound = 8, 4 << 20
+    properties = {
+        "rdma.message.memory.bytes": count * MESSAGE_BYTES,
+        "queued.max.request.bytes": bound,
+        "socket.request.max.bytes": bound,
+    }
+    with kdirect.Broker(properties=properties) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        with contextlib.closing(connect(settings)) as session, kdirect.Producer({**settings, **SEND}) as producer:
+            session.admin.create_topic("t", 1)
+            producer.produce_sync("t", b"0", partition=0)
+            messages = producer.paths._messages
+            assert messages.count == count
+            with broker_full_of(broker, bound):
+                for i in range(1, count + 1):
+                    producer.produce_sync("t", b"%d" % i, partition=0)
+                producer.paths.send(TP, encode_records([(None, b"waiting", [], 1)]), 1)
+                time.sleep(0.05)
+                producer.paths.outcomes()
+                assert len(messages._pending) == 1, "no receive is left for it"
+            until = time.monotonic() + 20
+            while how == "polls" and messages._pending:
+                producer.paths.outcomes()
+                assert time.monotonic() < until, "a look at the answers brings it on"
+            producer.paths.flush()
+            assert producer.paths._messages is messages, "it was not sent again over another queue pair"
+            assert producer.produce_sync("t", b"last", partition=0) == count + 2
+
+
+def produce_request(value):
+    r = protocol.ProduceRequest
+    data = r.TopicProduceData.PartitionProduceData(index=0, records=encode_records([(None, value, [], 1)]))
+    return r(transactional_id=None, acks=1, timeout_ms=1000, topic_data=[r.TopicProduceData(name="t", partition_data=[data])])
+
+
+def test_a_receive_is_posted_before_its_answer_leaves(monkeypatch):
+    """A client may send as soon as it has an answer, and an RNIC that finds no receive tries again much later."""
+    post_receives = messages_of_broker.MessageConnection._post_receives
+
+    def slowly(self):
+        time.sleep(0.002)  # as when the broker loses the processor here
+        post_receives(self)
+
+    monkeypatch.setattr(messages_of_broker.MessageConnection, "_post_receives", slowly)
+    with kdirect.Broker(rdma_message_memory_bytes=MESSAGE_BYTES) as broker:
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        with contextlib.closing(connect(settings)) as session, kdirect.Producer({**settings, **SEND}) as producer:
+            session.admin.create_topic("t", 1)
+            producer.produce_sync("t", b"first", partition=0)
+            messages = producer.paths._messages
+            assert messages.count == 1
+            waited = 0
+            for _ in range(50):
+                asked = messages.submit_later(produce_request(b"x"))
+                sent = messages.channel.send_cq.poll()  # a SEND that finds a receive completes at once
+                waited += not sent
+                messages._free.extend(completion.wr_id for completion in sent)
+                asked.result(10_000)
+            assert waited == 0
 
 
 def test_an_idempotent_producer_repeats_over_a_new_queue_pair_what_it_lost(served):

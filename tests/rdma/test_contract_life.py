@@ -102,6 +102,29 @@ def test_receiver_not_ready_waits(rig: Rig) -> None:
     assert got(b, 0, 24) == b"one-----two-----three---"
 
 
+def test_requests_that_wait_for_a_receiver_go_on_while_their_owner_waits_for_answers(rig: Rig) -> None:
+    """Who waits for an answer looks at its receives alone; its question must arrive nevertheless."""
+    a, b = rig.pair()
+    put(a, 0, b"question")
+    a.qp.post_recv(1, a.region, 8, 8)
+    a.qp.post_send(2, a.region, 0, 8)
+    b.qp.post_recv(3, b.region, 0, 8)
+    assert a.recv_cq.wait(100) is False
+    assert [wc.wr_id for wc in b.recv_cq.poll()] == [3]
+    assert got(b, 0, 8) == b"question"
+    assert completion(a.send_cq).wr_id == 2
+
+
+def test_waiting_for_receives_tells_whoever_waits_for_the_sends(rig: Rig) -> None:
+    a, b = rig.pair()
+    a.qp.post_write_imm(1, a.region, 0, 0, 0, 0, 1)
+    a.send_cq.arm()
+    b.qp.post_recv(1)
+    assert a.recv_cq.wait(100) is False
+    assert readable(a.send_cq.fileno(), 5)
+    assert completion(a.send_cq).wr_id == 1
+
+
 def test_receiver_not_ready_times_out(rig: Rig) -> None:
     a, b = rig.pair(rnr_timeout_ms=30)
     put(a, 0, b"x" * 8)

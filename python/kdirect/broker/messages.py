@@ -6,7 +6,8 @@ not enter: what requests mean, one-sided access.
 
 Memory.  Receive buffer i, registered in the client's protection domain, belongs to the transport from the post of receive i to its
 completion; then its frame is copied, and it is posted again once every frame that has been copied is under way or answered, so a client
-that sends without waiting costs no more than its receives.  Answer buffer i belongs to the transport from the post of its SEND to that
+that sends without waiting costs no more than its receives.  It is posted before that answer leaves, unless memory is short: an answer
+lets the client send once more, and a SEND that finds no receive waits long (an RNIC's timer).  Answer buffer i belongs to the transport from the post of its SEND to that
 SEND's completion.  Both end with the domain, after the queue pair is closed.
 
 All methods run on the event loop.
@@ -158,6 +159,10 @@ class MessageConnection(Connection):
 
     def _work(self) -> None:
         super()._work()
+        self._repost()
+
+    def _repost(self) -> None:
+        """Post the receives that are owed, once every frame is under way or answered and there is memory for the next."""
         if not self.closed and not self._parser.buffered and self._owed and self._make_room():
             self._post_receives()
 
@@ -192,6 +197,8 @@ class MessageConnection(Connection):
         self.server.counters.bytes_out += len(answer)
 
     def _flush(self) -> None:
+        if self._ready:
+            self._repost()  # first, for whoever reads an answer may send its next request at once
         try:
             while self._ready and self._free and not self.closed:
                 slot, answer = self._free.popleft(), self._ready.popleft()

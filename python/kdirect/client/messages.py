@@ -5,7 +5,8 @@ which all but the bytes' way is inherited, so that the writer above (`TcpAppende
 may not enter: what requests mean.
 
 A message is one frame as it would stand in a TCP stream.  The broker has posted `count` receives of `message_bytes` each, and this side as
-many for the answers, so no more than `count` requests are under way.
+many for the answers, so no more than `count` requests are under way.  The broker may post a receive later than it answers, when it is
+short of memory: the SEND that needs it waits in this queue pair.
 
 Memory.  Send buffer i belongs to the transport from the post of its SEND to its completion, receive buffer i from its post to its
 completion, after which the answer is copied and the receive posted again.  Both end with the channel.
@@ -75,6 +76,13 @@ class MessageConnection(Connection):
     def _post_receive(self, slot: int) -> None:
         self.channel.qp.post_recv(slot, self._answers, slot * ANSWER_BYTES, ANSWER_BYTES)
 
+    def _take_sent(self) -> None:
+        """Take the completions of SENDs, whose buffers are free again; a look at them also brings on what waits for a receive."""
+        for completion in self.channel.send_cq.poll(64):
+            if not completion.ok:
+                raise self._lost("sending", None)
+            self._free.append(completion.wr_id)
+
     def _send_some(self, view: memoryview, deadline: float) -> int:
         """Send one frame, whole; its request is among those pending already."""
         if len(view) > self.message_bytes:
@@ -83,16 +91,13 @@ class MessageConnection(Connection):
             )
         try:
             while True:
-                for completion in self.channel.send_cq.poll(64):
-                    if not completion.ok:
-                        raise self._lost("sending", None)
-                    self._free.append(completion.wr_id)
+                self._take_sent()
                 now = time.monotonic()
                 if len(self._pending) - len(self._unsent) >= self.count:  # those that are at the broker; this one is among both
                     self._read_one(min(deadline, now + 0.1), None)
-                elif not self._free:
+                elif not self._free and now < deadline:
                     self.channel.send_cq.wait(10, self._spin_us)
-                else:
+                elif self._free:
                     break
                 if self._error is not None:
                     raise self._lost("sending", None)
@@ -114,6 +119,8 @@ class MessageConnection(Connection):
         try:
             while not self._arrived:
                 self._send_rest()
+                if len(self._free) < self.count:
+                    self._take_sent()
                 for completion in cq.poll(64):
                     if not completion.ok or completion.opcode != Opcode.RECV:
                         raise self._lost("answering", None)

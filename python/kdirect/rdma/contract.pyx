@@ -20,7 +20,8 @@ Rules every provider keeps (the contract suite checks them):
 - Remote operations check key, bounds and access flags; a failure completes with WC_REM_ACCESS_ERR and
   moves the queue pair to ERROR.  In ERROR every outstanding request completes with WC_WR_FLUSH_ERR.
 - SEND and WRITE_WITH_IMM consume one posted receive.  With none posted they wait (receiver not ready)
-  at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.
+  at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.  They go on by themselves once one
+  is posted, as long as a thread of theirs waits on either completion queue or polls the send queue's.
 - READ, WRITE and atomics never involve the target's CPU.
 - When the peer dies or disconnects, the queue pair moves to ERROR, outstanding requests are flushed,
   and a sleeper on either completion queue wakes.

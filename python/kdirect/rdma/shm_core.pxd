@@ -206,8 +206,8 @@ ctypedef struct kd_qp:
     uint32_t* peer_keys     # mapped read-only
     void** remotes          # KD_KEYS of kd_remote*
     kd_local* locals        # of the domain
-    # line 1: the posting thread's `posted`, the send poller's `polled`; the others are the executor's: of the
-    # posting thread while nothing is deferred, else of the send poller
+    # line 1: the posting thread's `posted`, the send poller's `polled`; the others are the executor's: the
+    # posting thread while nothing is deferred, else the thread that has set `progressing`
     uint64_t posted
     uint64_t polled
     uint64_t done           # work requests that ran
@@ -237,6 +237,7 @@ ctypedef struct kd_qp:
     uint64_t atomics
     int64_t rnr_deadline
     kd_wr* send_ring        # deferred requests
+    uint32_t progressing    # a thread runs deferred requests
     uint32_t* out_lengths
     uint8_t* out_payload
     uint64_t out_ring

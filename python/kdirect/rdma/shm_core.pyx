@@ -383,10 +383,15 @@ cdef void wait_passed(uint64_t* busy) noexcept nogil:
 
 
 cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
-    """After qp_set_error: wait until neither executor nor receive poller touches anybody's memory."""
+    """After qp_set_error: wait until neither executor nor receive poller touches anybody's memory, and until
+    nobody who waits for receives completes a request any more: `send_cq` may be closed then."""
+    cdef int n = 0
     kd_heavy_fence(registered, False)
     wait_passed(&qp.busy)
     wait_passed(&qp.recv_busy)
+    while kd_load32(&qp.progressing):
+        n += 1
+        kd_backoff(n)
 
 
 # -- links: announcements of the peer's regions ---------------------------------------------------------------

@@ -80,7 +80,7 @@ cdef class KeyTable:
 cdef class ShmCompletionQueue(CompletionQueue):
     """See CompletionQueue.  Completions stay in the rings of the queue pairs until they are polled, so the
     queue cannot overrun; `depth` is kept for the contract's sake.  `arm()` also returns True while
-    requests wait for a receiver, because they only progress when polled."""
+    requests of its queue pairs wait for a receiver, because somebody of this process has to bring them on."""
 
     def __cinit__(self):
         self.event_fd = -1

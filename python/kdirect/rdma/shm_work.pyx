@@ -5,11 +5,12 @@ Law of the room: plain structs and nogil functions; no Python object is touched 
 taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked; a peer that
 writes what cannot be is cut: its queue pair goes to ERROR, the others do not notice.
 
-Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else the poller
-of the send CQ.  The ring of work requests says which: [polled, done) have run and wait to be polled,
-[done, posted) are deferred (the receiver was not ready) and belong to the poller.  The posting thread
-runs a request only when done == posted, and publishes `done` before `posted`; so the role passes with
-those two stores and needs no lock.
+Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else whoever polls
+the send CQ, or waits on either CQ: a thread that waits for an answer need not look at the send CQ.
+The ring of work requests says which: [polled, done) have run and wait to be polled, [done, posted) are
+deferred (the receiver was not ready) and belong to the thread that has set `progressing`.  The posting
+thread runs a request only when done == posted, and publishes `done` before `posted`; so the role passes
+with those two stores, and the posting thread needs no lock.
 
 A poller goes into a CQ by a flag; who changes its attachments (shm_core) waits until it is outside.  The
 pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a completion and
@@ -343,8 +344,28 @@ cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey,
     return WC_REM_ACCESS_ERR
 
 
-cdef bint progress(kd_qp* qp) noexcept nogil:
-    """Run what is deferred, as far as it goes; by the poller.  True while something stays deferred."""
+cdef inline bint deferred(kd_qp* qp) noexcept nogil:
+    return <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0
+
+
+cdef bint progress(kd_qp* qp, bint of_send_cq) noexcept nogil:
+    """Run what is deferred, as far as it goes, unless another thread is at it.  True while something stays
+    deferred.  `of_send_cq`: the caller polls the send CQ; else it waits on the receive CQ, tells whoever
+    sleeps on the send CQ, and leaves a queue pair in ERROR alone, whose send CQ may be closed."""
+    cdef bint left = False
+    if kd_exchange32(&qp.progressing, 1):
+        return True
+    if of_send_cq:
+        left = run_deferred(qp)
+    elif kd_load32(&qp.state) == QPS_RTS:
+        left = run_deferred(qp)
+        signal_local(qp.send_cq)
+    kd_store32(&qp.progressing, 0)
+    return left
+
+
+cdef bint run_deferred(kd_qp* qp) noexcept nogil:
+    """Within `progress`."""
     cdef uint64_t done
     cdef kd_wr* wr
     cdef int status
@@ -531,8 +552,8 @@ cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     cdef int k = 0
     cdef uint64_t polled = qp.polled, done
     cdef kd_done* d
-    if <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0:
-        progress(qp)
+    if deferred(qp):
+        progress(qp, True)
     done = kd_load64(&qp.done)
     while k < n and polled != done:
         d = &qp.done_ring[polled & qp.send_mask]
@@ -620,8 +641,10 @@ cdef int scan(kd_cq* cq, bint set_sleeping) noexcept nogil:
             if recv_ready(qp):
                 r |= 1
                 break
+            if deferred(qp) and progress(qp, False):
+                r |= 2
         else:
-            if <int64_t> (kd_load64(&qp.posted) - kd_load64(&qp.done)) > 0 and progress(qp):
+            if deferred(qp) and progress(qp, True):
                 r |= 2
             if qp.polled != kd_load64(&qp.done):
                 r |= 1
