@@ -154,6 +154,24 @@ def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_tim
     producer.abort()
 
 
+@pytest.mark.parametrize("way", ["tcp", "send"])
+def test_what_comes_after_requests_that_were_given_up_does_not_wait_for_the_broker(served, way):
+    """The partition is written by a new appender then, and the broker is no stranger to it."""
+    more = {"transport": "tcp"} if way == "tcp" else {"transport": "shm", "produce_path": "send"}
+    broker, settings = served(linger_ms=1, max_block_ms=0, request_timeout_ms=2500, batch_bytes=65536, **more)
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"first")
+        with stopped(broker):
+            producer.produce("t", b"given up")
+            wait_until(lambda: producer.poll(0.01) or producer.paths.path(TopicPartition("t", 0))._appender._connection is None)
+            producer.purge()
+            assert longest(lambda: producer.produce("t", b"next"), 1) < 1.5
+            assert longest(lambda: producer.poll(0.01), 1) < 1.5
+            producer.purge()
+        assert producer.produce_sync("t", b"last") > 0
+    assert values(broker)[0] == b"first" and values(broker)[-1] == b"last"
+
+
 def test_a_socket_that_is_full_holds_nobody_up_and_the_rest_leaves_later(served):
     broker, settings = served(transport="tcp", linger_ms=1, max_block_ms=0, send_buffer_bytes=64 << 20, buffer_memory=64 << 20)
     sent = []

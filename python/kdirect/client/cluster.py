@@ -130,6 +130,7 @@ class _Process:
         self.coordinators: dict[str, Node] = {}
         self.refreshes = 0
         self.connects = 0
+        self.reached: set[str] = set()  # channels over which there was a connection
 
 
 class Cluster:
@@ -176,6 +177,24 @@ class Cluster:
         its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
         `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than that."""
         return self._to_leader(tp, lambda node, left_ms: self._connection_to(node, channel, left_ms), timeout_ms)
+
+    def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> Connection | None:
+        """What `connection_for` returns, where that takes no answer of anybody: the leader is known
+        and connected.  None otherwise."""
+        state = self._state()
+        topic = self._known(tp.topic)
+        if topic is None:
+            return None
+        try:
+            node = self._leader_in(topic, tp)
+        except KdirectError:
+            return None
+        connection = state.shared.get((*self._address_of(node), channel))
+        return connection if connection is not None and connection.alive() else None
+
+    def has_reached(self, channel: str) -> bool:
+        """Was there a shared connection of `channel` to any broker?"""
+        return channel in self._state().reached
 
     def connection_to(self, node: Node) -> Connection:
         """The shared control connection to `node`; one attempt."""
@@ -277,10 +296,9 @@ class Cluster:
     def topic(self, name: str, *, refresh: bool = False, create: bool = False, timeout_ms: float | None = None) -> TopicMetadata:
         """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it.  With `create` the broker is asked to
         make a topic that is missing, if it does so on demand, and its partitions are waited for."""
-        state = self._state()
-        held = state.topics.get(name)
-        if held is not None and not refresh and time.monotonic() - held[0] < self.settings["metadata.max.age.ms"] / 1000:
-            return held[1]
+        known = self._known(name)
+        if known is not None and not refresh:
+            return known
         backoff = self.backoff(self.timeout_ms)
         found = self.refresh([name], create=create, timeout_ms=timeout_ms).get(name)
         while create and found is not None and not found.partitions and backoff.wait():
@@ -288,6 +306,13 @@ class Cluster:
         if found is None:
             raise self._unknown(name)
         return found
+
+    def _known(self, name: str) -> TopicMetadata | None:
+        """Metadata that is no older than `metadata.max.age.ms`."""
+        held = self._state().topics.get(name)
+        if held is None or time.monotonic() - held[0] >= self.settings["metadata.max.age.ms"] / 1000:
+            return None
+        return held[1]
 
     def partitions(self, topic: str, *, refresh: bool = False, create: bool = False) -> list[int]:
         """Partition numbers of `topic`, ascending; `create` as for `topic`."""
@@ -476,6 +501,7 @@ class Cluster:
             connection = state.shared.get(address)
             if connection is None or connection.closed:
                 connection = state.shared[address] = self._open(state, host, port, timeout_ms)
+                state.reached.add(channel)
             return connection
         finally:
             connecting.release()

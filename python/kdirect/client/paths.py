@@ -18,10 +18,10 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdirect.client.channel import granted
-from kdirect.client.connection import Pending, broker_error
+from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
-from kdirect.client.tcp import Append, TcpAppender
+from kdirect.client.tcp import Append, Route, TcpAppender
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
@@ -375,6 +375,25 @@ class DirectPath:
                 log.debug("release of %s: %s", self.tp, e)
 
 
+class MessageRoute(Route):
+    """The way of requests in SENDs: the producer's queue pair for them, or TCP where the broker has none."""
+
+    def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
+        super().__init__(paths.session.cluster, tp)
+        self._paths = paths
+
+    def at_hand(self) -> Connection | None:
+        return super().at_hand() if self._paths.messages_refused else self._paths.messages_at_hand
+
+    @property
+    def reached(self) -> bool:
+        return super().reached if self._paths.messages_refused else self._paths.messages_reached
+
+    def connect(self, timeout_ms: float | None = None) -> Connection:
+        """As `ProducePaths.message_connection`, which waits up to `request.timeout.ms`."""
+        return self._paths.message_connection(self._tp) or super().connect(timeout_ms)
+
+
 class TcpPath:
     """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs.  It repeats by itself what it lost."""
 
@@ -387,7 +406,7 @@ class TcpPath:
         self.two_sided = settings["produce.path"] == "send" and paths.session.transport != "tcp"
         self._appender = TcpAppender(
             paths.session.cluster, tp, settings["acks"], settings["delivery.timeout.ms"], identity=self._identity,
-            connect=(lambda: paths.message_connection(tp)) if self.two_sided else None,
+            route=MessageRoute(paths, tp) if self.two_sided else None,
         )  # fmt: skip
         self.last_offset = -1
         self.backlog: deque[Request] = deque()

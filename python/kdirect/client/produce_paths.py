@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import logging
 import math
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -85,7 +86,8 @@ class ProducePaths:
         self._direct_retry: dict[TopicPartition, float] = {}
         self.mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
         self._messages: MessageConnection | None = None
-        self._messages_refused = False
+        self._messages_lock = threading.Lock()  # of who opens it
+        self.messages_refused = False  # requests in SENDs go over TCP
         self._idempotent = _idempotent(settings)
         self._producer_id: tuple[int, int] | None = None
         self._identities: dict[TopicPartition, ProducerIdentity] = {}
@@ -376,18 +378,32 @@ class ProducePaths:
         assert self._router is not None
         return self._channel, self._router
 
-    def message_connection(self, tp: TopicPartition) -> Connection:
-        """The queue pair that carries Produce requests, opened when first needed and again when it broke; TCP where the broker has none."""
-        if self._messages is None or self._messages.closed:
-            if self._messages_refused:
-                return self.session.cluster.connection_for(tp, "data")
-            try:
-                self._messages = self.session.messages(tp, self.settings)
-            except (AccessDeniedError, TransportError) as e:
-                log.warning("%s is written over TCP: %s", tp, e)
-                self._messages_refused = True
-                return self.session.cluster.connection_for(tp, "data")
-        return self._messages
+    @property
+    def messages_at_hand(self) -> MessageConnection | None:
+        """The queue pair that carries Produce requests, if there is one."""
+        messages = self._messages
+        return None if messages is None or messages.closed else messages
+
+    @property
+    def messages_reached(self) -> bool:
+        """Was there ever one?"""
+        return self._messages is not None
+
+    def message_connection(self, tp: TopicPartition) -> MessageConnection | None:
+        """The queue pair that carries Produce requests, opened when first needed and again when it broke; None where the broker has none.
+        May be called by any thread."""
+        with self._messages_lock:
+            messages = self.messages_at_hand
+            if messages is None and not self.messages_refused:
+                try:
+                    messages = self._messages = self.session.messages(tp, self.settings)
+                except (AccessDeniedError, TransportError) as e:
+                    log.warning("%s is written over TCP: %s", tp, e)
+                    self.messages_refused = True
+                    return None
+                if self._closed:  # meanwhile
+                    messages.close()
+            return messages
 
     def _drop_channel(self) -> None:
         """End the queue pair, and with it the access to every partition.  What they have under way is repeated over the next one."""

@@ -13,7 +13,8 @@ Invariants:
   is missing is sent again behind that one.  A batch that was given up may have left a gap: when the broker says so, by refusing the
   next, that one and those behind it, which cannot be in the log, go on under the next epoch.
 - An error says whether the batch may have been committed nevertheless.
-- No call waits longer than it is told, but for the first connection: one that was lost is looked for by a thread (`Attempt`).
+- No call waits longer than it is told, but for the first connection of all (`Route.reached`): another one is looked for by a thread
+  (`Attempt`), also by an appender that takes the place of one that was given up.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from kdirect.client.attempt import Attempt
@@ -297,11 +297,32 @@ class Append:
         return self._appender._settle(self)
 
 
+class Route:
+    """How an appender comes to the leader of its partition: over the cluster's connection for data.  Thread-safe."""
+
+    def __init__(self, cluster: Cluster, tp: TopicPartition) -> None:
+        self._cluster = cluster
+        self._tp = tp
+
+    def at_hand(self) -> Connection | None:
+        """A connection for which nobody has to be waited for; None when there is none."""
+        return self._cluster.connection_at_hand(self._tp, "data")
+
+    @property
+    def reached(self) -> bool:
+        """Was a broker reached on this route, by whichever appender?  Then no call waits for the next connection."""
+        return self._cluster.has_reached("data")
+
+    def connect(self, timeout_ms: float | None = None) -> Connection:
+        """Wait for a connection, as `Cluster.connection_for`."""
+        return self._cluster.connection_for(self._tp, "data", timeout_ms)
+
+
 class TcpAppender:
     """Writes batches to one partition.  Thread-safe; requests go out and answers come in while a caller is inside, there is no thread.
 
     `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the requests under way at most
-    (1: strictly one after the other); `connect` gives another connection than the cluster's.
+    (1: strictly one after the other); `route` leads over other connections than the cluster's.
     """
 
     def __init__(
@@ -313,11 +334,11 @@ class TcpAppender:
         *,
         window: int | None = None,
         identity: ProducerIdentity | None = None,
-        connect: Callable[[], Connection] | None = None,
+        route: Route | None = None,
     ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
-        self._connect = connect
+        self._route = route or Route(cluster, tp)
         self.acks = ACKS[str(settings["acks"] if acks is None else acks)]
         self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
@@ -331,7 +352,6 @@ class TcpAppender:
         self._connection: Connection | None = None
         self._not_before = 0.0  # no attempt to send
         self._reaching: Attempt[Connection] | None = None  # another connection, once there was one
-        self._reached = False
         self._look_again = False  # for the leader, once nothing is under way any more
         self._out_of_sequence = False  # what is queued needs a new sequence, once nothing is under way any more
         self._heard = 0.0  # the last answer, or when a request went out before which there was none
@@ -529,14 +549,15 @@ class TcpAppender:
 
     def _reach(self) -> Connection | None:
         """A connection to the leader; None while it is looked for."""
-        if self._connect is not None:
-            return self._connect()
-        cluster, tp = self._cluster, self.topic_partition
-        if not self._reached:
-            self._reached = True
-            return cluster.connection_for(tp, "data")
         if self._reaching is None:
-            self._reaching = Attempt(lambda: cluster.connection_for(tp, "data", cluster.settings["connect.timeout.ms"]))
+            route = self._route
+            connection = route.at_hand()
+            if connection is not None:
+                return connection
+            if not route.reached:
+                return route.connect()
+            connect_ms = self._cluster.settings["connect.timeout.ms"]
+            self._reaching = Attempt(lambda: route.connect(connect_ms))
         if not self._reaching.done:
             return None
         reaching, self._reaching = self._reaching, None
