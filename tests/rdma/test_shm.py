@@ -129,8 +129,9 @@ def test_a_local_completion_wakes_another_thread(fenced: Rig) -> None:
     run_threads(sleeper, poster)
 
 
-def test_waiting_requests_run_in_the_thread_that_polls(fenced: Rig) -> None:
-    """Three threads: one posts, one polls, one makes the receiver ready now and then."""
+@pytest.mark.parametrize("beside", ["nobody", "a thread that waits for receives"])
+def test_waiting_requests_run_in_the_thread_that_polls(fenced: Rig, beside: str) -> None:
+    """Three threads: one posts, one polls, one makes the receiver ready now and then.  A fourth has a right to run them, too."""
     a, b = fenced.pair(max_send_wr=16, max_recv_wr=16)
     n = 3_000
     room = threading.Semaphore(16)
@@ -160,8 +161,14 @@ def test_waiting_requests_run_in_the_thread_that_polls(fenced: Rig) -> None:
             for wc in b.recv_cq.poll():
                 assert (wc.wr_id, wc.imm_data) == (got, got)
                 got += 1
+        over.set()
 
-    run_threads(poster, poller, receiver)
+    def waiter() -> None:
+        while not over.is_set():
+            assert a.recv_cq.wait(1) is False
+
+    over = threading.Event()
+    run_threads(poster, poller, receiver, *([waiter] if beside != "nobody" else []))
 
 
 def test_wake_from_another_thread(shm_rig: Rig) -> None:

@@ -309,6 +309,12 @@ class SimSession:
     def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> SimConnection:
         return SimConnection(self._simulation)
 
+    def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> None:
+        """Each appender has a connection of its own."""
+
+    def has_reached(self, channel: str) -> bool:
+        return True  # an attempt takes no time
+
     def forget(self, topic: str) -> None:
         """There is nothing to forget."""
 

@@ -7,8 +7,8 @@ not enter: what requests mean, one-sided access.
 Memory.  Receive buffer i, registered in the client's protection domain, belongs to the transport from the post of receive i to its
 completion; then its frame is copied, and it is posted again once every frame that has been copied is under way or answered, so a client
 that sends without waiting costs no more than its receives.  It is posted before that answer leaves, unless memory is short: an answer
-lets the client send once more, and a SEND that finds no receive waits long (an RNIC's timer).  Answer buffer i belongs to the transport from the post of its SEND to that
-SEND's completion.  Both end with the domain, after the queue pair is closed.
+lets the client send once more, and a SEND that finds no receive waits long (an RNIC's timer).  Answer buffer i belongs to the transport
+from the post of its SEND to that SEND's completion.  Both end with the domain, after the queue pair is closed.
 
 All methods run on the event loop.
 """

@@ -16,9 +16,9 @@ file that is full costs it nothing, and it goes on at the start of the next.  Ea
 orders and half of the acknowledgement ring of its own.  There are never more than two: the next is
 only opened when every request to the one before the present is answered, because their ring is used again.
 
-Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport owns them: an
-acknowledgement may overtake the completion, and the RNIC may still send them again) and its acknowledgement has come (until then they are
-kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
+Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport owns them, also
+when the writer is closed: an acknowledgement may overtake the completion, and the RNIC may still send them again) and its
+acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
 is registered for remote writes; entry i is valid from the completion that announces it until `drain` has read it, and cannot be
 overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
 reservation lands belong to the transport from its post to its completion, as does each notice: request i of the window has entry i.
@@ -40,7 +40,7 @@ from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
     IMM_FILE_ID_SHIFT, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
 )
-from kdirect.rdma.contract cimport MemoryRegion, QueuePair
+from kdirect.rdma.contract cimport WC_RETRY_EXC_ERR, MemoryRegion, QueuePair
 
 from kdirect.errors import ClosedError, ProtocolError, QueuePairError, RevokedError, TimedOutError
 
@@ -141,6 +141,7 @@ cdef class FileWriter(AckReceiver):
     cdef readonly uint64_t records_acknowledged, bytes_acknowledged   # with success
     cdef readonly uint64_t requests_acknowledged, records_answered
     cdef readonly uint64_t files_ahead                 # files that it went on in, which it had been granted ahead
+    cdef bint _writes_left                             # requests were given up whose WRITEs may be under way
     cdef readonly str name
 
     def __cinit__(self):
@@ -202,10 +203,11 @@ cdef class FileWriter(AckReceiver):
         self._notices = notices
 
     def set_buffer(self, MemoryRegion buffer):
-        """Give the writer its send buffer; no request may be under way."""
-        self.settle()
+        """Give the writer its send buffer; no request may be under way.  QueuePairError when a WRITE does not complete: its completion
+        would free bytes of the new buffer."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
+        self._require_settled()
         old, self._buffer = self._buffer, buffer
         self._capacity = buffer.length
         self._taken = self._write_at = self._free_from = 0
@@ -227,7 +229,7 @@ cdef class FileWriter(AckReceiver):
         if word_address != 0 and (self._landing is None or word_address < 0 or word_address & 7 or not 0 <= word_rkey <= <int64_t> UINT32_MAX):
             raise ProtocolError(f"{self.name}: the broker granted a shared word at address {word_address:#x}",
                                 hint="broker and client are of different versions")
-        self.settle()  # completions are told apart by file id
+        self._require_settled()  # completions are told apart by file id
         self._detach()
         self.file_id = file_id
         self.address = <uint64_t> address
@@ -725,29 +727,42 @@ cdef class FileWriter(AckReceiver):
 
     def forget(self):
         """Give up the unacknowledged requests (the caller took them by `unacknowledged`); the writer can only be closed then."""
-        self.settle()
+        if not self.settle():
+            self._writes_left = True
         self._router.requests_under_way -= self.appended - self.acknowledged
         self.failures = 0
         self.appended = self._sends_done = self._freed = self.acknowledged
         self._taken = self._write_at = self._free_from = 0
 
     def settle(self, int timeout_ms=1000):
-        """Wait until no WRITE of this writer is under way, so that its memory is its own again.  On a broken queue pair they have been
-        flushed, or go with it."""
+        """Wait until no WRITE of this writer is under way, so that its memory is its own again; True when it is.  False: an RNIC may
+        still send them again, for seconds, or the queue pair broke, with which they end."""
         cdef int64_t deadline = _now_ns(CLOCK_MONOTONIC) + timeout_ms * <int64_t> 1000000
         while self._sends_done < self.appended and self._router._status == 0 and _now_ns(CLOCK_MONOTONIC) < deadline:
             with nogil:
                 self._router.c_drain()
             if self._sends_done < self.appended and self._router._status == 0:
                 self._router._send_cq.wait(10, 20)
+        return self._sends_done >= self.appended
+
+    cdef _require_settled(self):
+        """What is acknowledged has arrived; a queue pair over which its completion does not come is replaced like a broken one."""
+        if self.settle():
+            return
+        if self._router._status == 0:
+            self._router._status = WC_RETRY_EXC_ERR
+        raise QueuePairError(f"{self.name}: WRITEs that the broker has acknowledged do not complete",
+                             hint="the path to the broker loses packets; a new queue pair is opened")
 
     def close(self):
-        """End the grant here and free the registered memory."""
-        self.settle()
+        """End the grant here and free the registered memory.  What a request under way may still be sent from, or land in, is left to the
+        protection domain, which ends it after the queue pair; so is all of it where the queue pair broke."""
+        if not self.settle():
+            self._writes_left = True
         self.end_grant()
-        if self._buffer is not None:
-            self._buffer.deregister()
         self._ring.deregister()
-        for region in (self._landing, self._notices):
+        if self._writes_left or self._router._status != 0:
+            return
+        for region in (self._buffer, self._landing, self._notices):
             if region is not None:
                 region.deregister()

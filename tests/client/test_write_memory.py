@@ -1,0 +1,112 @@
+"""Whose memory a `FileWriter` may take as its own while WRITEs are under way.  Real queue pairs, over shm.
+
+A WRITE_WITH_IMM that finds no receive posted stays under way here, as one does over an RNIC while it is sent again.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+
+import pytest
+
+from kdirect.client.ack_router import AckRouter
+from kdirect.client.direct_write import FileWriter
+from kdirect.errors import QueuePairError
+from kdirect.format import layout
+from kdirect.rdma.contract import Access, Memory, Opcode, Status
+from kdirect.rdma.shm import ShmDevice
+
+FILE_BYTES = 65536
+WINDOW = 4
+FILE_ID = 7
+
+
+@pytest.fixture
+def devices():
+    made = [ShmDevice(), ShmDevice()]
+    yield made
+    for device in made:
+        device.close()
+
+
+class Ends:
+    """A producer's queue pair with a writer, and that of its broker, which has posted no receive yet."""
+
+    def __init__(self, producer, broker):
+        self.domain, domain = producer.alloc_pd(), broker.alloc_pd()
+        self.send_cq, self.recv_cq = producer.create_cq(), producer.create_cq()
+        self.broker_cq = broker.create_cq()
+        self.qp = self.domain.create_qp(self.send_cq, self.recv_cq)
+        self.broker_qp = domain.create_qp(self.broker_cq, self.broker_cq)
+        self.file = domain.register(Memory.anonymous(FILE_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        self.staging = domain.register(Memory.anonymous(4096), Access.LOCAL_WRITE)
+        self.broker_qp.connect(self.qp.address, False)
+        self.qp.connect(self.broker_qp.address, True)
+        self.ring = self.domain.register(Memory.anonymous(4 * WINDOW * layout.ACK_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        self.router = AckRouter(self.qp, self.send_cq, self.recv_cq, 8, WINDOW)
+        self.writer = FileWriter("t-0", self.router, self.qp, self.ring, WINDOW)
+        self.writer.set_buffer(self.buffer())
+        self.open()
+
+    def buffer(self):
+        return self.domain.register(Memory.anonymous(FILE_BYTES), Access.LOCAL_WRITE)
+
+    def open(self):
+        self.writer.open(FILE_ID, self.file.address, self.file.rkey, FILE_BYTES, 0)
+
+    def arrives(self):
+        """Post a receive; the completion of the WRITE that comes then, while somebody of the producer waits."""
+        self.broker_qp.post_recv(1)
+        until = time.monotonic() + 10
+        while not (completions := [c for c in self.broker_cq.poll() if c.opcode == Opcode.RECV_RDMA_WITH_IMM]):
+            assert time.monotonic() < until, "the WRITE did not arrive"
+            self.send_cq.wait(1)
+        return completions[0]
+
+    def acknowledge_first(self):
+        """The broker's answer to the first request overtakes the completion of its WRITE."""
+        entry = memoryview(self.staging.memory)
+        struct.pack_into("=IHHhHI", entry, 0, 0, FILE_ID, 0, 0, 0, 1)
+        self.broker_qp.post_write_imm(1, self.staging, 0, layout.ACK_BYTES, self.ring.address, self.ring.rkey,
+                                      FILE_ID << layout.IMM_FILE_ID_SHIFT | 1)  # fmt: skip
+        assert self.writer.wait_acknowledged(0, 10_000)
+
+
+def test_memory_of_a_write_under_way_stays_when_its_writer_is_closed(devices):
+    ends = Ends(*devices)
+    assert ends.writer.try_record(b"precious") == 0
+    ends.writer.forget()
+    ends.writer.close()
+    assert ends.arrives().status == Status.SUCCESS
+    assert b"precious" in bytes(memoryview(ends.file.memory)[:256])
+    assert not ends.router.broken
+
+
+@pytest.mark.parametrize("what", ["another grant", "another buffer"])
+def test_a_writer_does_not_go_on_while_writes_are_under_way(devices, what):
+    """Their completions would be lost with the file's id, or free bytes of the new buffer."""
+    ends = Ends(*devices)
+    assert ends.writer.try_record(b"precious") == 0
+    ends.acknowledge_first()
+    with pytest.raises(QueuePairError, match=r"t-0: .* not complete"):
+        ends.open() if what == "another grant" else ends.writer.set_buffer(ends.buffer())
+    assert ends.router.broken, "it is to be replaced"
+    ends.writer.close()
+    assert ends.arrives().status == Status.SUCCESS
+    assert b"precious" in bytes(memoryview(ends.file.memory)[:256])
+
+
+def test_a_writer_that_is_settled_gives_its_memory_back(devices):
+    ends = Ends(*devices)
+    ends.broker_qp.post_recv(1)
+    assert ends.writer.try_record(b"precious") == 0
+    ends.acknowledge_first()
+    buffer = ends.buffer()
+    ends.writer.set_buffer(buffer)
+    ends.open()
+    ends.writer.close()
+    ends.qp.post_write(99, buffer, 0, 8, ends.file.address, ends.file.rkey)
+    while not (completions := [c for c in ends.send_cq.poll() if c.wr_id == 99]):
+        pass
+    assert completions[0].status == Status.LOC_PROT_ERR
