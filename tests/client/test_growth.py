@@ -163,6 +163,37 @@ def test_producers_that_fall_silent_do_not_keep_the_head(grown, mode):
     assert len(values) == sum(sent.values())
 
 
+@pytest.mark.parametrize("left", [100 << 10, 8 << 10], ids=["some", "little"])
+def test_a_producer_that_falls_silent_does_not_keep_the_file_that_it_was_granted_ahead(grown, left):
+    """However little of its head is unused: that file is as large as a whole one."""
+    session, broker, _ = grown
+    tp = TopicPartition("small", 0)
+    session.admin.create_topic("small", 1, configs={"segment.bytes": str(256 << 10)})
+    partition = broker.server.logs.partitions[tp]
+
+    def waiting() -> list[str]:
+        partition._spare._ready_at = float("-inf")
+        return [f.name for f in partition.directory.glob("*.log.tmp")]
+
+    with session.producer() as producer:
+        count = 0
+        for _ in range(2):
+            files = broker.statistics()["rdma_heads_ahead"]
+            while broker.statistics()["rdma_heads_ahead"] < files + 3 or partition.kernel.capacity - partition.kernel.end_position > left:
+                producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0)
+                count += 1
+            assert waiting() and producer.paths.path(tp)._next is not None
+            segment = partition.head
+            leave_alone(broker, partition, lambda: not waiting())
+            assert partition.head is segment
+        for _ in range(300):
+            assert producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0) == count
+            count += 1
+        statistics = producer.statistics()
+    assert statistics["rdma_records"] == count and not statistics.get("tcp_records")
+    assert broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+
+
 def test_a_broker_that_grants_the_same_again_is_not_asked_for_ever(grown, monkeypatch):
     session = grown[0]
     with session.producer() as producer:

@@ -637,13 +637,14 @@ class ProduceAccess:
 
     def may_give_back(self, partition: Partition) -> bool:
         """May the unused part of a quiet head be freed?  Not while a producer may write it; one
-        that holds much of it without writing is asked to come back when it has something to
-        write.  Nor while an RNIC has its pages pinned, for a consumer: they would not be the file's
+        that holds much of it, or the file after it, without writing is asked to come back when it
+        has something to write.  Nor while an RNIC has its pages pinned, for a consumer: they would not be the file's
         any more.  Any thread; holds the partition's roll lock."""
         access = self._heads.get(partition.topic_partition)
         head = access.head if access is not None else None
         if access is not None and head is not None:
-            if access.capacity - head.position > IDLE_BYTES:
+            ahead = access.after is not None or access.next_file is not None  # a file as large as a whole head
+            if ahead or access.capacity - head.position > IDLE_BYTES:
                 self._later(self._end_idle, access)
             return False
         grants = self._grants.of(partition.topic_partition)

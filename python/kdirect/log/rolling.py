@@ -11,7 +11,8 @@ segment becomes the head: then both stand for the same file, and the old object 
 mapping).  They run in the thread that rolls, which holds ``_roll_lock``: they must not wait for a
 thread that may append or roll.  ``before_give_back(partition)`` says whether the unused part of the
 head may be freed: False while somebody may write it, or has it pinned; in a thread of housekeeping,
-which holds ``_roll_lock`` as well.
+which holds ``_roll_lock`` as well.  It is asked of every quiet head, however little of it is unused:
+who was granted a head may keep more than that head.
 """
 
 from __future__ import annotations
@@ -165,10 +166,10 @@ class Rolling:
         kernel = self.kernel
         if not head.is_head or not self._use.is_quiet(time.monotonic(), kernel.log_end_offset):
             return
-        if kernel.capacity - kernel.end_position < LEAST_GIVEN_BACK + PAGE_BYTES:
-            return
         acquisitions = head.acquisitions
-        if all(may(self) for may in self.before_give_back):
+        if not all(may(self) for may in self.before_give_back):
+            return
+        if kernel.capacity - kernel.end_position >= LEAST_GIVEN_BACK + PAGE_BYTES:
             self._given_back += head.give_back(acquisitions)
 
     def roll(self) -> Segment:
