@@ -6,17 +6,22 @@ acknowledged and none there twice; and no file stays behind that is not part of 
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import confluent_kafka
 import pytest
 
+from kdirect.broker.head_access import HeadAccess
 from kdirect.client import connect
 from kdirect.client.paths import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
+from kdirect.log.head import PreparedHead
+from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -207,6 +212,51 @@ def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_th
     child.send_signal(signal.SIGSTOP)
     log = log_of(session)
     assert log == list(range(len(log))) and len(log) >= acknowledged
+
+
+def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, monkeypatch):
+    """Its producer may write it until then; it repeats what it wrote there."""
+    roll_into, join, fence, discard = Partition.roll_into, HeadAccess.join, HeadAccess.fence, PreparedHead.discard
+    granted: list[PreparedHead | None] = []
+    fenced: list[PreparedHead | None] = []
+    discarded: list[bool] = []
+
+    def failing(partition: Partition, prepared: PreparedHead):
+        monkeypatch.setattr(prepared, "publish", lambda base_offset: os.rename("/nowhere", "/nowhere/else"))
+        return roll_into(partition, prepared)
+
+    def joining(access: HeadAccess, *arguments, **more):
+        granted.append(access.prepared)
+        return join(access, *arguments, **more)
+
+    def fencing(access: HeadAccess, *, notify: bool):
+        fence(access, notify=notify)
+        fenced.append(access.prepared)
+
+    def discarding(prepared: PreparedHead):
+        if prepared.address and prepared in granted:
+            discarded.append(prepared in fenced)
+        discard(prepared)
+
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        with session.producer() as producer:
+            count = 20 * A_SEGMENT
+            for i in range(count):
+                if i == 5 * A_SEGMENT:
+                    for owner, name, patched in (
+                        (Partition, "roll_into", failing),
+                        (HeadAccess, "join", joining),
+                        (HeadAccess, "fence", fencing),
+                        (PreparedHead, "discard", discarding),
+                    ):
+                        monkeypatch.setattr(owner, name, patched)
+                if i == 12 * A_SEGMENT:
+                    monkeypatch.setattr(Partition, "roll_into", roll_into)
+                producer.produce("t", value(i), partition=0)
+            producer.flush()
+        assert discarded and all(discarded)
+        assert log_of(session) == list(range(count))
 
 
 def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kdirect.errors import StorageFullError
+from kdirect.errors import LogError, StorageFullError
 from kdirect.format.batch import iterate_batches
 from kdirect.log import growth
 from kdirect.log import manager as manager_module
@@ -229,6 +229,41 @@ def test_a_roll_where_no_thread_can_be_started(memory_path, batch, monkeypatch, 
         for i in range(30, 60):
             assert p.append(batch(value_bytes=5000)).base_offset == i
         assert offsets(p) == list(range(60)) and len(p.segments) > 4
+
+
+@pytest.mark.parametrize("published", [False, True])
+@pytest.mark.parametrize("records", [0, 5])
+def test_a_file_granted_ahead_that_cannot_become_the_head_is_its_callers(memory_path, batch, monkeypatch, published, records) -> None:
+    """A producer may still write into it: it stays until the caller, who ends the producer's key, discards it."""
+
+    def refuse(*arguments):
+        raise StorageFullError("no", hint="none")
+
+    with LogManager([memory_path], LogConfig(segment_bytes=64 << 10)) as m:
+        p = m.create_partition(TP)
+        p.ensure_head(100)
+        for _ in range(records):
+            p.append(batch())
+        head, files = p.head, sorted(p.directory.iterdir())
+        prepared = p.prepare_next()
+        address = prepared.address
+        with monkeypatch.context() as patch:
+            if published and records:  # an empty head's name is given to the file last of all
+                patch.setattr(segment_module.Segment, "take_from_kernel", lambda segment: False)
+            else:
+                patch.setattr(prepared, "publish", refuse)
+            with pytest.raises(LogError):
+                p.roll_into(prepared)
+        assert f"{address:x}-" in Path("/proc/self/maps").read_text(), "its memory is there"
+        assert p.head is head
+        assert p.append(batch()).base_offset == records
+        prepared.discard()
+        prepared.discard()
+        assert f"{address:x}-" not in Path("/proc/self/maps").read_text()
+        assert sorted(p.directory.iterdir()) == files
+        for i in range(records + 1, 30):
+            assert p.append(batch(value_bytes=5000)).base_offset == i
+        assert offsets(p) == list(range(30))
 
 
 # -- giving back ------------------------------------------------------------------------------------------------------

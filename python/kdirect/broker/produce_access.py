@@ -402,6 +402,7 @@ class ProduceAccess:
             return access.partition.roll_into(after.prepared)
         except BaseException:
             after.fence(notify=True)
+            after.prepared.discard()
             self._put_away(access, False, 0)  # it stays the head
             raise
 

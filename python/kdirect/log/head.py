@@ -87,6 +87,7 @@ class PreparedHead:
         self.name = f"{name}-{next(_numbers)}"  # several may exist at a time: a spare, and one that was granted ahead
         self._fd = -1
         self._published = False
+        self._withdrawn: Segment | None = None
         self._mapping: Mapping | None = None
         self._indexes = OffsetIndex(self._temporary(OffsetIndex.suffix)), TimeIndex(self._temporary(TimeIndex.suffix))
         whole = head_bytes(config, config.segment_bytes)
@@ -145,8 +146,16 @@ class PreparedHead:
         self._published = True  # its indexes are the segment's, too
         return segment.acquire()
 
+    def withdraw(self, segment: Segment) -> None:
+        """What `publish` returned does not become the head: its files go now, its memory with `discard`."""
+        segment.delete()
+        self._withdrawn = segment
+
     def discard(self) -> None:
-        """Remove what has not been published; again, or after `publish`: nothing to do."""
+        """Remove what has not been published, or was withdrawn; again, or after `publish`: nothing to do."""
+        withdrawn, self._withdrawn = self._withdrawn, None
+        if withdrawn is not None:
+            withdrawn.release()
         if self._published:
             return
         if self._mapping is not None:

@@ -196,21 +196,17 @@ class Rolling:
 
     def roll_into(self, prepared: PreparedHead) -> Segment:
         """Seal the head and go on in `prepared`, into which a producer may have written already;
-        the new head, acquired for the caller.  After an error `prepared` is discarded, and the head
-        is what it was."""
+        the new head, acquired for the caller.  After an error the head is what it was, and
+        `prepared` is to be discarded by the caller, once nobody can write into it."""
         with self._roll_lock:
-            try:
-                self._check_open()
-                active = self._segments[-1]
-                if not active.is_head:
-                    new = self._put_behind(prepared, now_ms())
-                elif active.size:
-                    new = self._roll(now_ms(), given=prepared)
-                else:
-                    new = self._replace_empty(active, now_ms(), given=prepared)
-            except BaseException:
-                prepared.discard()
-                raise
+            self._check_open()
+            active = self._segments[-1]
+            if not active.is_head:
+                new = self._put_behind(prepared, now_ms())
+            elif active.size:
+                new = self._roll(now_ms(), given=prepared)
+            else:
+                new = self._replace_empty(active, now_ms(), given=prepared)
             return new.acquire()
 
     def fence_head(self) -> Segment:
@@ -307,10 +303,10 @@ class Rolling:
                 self._add_segment(new)
         except BaseException:
             self.kernel.thaw(thaw)
-            prepared.discard()
             if new is not None:
-                new.delete()
-                new.release()
+                prepared.withdraw(new)
+            if given is None:
+                prepared.discard()
             raise
         old.finish_seal()
         self._snapshot_producers(producers, end_offset)
@@ -335,7 +331,8 @@ class Rolling:
             new = prepared.publish(int(self.kernel.log_end_offset))
         except BaseException:
             self.kernel.thaw(thaw)
-            prepared.discard()
+            if given is None:
+                prepared.discard()
             raise
         old.supersede()  # its file is replaced: nobody shortens the new one through it
         with self._lock:
