@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +18,7 @@ import kdirect
 import kdirect.log.head
 import kdirect.log.index
 import kdirect.log.segment
+from kdirect.broker.files import FileThreads
 from kdirect.client import connect
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
@@ -227,3 +230,24 @@ def test_no_request_makes_the_loop_touch_a_file(tmp_path: Path, watch: Watch, ra
                 counted = b.statistics()
                 assert counted["log_segments"] > 4 and counted["broker_cold_fetches"] > 0
     assert watch.seen == [], "\n".join(watch.seen)
+
+
+def test_who_waits_for_work_on_threads_does_not_wait_for_a_callback_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is logged, and the work counts as done."""
+    threads = FileThreads([tmp_path])
+    partition: Any = SimpleNamespace(directory=tmp_path / "t-0", topic_partition="t-0")
+
+    def fail(result: Any, error: BaseException | None) -> None:
+        raise RuntimeError(f"nobody expects {result}")
+
+    async def run() -> float:
+        threads.start(asyncio.get_running_loop())
+        for i in range(3):
+            threads.for_partition(partition, lambda i=i: i, fail)
+        began = time.monotonic()
+        await threads.settled(30)
+        return time.monotonic() - began
+
+    assert asyncio.run(run()) < 20
+    threads.close()
+    assert sorted(str(r.exc_info[1]) for r in caplog.records if r.exc_info) == [f"nobody expects {i}" for i in range(3)]

@@ -103,9 +103,11 @@ class FileThreads:
 
     def _done(self, done: Done, result: Any, error: BaseException | None) -> None:
         self._under_way -= 1
-        done(result, error)
-        if not self._under_way:
-            self._settled.set()
+        try:
+            done(result, error)  # what it raises is the event loop's to log
+        finally:
+            if not self._under_way:
+                self._settled.set()
 
     def release(self, segment: Segment) -> None:
         """Give back one `acquire` of a segment; on a thread when it is the last one, which may unmap or cut the file.  Any thread."""
