@@ -344,3 +344,33 @@ def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(broker: kd
         assert producer.produce_sync("a", b"x", partition=0) == 0
         assert producer.statistics()["rdma_records"] == 1
     session.close()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_request_for_access_that_fails_for_want_of_a_descriptor_costs_nothing_else(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, waits: bool
+) -> None:
+    """It is answered, whether it had to wait or not, and what its client holds over the same connection stays."""
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    session.admin.create_topic("b", 1)
+    plain = HeadAccess.join
+
+    def join(access: HeadAccess, *args: Any, **more: Any) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    shared = {"rdma.produce": "shared", "request.timeout.ms": "5000"}
+    with session.producer(**shared) as producer, session.producer(**shared) as other:
+        assert producer.produce_sync("a", b"x", partition=0) == 0
+        if not waits:
+            assert other.produce_sync("b", b"x", partition=0) == 0
+        monkeypatch.setattr(HeadAccess, "join", join)
+        with pytest.raises(BrokerError, match="Too many open files"):
+            producer.produce_sync("b", b"y", partition=0)
+        grants = broker.statistics()["rdma_grants"]
+        assert grants == (1 if waits else 2)
+        assert producer.produce_sync("a", b"x", partition=0) == 1
+        monkeypatch.setattr(HeadAccess, "join", plain)
+        assert producer.produce_sync("b", b"y", partition=0) == (0 if waits else 1)
+        assert producer.statistics()["rdma_records"] == 3 and not producer.statistics().get("tcp_records")
+    session.close()

@@ -206,7 +206,7 @@ class AccessManager:
         }[request.API_KEY]
         try:
             fields = handler(connection, request)
-        except KdirectError as e:
+        except (KdirectError, OSError) as e:  # no descriptor is left, say
             fields = self._failed(connection, request, e)
         if isinstance(fields, Waiting):
             return self._answer_later(response, fields)
@@ -217,11 +217,11 @@ class AccessManager:
     async def _answer_when_done(self, response: Any, connection: Hashable, request: Any, work: Coroutine[Any, Any, dict[str, Any]]) -> Any:
         try:
             fields = await work
-        except KdirectError as e:
+        except (KdirectError, OSError) as e:
             fields = self._failed(connection, request, e)
         return response(**{**_EMPTY[response], "error_code": 0, "error_message": None, **fields})
 
-    def _failed(self, connection: Hashable, request: Any, error: KdirectError) -> dict[str, Any]:
+    def _failed(self, connection: Hashable, request: Any, error: KdirectError | OSError) -> dict[str, Any]:
         """The fields of the answer to a request that failed."""
         if isinstance(error, RefusedError):
             code = error.code
