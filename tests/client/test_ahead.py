@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import closing
 from pathlib import Path
@@ -214,6 +215,49 @@ def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_th
     assert log == list(range(len(log))) and len(log) >= acknowledged
 
 
+def fill_until_granted_ahead(producer, first: int, *, second_half: bool) -> int:
+    """Produce from number `first` on until the next file is granted and not yet opened; its acknowledgements go
+    into the first half of the ring, unless `second_half`.  The next number."""
+    for i in range(first, first + 20 * A_SEGMENT):
+        assert producer.produce_sync("t", value(i), partition=0) == i
+        path = producer.paths.path(TP)
+        if (path.writer.other_half > 0) == second_half and path._next is not None and path._next.wait(5000):
+            assert not path._next.result(0).error_code
+            return i + 1
+    raise AssertionError("no file was granted ahead")
+
+
+@pytest.mark.parametrize("second_half", [False, True])
+def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(broker, monkeypatch, second_half):
+    """That one's acknowledgements come into the first half of the ring, however late the thread is that ends the file."""
+    fence, slow, fenced = HeadAccess.fence, threading.Event(), threading.Event()
+
+    def fence_slowly(access: HeadAccess, *, notify: bool):
+        ahead = access.before is not None
+        assert not ahead or slow.wait(20)
+        fence(access, notify=notify)
+        if ahead:
+            fenced.set()
+
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        with session.producer() as producer, session.producer(**{"rdma.produce": "off"}) as plain:
+            count = fill_until_granted_ahead(producer, 0, second_half=second_half)
+            path = producer.paths.path(TP)
+            monkeypatch.setattr(HeadAccess, "fence", fence_slowly)
+            assert plain.produce_sync("t", value(count), partition=0) == count  # the head is recalled for it
+            path.grant_by(1, time.monotonic() + 10)
+            acks = broker.statistics()["rdma_acks"]
+            assert path.writer.try_record(value(count + 1)) == SENT
+            until(lambda: broker.statistics()["rdma_acks"] > acks, "it is committed")
+            time.sleep(0.05)
+            slow.set()
+            assert fenced.wait(20)
+            assert path.writer.wait_acknowledged(path.writer.appended - 1, 5000), "acknowledged as if nothing had been"
+            assert not path.writer.revoked
+        assert log_of(session) == list(range(count + 2))
+
+
 def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, monkeypatch):
     """Its producer may write it until then; it repeats what it wrote there."""
     roll_into, join, fence, discard = Partition.roll_into, HeadAccess.join, HeadAccess.fence, PreparedHead.discard
@@ -240,7 +284,7 @@ def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, mon
 
     with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
-        with session.producer() as producer:
+        with session.producer(**{"batch.bytes": 32 << 10}) as producer:
             count = 20 * A_SEGMENT
             for i in range(count):
                 if i == 5 * A_SEGMENT:

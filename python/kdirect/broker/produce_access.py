@@ -364,12 +364,14 @@ class ProduceAccess:
         if after is not None:
             after.finishing = after.ending = True
             file = after.prepared
+            # Now, not on the thread: the half of the ring into which this is said may be the next grant's.
+            after.engine.worker.close_head(after.head, True)
         if file is None:
             return
 
         def discard() -> None:
             if after is not None:
-                after.fence(notify=True)
+                after.fence(notify=False)
             file.discard()
 
         def dropped(result: None = None, error: BaseException | None = None) -> None:
