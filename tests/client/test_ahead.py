@@ -258,6 +258,27 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(b
         assert log_of(session) == list(range(count + 2))
 
 
+def test_the_next_file_may_have_the_id_of_the_one_before_the_present(broker):
+    """There are 65,535 of them, and clients that come and go use them up."""
+    grants = broker.server.access._grants
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        with session.producer() as producer:
+            count = before = present = reused = 0
+            while reused < 5:
+                assert producer.produce_sync("t", value(count), partition=0) == count
+                count += 1
+                file_id = producer.paths.path(TP).writer.file_id
+                if file_id != present:
+                    reused += file_id == before
+                    before, present = present, file_id
+                if before and grants.get(before) is None:
+                    grants._next = before
+                assert count < 40 * A_SEGMENT
+            assert producer.statistics()["rdma_files_ahead"] >= 5
+        assert log_of(session) == list(range(count))
+
+
 def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, monkeypatch):
     """Its producer may write it until then; it repeats what it wrote there."""
     roll_into, join, fence, discard = Partition.roll_into, HeadAccess.join, HeadAccess.fence, PreparedHead.discard

@@ -280,7 +280,7 @@ cdef class FileWriter(AckReceiver):
         if self.shared or not self.granted or self._has_next or self.acknowledged < self._grant_first:
             raise ValueError("the next file cannot be opened now")
         self._check_grant(file_id, address, rkey, length, 0)
-        if file_id == self.file_id or file_id == self._other_file:
+        if file_id == self.file_id:  # that of the file before, which has ended, may be in use again
             raise ProtocolError(f"{self.name}: the broker granted file {file_id} twice", hint="broker and client are of different versions")
         # The completions of the WRITEs to the file before come under its id, and before those of the present one.
         while self._sends_done < self._grant_first and self._router._status == 0:
