@@ -19,6 +19,7 @@ import confluent_kafka
 import pytest
 
 from kdirect.broker.head_access import HeadAccess
+from kdirect.broker.produce_access import ProduceAccess
 from kdirect.client import connect
 from kdirect.client.paths import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
 from kdirect.log.head import PreparedHead
@@ -418,3 +419,34 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
         producer.flush()
         assert producer.paths._router is router and not router.broken
     until(lambda: len(leftovers(broker)) <= 3, "the file ahead is discarded")
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_recall_that_meets_the_release_finds_a_ring(broker, monkeypatch, mode, ahead):
+    """A WRITE into memory that is deregistered would break the queue pair, and with it what goes over it to other partitions."""
+    release, met = ProduceAccess.release, []
+
+    def recall_first(access: ProduceAccess, grant, *, clean: bool = True):
+        if grant.partition.topic_partition == TP and not grant.released:
+            met.append(grant.file_id)
+            for file_id in [f for f, g in grant.peer.grants.items() if g.partition.topic_partition == TP]:
+                grant.head.engine.worker.recall(file_id)
+        release(access, grant, clean=clean)
+
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        session.admin.create_topic("other", 1)
+        with session.producer(**{"rdma.produce": mode}) as producer:
+            assert producer.produce_sync("other", value(0), partition=0) == 0
+            assert producer.produce_sync("t", value(0), partition=0) == 0
+            if ahead and mode == "exclusive":
+                fill_until_granted_ahead(producer, 1, second_half=True)
+            router = producer.paths.path(TP).router
+            monkeypatch.setattr(ProduceAccess, "release", recall_first)
+            producer.paths.give_back(TP)
+            assert met
+            assert producer.produce_sync("other", value(1), partition=0) == 1
+            router.drain()
+            assert producer.paths._router is router and not router.broken
+        assert broker.statistics()["rdma_clients_cut"] == 0

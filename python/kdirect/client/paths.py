@@ -105,6 +105,8 @@ class DirectPath:
         self._refusals = (0, 0)  # refusals in a row, and requests acknowledged before them
         try:
             self.grant(1, timeout_ms)
+        except TimedOutError:  # it may still be granted, and recalled through the ring, which goes with the channel
+            raise
         except BaseException:
             self.writer.close()
             raise
@@ -358,21 +360,31 @@ class DirectPath:
         }  # fmt: skip
 
     def close(self) -> None:
+        """Give access back, then free the memory: until the broker has answered it may write into the ring, and a WRITE into one that
+        is gone would break the queue pair.  Where it does not answer, the ring goes with the channel."""
+        if self.channel.closed or self._release():
+            self.writer.close()
+        else:
+            self.writer.settle()
+            self.writer.end_grant()
+
+    def _release(self) -> bool:
+        """Has the broker given up everything that it granted?"""
         held = [self.writer.file_id] if self.writer.granted else []
         held += [self._passed_over] if self._passed_over >= 0 else []
-        self.writer.close()
-        if self.channel.closed:
-            return
+        self.writer.settle()
+        self.writer.end_grant()
         if self._asked is not None and self._asked.wait(RELEASE_WAIT_MS):
             try:
                 held.append(granted(self.tp, self._asked.result(0)).file_id)
             except KdirectError as e:
                 log.debug("%s: the next file was not granted: %s", self.tp, e)
-        if held:
-            try:
-                self.channel.release(held, RELEASE_WAIT_MS)
-            except KdirectError as e:
-                log.debug("release of %s: %s", self.tp, e)
+        try:
+            self.channel.release(held, RELEASE_WAIT_MS)
+        except KdirectError as e:
+            log.debug("release of %s: %s", self.tp, e)
+            return self.channel.closed
+        return self._asked is None or self._asked.done
 
 
 class MessageRoute(Route):
