@@ -14,6 +14,7 @@ import pytest
 
 import kdirect
 from kdirect.broker import produce_access
+from kdirect.broker.access import AccessManager
 from kdirect.client import connect
 from kdirect.client.channel import Channel
 from kdirect.errors import ProtocolError
@@ -45,6 +46,13 @@ def leave_alone(broker, partition, until) -> None:
         partition._use.quiet_since = float("-inf")
         partition.flush_due(time.time_ns() // 1_000_000)
         time.sleep(0.02)
+
+
+def until(condition) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 class Follower:
@@ -161,6 +169,51 @@ def test_producers_that_fall_silent_do_not_keep_the_head(grown, mode):
     for name in names:
         assert [int(v.split()[1]) for v in values if v.startswith(b"%d " % name)] == list(range(sent[name]))
     assert len(values) == sum(sent.values())
+
+
+@pytest.mark.parametrize("when", ["opened", "granted"])
+def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatch, when):
+    """Over verbs, from the moment at which a consumer's file is opened for it: its pages would not be the file's
+    any more when the head grows again."""
+    session, broker, partition = grown
+    access = broker.server.access
+    opened, go_on = threading.Event(), threading.Event()
+    plain = AccessManager._open_files
+
+    def open_files(manager, peer, targets):
+        monkeypatch.setattr(peer.engine, "transport", "verbs")
+        files = plain(manager, peer, targets)
+        opened.set()
+        assert go_on.wait(30)
+        return files
+
+    with session.producer() as producer:
+        for _ in range(100):
+            producer.produce("t", b"." * 30_000, partition=0)
+        producer.flush()
+    leave_alone(broker, partition, lambda: access.produce._heads == {})
+    partition.ensure_head(4 << 20)
+    capacity = partition.kernel.capacity
+    monkeypatch.setattr(AccessManager, "_open_files", open_files)
+    if when == "granted":
+        go_on.set()
+    follower = Follower(session.settings)
+    assert opened.wait(30)
+    if when == "granted":
+        while not follower.values:
+            time.sleep(0.01)
+    for _ in range(5):
+        partition._use.quiet_since = float("-inf")
+        partition.flush_due(time.time_ns() // 1_000_000)
+    assert partition.kernel.capacity == capacity
+    go_on.set()
+    monkeypatch.setattr(AccessManager, "_open_files", plain)
+    follower.end(100)
+    until(lambda: not len(access._grants))
+    assert not access._grants.opening
+    partition._use.quiet_since = float("-inf")
+    partition.flush_due(time.time_ns() // 1_000_000)
+    assert partition.kernel.capacity < capacity
 
 
 @pytest.mark.parametrize("left", [100 << 10, 8 << 10], ids=["some", "little"])

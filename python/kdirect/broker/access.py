@@ -63,7 +63,7 @@ MAX_CLIENT_RECEIVES = 1 << 16
 RELEASED_AT_ONCE = 16
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, slots=True)
 class OpenedFile:
     """A file for a reader, opened on a thread: acquired, its memory registered, the position of `wanted` known.  `segment` is None where
     the partition has no head file yet, `region` where only a slot is asked for."""
@@ -474,7 +474,13 @@ class AccessManager:
         file = OpenedFile(partition, segment, wanted, with_slot)
         if segment is None:
             return file
-        segment.acquire()
+        if peer.pins:  # before it is acquired: see `ProduceAccess.may_give_back`
+            self._grants.opening.add(file)
+        try:
+            segment.acquire()
+        except BaseException:
+            self._grants.opening.discard(file)
+            raise
         try:
             if wanted <= segment.end_offset:
                 file.position, file.base = segment.locate(wanted)
@@ -486,6 +492,7 @@ class AccessManager:
                 file.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
             return file
         except BaseException:
+            self._grants.opening.discard(file)
             segment.release()
             raise
 
@@ -494,6 +501,7 @@ class AccessManager:
     def _close_file(self, file: OpenedFile | KdirectError) -> None:
         """Give back a file that is not granted."""
         if not isinstance(file, KdirectError) and file.segment is not None:
+            self._grants.opening.discard(file)
             self._in_background(partial(_close_region, file.region, file.segment.release))
 
     def _grant_file(self, peer: Peer, file: OpenedFile) -> dict[str, Any] | None:
@@ -510,6 +518,7 @@ class AccessManager:
             self._close_file(file)
             raise
         grant.region = file.region
+        self._grants.opening.discard(file)
         try:
             answer = {
                 "error_code": 0,

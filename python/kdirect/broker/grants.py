@@ -76,6 +76,11 @@ class Peer:
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
 
+    @property
+    def pins(self) -> bool:
+        """Does a registration hold the pages of a file, even those that the file gives up?"""
+        return bool(self.engine.transport != "shm")
+
     def slot_address(self, index: int) -> int:
         return self.slot_memory.address + index * layout.SLOT_BYTES
 
@@ -98,6 +103,8 @@ class GrantTable:
         self._grants: dict[int, Grant] = {}
         self._of: dict[TopicPartition, dict[int, Grant]] = {}
         self._next = 1
+        # Files that are opened for readers whose RNIC pins them, and not granted yet.  Any thread.
+        self.opening: set[Any] = set()
 
     def __len__(self) -> int:
         return len(self._grants)

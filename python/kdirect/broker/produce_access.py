@@ -650,8 +650,9 @@ class ProduceAccess:
             if ahead or access.capacity - head.position > IDLE_BYTES:
                 self._later(self._end_idle, access)
             return False
-        grants = self._grants.of(partition.topic_partition)
-        return not any(g.region is not None and g.peer.engine.transport != "shm" for g in grants)
+        if any(file.partition is partition for file in list(self._grants.opening)):  # first: then they are among the grants
+            return False
+        return not any(g.region is not None and g.peer.pins for g in self._grants.of(partition.topic_partition))
 
     def _end_idle(self, access: HeadAccess) -> None:
         """End a head that nobody has written for a while, so that what is allocated of it can be
