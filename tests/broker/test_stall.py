@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -373,4 +374,36 @@ def test_a_request_for_access_that_fails_for_want_of_a_descriptor_costs_nothing_
         monkeypatch.setattr(HeadAccess, "join", plain)
         assert producer.produce_sync("b", b"y", partition=0) == (0 if waits else 1)
         assert producer.statistics()["rdma_records"] == 3 and not producer.statistics().get("tcp_records")
+    session.close()
+
+
+def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_ended(
+    broker: kdirect.Broker,
+) -> None:
+    """Its process lives and says that it is inside a copy, into one of its files: nobody knows into which.  It is
+    waited for once, and not once a file."""
+    count = 30
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", count)
+    producer = session.producer(**{"rdma.produce": "exclusive", "enable.idempotence": "false"})
+    for i in range(count):
+        producer.produce("a", b"x", partition=i)
+    producer.flush()
+    access = broker.server.access
+    (peer,) = {grant.peer for grant in access._grants}
+    grants = list(peer.grants.values())
+    busy = peer.qp._pair_memory()[:8]  # the client's word of shm_ring.h: odd inside a copy
+    inside = busy[0] | 1
+    busy[0] = inside
+    began = time.monotonic()
+    producer.paths.path(kdirect.TopicPartition("a", 0)).channel.connection._socket.shutdown(socket.SHUT_RDWR)
+    while len(access._grants):
+        assert time.monotonic() < began + 30
+        busy[0] = inside
+        time.sleep(0.001)
+    assert not any(grant.head.left for grant in grants)
+    assert broker.statistics()["rdma_heads_fenced"] == count
+    producer.close()
+    with session.producer() as producer:
+        assert [producer.produce_sync("a", b"y", partition=i) for i in range(count)] == [1] * count
     session.close()

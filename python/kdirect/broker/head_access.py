@@ -169,7 +169,7 @@ class HeadAccess:
         """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""
         worker = self.engine.worker
         worker.retire(grant.file_id, False)
-        self._left &= grant.region.deregister(DEREGISTER_MS)
+        self.end_key(grant.region)
         worker.remove(grant.file_id)
         grant.staging.deregister()
         if grant.word is not None:
@@ -190,9 +190,17 @@ class HeadAccess:
         if self.word is not None:
             self.word.close()
         for region in [g.region for g in list(self.members.values())]:
-            if region is not None and not region.deregister(DEREGISTER_MS):
-                self._left = False
+            if region is not None:
+                self.end_key(region)
         self._fenced = True
+
+    def end_key(self, region: Any, timeout_ms: float = DEREGISTER_MS) -> bool:
+        """End a producer's key to the file.  False when the producer is still inside a copy: then the
+        file is not used on once the head has ended.  Any thread."""
+        if region.deregister(timeout_ms):
+            return True
+        self._left = False
+        return False
 
     @property
     def fenced(self) -> bool:
