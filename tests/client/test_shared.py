@@ -10,6 +10,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import defaultdict
 
@@ -17,9 +18,11 @@ import confluent_kafka
 import pytest
 
 import kdirect
+from kdirect.broker.shared_word import Loopback, SharedWord
 from kdirect.client import connect
 from kdirect.errors import AccessDeniedError
 from kdirect.model import TopicPartition
+from kdirect.rdma import open_device
 
 TP = TopicPartition("t", 0)
 
@@ -332,3 +335,32 @@ except Exception as e:
     print(e, flush=True)
 time.sleep(60)
 """
+
+
+def test_a_word_that_two_threads_close_is_closed_once(monkeypatch):
+    """The second would take the first for a reservation beyond the end: where the head ends would not be known."""
+    device = open_device("shm")
+    loopback = Loopback(device)
+    add, both = Loopback.fetch_add, threading.Barrier(2)
+
+    def slowly(*arguments):
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both.wait(0.5)  # both, if there are two
+        return add(*arguments)
+
+    word = SharedWord(loopback, 1000)
+    assert word.reserve(24) == (0, 1000)
+    monkeypatch.setattr(Loopback, "fetch_add", slowly)
+    found = []
+    threads = [threading.Thread(target=lambda: found.append(word.close())) for _ in range(2)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    monkeypatch.undo()
+    assert found == [(1, 1024), (1, 1024)] and word.close() == (1, 1024)
+    reserved = word.reserve(8)
+    assert reserved.order == 1 and reserved.position > 1 << 40, "beyond the end of every file"
+    word.end()
+    loopback.close()
+    device.close()

@@ -6,7 +6,7 @@ of an RNIC are atomic among themselves, not with those of the processor.  What m
 Memory: a word has a page of its own, so that the key to it opens nothing else.  The broker stores into it before its first key is
 given out, and never again; it lives as long as any key to it.
 
-Threads: any; one lock a loopback.  A reservation takes as long as a round trip to the own RNIC.
+Threads: any; one lock a loopback, and one a word that is being closed.  A reservation takes as long as a round trip to the own RNIC.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class SharedWord:
         memoryview(self.memory)[: layout.SHARED_WORD_BYTES] = position.to_bytes(8, sys.byteorder)
         self.region = self.register(loopback.domain)
         self.closed: Reservation | None = None  # what it held when it was closed
+        self._lock = threading.Lock()  # two threads may close it
 
     def register(self, domain: Any) -> MemoryRegion:
         """A key to the word for the clients of `domain`: atomics only."""
@@ -55,13 +56,14 @@ class SharedWord:
 
     def close(self) -> Reservation:
         """Make every later reservation fail; what was reserved until now, everything if that cannot be told.  Again: the same."""
-        if self.closed is None:
-            try:
-                self.closed = self._loopback.fetch_add(self.region, CLOSE)
-            except (RdmaError, TransportError) as e:
-                log.error("a shared word cannot be closed: %s", e)
-                self.closed = Reservation(0, POSITION_MASK)
-        return self.closed
+        with self._lock:
+            if self.closed is None:
+                try:
+                    self.closed = self._loopback.fetch_add(self.region, CLOSE)
+                except (RdmaError, TransportError) as e:
+                    log.error("a shared word cannot be closed: %s", e)
+                    self.closed = Reservation(0, POSITION_MASK)
+            return self.closed
 
     def end(self) -> None:
         """The broker reserves no more."""
