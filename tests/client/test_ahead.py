@@ -259,6 +259,24 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(b
         assert log_of(session) == list(range(count + 2))
 
 
+def test_segment_bytes_changed_while_the_next_file_is_granted(broker):
+    """That file stays as long as it was granted; the size counts from the one after it."""
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        with session.producer(**{"batch.bytes": 32 << 10}) as producer:
+            count = 0
+            for i in range(60):
+                for _ in range(A_SEGMENT // 2):
+                    producer.produce("t", value(count), partition=0)
+                    count += 1
+                producer.flush()
+                session.admin.alter_configs("t", {"segment.bytes": str(SEGMENT_BYTES // (1, 2, 4)[i % 3])})
+            statistics = producer.statistics()
+        assert statistics["rdma_records"] == count and not statistics.get("tcp_records") and statistics["rdma_files_ahead"] >= 10
+        assert broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+        assert log_of(session) == list(range(count))
+
+
 def test_the_next_file_may_have_the_id_of_the_one_before_the_present(broker):
     """There are 65,535 of them, and clients that come and go use them up."""
     grants = broker.server.access._grants

@@ -196,7 +196,8 @@ class Rolling:
 
     def roll_into(self, prepared: PreparedHead) -> Segment:
         """Seal the head and go on in `prepared`, into which a producer may have written already;
-        the new head, acquired for the caller.  After an error the head is what it was, and
+        the new head, acquired for the caller.  It stays as long as its producer was told, whatever
+        ``segment.bytes`` is by now.  After an error the head is what it was, and
         `prepared` is to be discarded by the caller, once nobody can write into it."""
         with self._roll_lock:
             self._check_open()
@@ -265,7 +266,7 @@ class Rolling:
         new = prepared.publish(int(self.kernel.log_end_offset))
         with self._lock:
             self.kernel.roll_without_head()
-            new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+            new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
             self._add_segment(new)
         self._snapshot_producers(*self.kernel.producers())
         old.mark_sealed()
@@ -299,7 +300,7 @@ class Rolling:
             with self._lock:
                 if not old.take_from_kernel():
                     raise LogError(f"the head of {self.topic_partition} has records that are not readable yet", hint="flush it first")
-                new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+                new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
                 self._add_segment(new)
         except BaseException:
             self.kernel.thaw(thaw)
@@ -338,7 +339,7 @@ class Rolling:
         with self._lock:
             old.take_from_kernel()
             self._segments = self._segments[:-1]
-            new.become_head(self.kernel, self.config.segment_bytes, now_ms)
+            new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
             self._add_segment(new)
         old.release()
         self._rolls += 1
