@@ -214,21 +214,28 @@ def test_connecting_to_a_stopped_process_times_out(shm_rig: Rig, peer_process: P
 
 
 # -- revocation ----------------------------------------------------------------------------------------------
-def test_a_stopped_peer_inside_a_copy(shm_rig: Rig, peer_process: Peers) -> None:
+@pytest.mark.parametrize("inline", [False, True])
+def test_a_stopped_peer_inside_a_copy(shm_rig: Rig, peer_process: Peers, inline: bool) -> None:
     """deregister() says False while the peer is stopped in the middle of a WRITE, and True once it went on."""
     peer = peer_process()
     size = 16 << 20
-    a = shm_rig.end(size=size)
+    a = shm_rig.end(size=size, max_recv_wr=8192)
     join_process(a, peer, size=size)
+    for i in range(8192 if inline else 0):
+        a.qp.post_recv(i)
     busy = a.qp._pair_memory()[192:200]  # the peer's word of shm_ring.h: odd inside a copy
     peer.start(
         """
-status = Status.SUCCESS
+status, value = Status.SUCCESS, bytes(len(b.bytes) - 100)
 while status == Status.SUCCESS:
-    b.qp.post_write(1, b.region, 0, len(b.bytes), address, rkey)
+    if inline:
+        assert b.qp.post_write_imm_inline(1, b.region, 0, len(b.bytes), 60, value, address, rkey, 0)
+    else:
+        b.qp.post_write(1, b.region, 0, len(b.bytes), address, rkey)
     status = b.send_cq.poll()[0].status
 status
 """,
+        inline=inline,
         address=a.address,
         rkey=a.rkey,
     )

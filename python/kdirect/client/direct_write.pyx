@@ -16,9 +16,12 @@ file that is full costs it nothing, and it goes on at the start of the next.  Ea
 orders and half of the acknowledgement ring of its own.  There are never more than two: the next is
 only opened when every request to the one before the present is answered, because their ring is used again.
 
-Memory.  A request's bytes lie in the send buffer, a ring, until both its WRITE has completed (until then the transport owns them, also
-when the writer is closed: an acknowledgement may overtake the completion, and the RNIC may still send them again) and its
-acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere; those of a refused one and all behind it until `take_failures`).  The ring
+Memory.  A request's bytes lie in the send buffer (`send_buffer`), a ring, until both its WRITE has completed (until then the transport
+owns them, also when the writer is closed: an acknowledgement may overtake the completion, and the RNIC may still send them again)
+and its acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere; those of a refused
+one and all behind it until `take_failures`).  A large value is not copied there where the transport reads it during the post, from
+where the caller has it, and never after (`c_post_write_imm_inline`): of it the caller's `bytes`, which cannot change, are kept so
+long in place of a copy.  The acknowledgement ring
 is registered for remote writes; entry i is valid from the completion that announces it until `drain` has read it, and cannot be
 overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
 reservation lands belong to the transport from its post to its completion, as does each notice: request i of the window has entry i.
@@ -26,7 +29,7 @@ reservation lands belong to the transport from its post to its completion, as do
 There is no lock.  A router and its writers belong to one producer, and every call is made with that producer's lock held.
 """
 
-from libc.errno cimport ENOMEM
+from libc.errno cimport EAGAIN, ENOMEM
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy
@@ -35,7 +38,8 @@ from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from kdirect.client.ack_router cimport CLAIM, DATA, FILES, AckReceiver, AckRouter
 from kdirect.client.idempotence cimport ProducerIdentity, add_one
-from kdirect.format.batch cimport encode_single
+from kdirect.client.send_buffer cimport SendBuffer, request_t
+from kdirect.format.batch cimport encode_single, encode_single_around
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_BATCHES, ACK_ORDER, ACK_SEQUENCE,
     IMM_FILE_ID_SHIFT, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER, SHARED_ORDER_SHIFT, SHARED_WORD_BYTES,
@@ -57,6 +61,9 @@ cdef extern from *:
 cdef enum:
     SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints
 
+    # Values from so many bytes on are left to the transport to copy: below it a second copy is as cheap as a reference to keep.
+    INLINE_FROM = 8192
+
     OK = 0
     NO_ROOM_FILE = 1           # the head file has no room, or access is recalled: flush, then ask for a new one
     NO_ROOM_BUFFER = 2         # the send buffer or the window is full: wait for acknowledgements
@@ -68,14 +75,6 @@ cdef enum:
 
 cdef uint64_t ONE_ORDER = <uint64_t> 1 << SHARED_ORDER_SHIFT
 cdef uint64_t POSITION_MASK = ONE_ORDER - 1
-
-
-cdef struct request_t:
-    uint64_t start             # of its bytes in the send buffer
-    uint32_t length
-    uint32_t records
-    uint16_t order
-    int16_t error
 
 
 cdef inline int64_t _now_ns(int clock) noexcept nogil:
@@ -94,11 +93,8 @@ cdef class FileWriter(AckReceiver):
 
     cdef AckRouter _router
     cdef QueuePair _qp
-    cdef MemoryRegion _buffer
+    cdef SendBuffer _buffer
     cdef MemoryRegion _ring
-    cdef uint64_t _capacity, _write_at, _free_from     # send buffer ring: bytes [_free_from, _write_at) are taken
-    cdef uint64_t _taken
-    cdef request_t* _requests
     cdef int64_t* _offsets
     cdef uint64_t _window                              # a power of two
     cdef readonly uint64_t appended, acknowledged
@@ -145,7 +141,6 @@ cdef class FileWriter(AckReceiver):
     cdef readonly str name
 
     def __cinit__(self):
-        self._requests = NULL
         self._offsets = NULL
 
     def __init__(self, name, AckRouter router, QueuePair qp, MemoryRegion ring, int window):
@@ -161,16 +156,15 @@ cdef class FileWriter(AckReceiver):
         self._window = n
         self._limit = n
         self._ring_entries = 2 * n
-        self._requests = <request_t*> calloc(n, sizeof(request_t))
+        self._buffer = SendBuffer(n)
         self._offsets = <int64_t*> calloc(n, sizeof(int64_t))
-        if self._requests == NULL or self._offsets == NULL:
+        if self._offsets == NULL:
             raise MemoryError()
         self.file_id = self._other_file = -1
         self.last_offset_base = -1
         self._ask_at = INT64_MAX
 
     def __dealloc__(self):
-        free(self._requests)
         free(self._offsets)
 
     @property
@@ -208,16 +202,15 @@ cdef class FileWriter(AckReceiver):
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
         self._require_settled()
-        old, self._buffer = self._buffer, buffer
-        self._capacity = buffer.length
-        self._taken = self._write_at = self._free_from = 0
+        cdef MemoryRegion old = self._buffer.region
+        self._buffer.set_region(buffer)
         if old is not None:
             old.deregister()
 
     @property
     def buffer_bytes(self):
         """Size of the send buffer: no request may be larger."""
-        return self._capacity
+        return self._buffer.capacity
 
     def open(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position, int64_t word_address=0, int64_t word_rkey=0,
              int window=0):
@@ -359,7 +352,7 @@ cdef class FileWriter(AckReceiver):
                 self.recalled = True
             if batches == 0 and error == 0:
                 continue                      # a notice, not an answer
-            r = &self._requests[self.acknowledged & (self._window - 1)]
+            r = self._buffer.c_request(self.acknowledged)
             # The broker commits the file before to its end before it begins with the present one.
             if self.acknowledged >= self.appended or order != r.order or present != (self.acknowledged >= self._grant_first):
                 self._desynchronised = True
@@ -389,26 +382,14 @@ cdef class FileWriter(AckReceiver):
     cdef void c_release(self) noexcept nogil:
         """Free the bytes of requests that are both completed and acknowledged, up to the first that was refused."""
         cdef uint64_t upto = self.acknowledged if self.acknowledged < self._sends_done else self._sends_done
-        cdef request_t* r
         if self.failures and self._first_failure < upto:
             upto = self._first_failure
-        if upto <= self._freed:
-            return
-        self._freed = upto
-        if upto == self.appended:
-            self._taken = self._write_at = self._free_from = 0
-            return
-        r = &self._requests[upto & (self._window - 1)]
-        if r.start >= self._free_from:
-            self._taken -= r.start - self._free_from
-        else:
-            self._taken -= self._capacity - self._free_from + r.start
-        self._free_from = r.start
+        if upto > self._freed:
+            self._freed = upto
+            self._buffer.c_free(upto, self.appended)
 
     cdef int c_reserve(self, uint64_t n, uint64_t* start) noexcept nogil:
         """Room for `n` contiguous bytes of the send buffer and one request; OK or why not."""
-        cdef uint64_t at = self._write_at
-        cdef uint64_t skip = 0
         if not self.granted or self.revoked or self.failures != 0 or self._desynchronised:
             return NOT_GRANTED
         if self._router._status != 0:
@@ -421,14 +402,7 @@ cdef class FileWriter(AckReceiver):
             self.c_go_on()
         if self.appended - self._freed >= self._window or self.appended - self.acknowledged >= self._limit or self._router.requests_under_way >= self._router.limit:
             return NO_ROOM_BUFFER
-        if at + n > self._capacity:
-            skip = self._capacity - at
-            at = 0
-        if self._taken + skip + n > self._capacity:
-            return NO_ROOM_BUFFER
-        self._taken += skip
-        start[0] = at
-        return OK
+        return OK if self._buffer.c_reserve(n, start) else NO_ROOM_BUFFER
 
     cdef int c_claim_post(self, uint32_t length) noexcept nogil:
         """Post the atomic that reserves `length` bytes and an order."""
@@ -501,9 +475,11 @@ cdef class FileWriter(AckReceiver):
             if rc != NO_ROOM_BUFFER:
                 return rc
 
-    cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position, uint16_t order) noexcept nogil:
-        """Post the request whose bytes are at `start` of the send buffer.  OK, NO_ROOM_BUFFER (the send queue is full; not after a reservation,
-        which must be followed by its WRITE, nor a WRITE that its notice must follow) or BROKEN."""
+    cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position, uint16_t order,
+                    uint32_t hole=0, const uint8_t* value=NULL, uint32_t value_length=0) noexcept nogil:
+        """Post the request whose bytes are at `start` of the send buffer, but for a `value` that belongs into its `hole`, if it has one.
+        OK, NO_ROOM_BUFFER (the send queue is full; not after a reservation, which must be followed by its WRITE, nor a WRITE that its
+        notice must follow) or BROKEN.  A hole that the transport did not fill from `value` is filled here; else the request has one."""
         cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | order
         cdef bint full = False, written = False
         cdef int rc
@@ -516,13 +492,20 @@ cdef class FileWriter(AckReceiver):
             memcpy(self._notices.data + notice + NOTICE_ORDER, &order, 2)
             memcpy(self._notices.data + notice + NOTICE_LENGTH, &length, 4)
         while True:
-            if self._notices is None:
-                rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey, length,
+            if hole:
+                rc = self._qp.c_post_write_imm_inline(<uint64_t> self.file_id, self._buffer.region.address + start, self._buffer.region.lkey, length,
+                                                      hole, value, value_length, self.address + position, self.rkey, imm)
+                if rc == EAGAIN:
+                    memcpy(self._buffer.region.data + start + hole, value, value_length)
+                    hole = 0
+                    continue
+            elif self._notices is None:
+                rc = self._qp.c_post_write_imm(<uint64_t> self.file_id, self._buffer.region.address + start, self._buffer.region.lkey, length,
                                                self.address + position, self.rkey, imm)
             elif written:
                 rc = self._qp.c_post_send(<uint64_t> self.file_id, self._notices.address + notice, self._notices.lkey, NOTICE_BYTES)
             else:
-                rc = self._qp.c_post_write((<uint64_t> DATA << 32) | <uint64_t> self.file_id, self._buffer.address + start, self._buffer.lkey,
+                rc = self._qp.c_post_write((<uint64_t> DATA << 32) | <uint64_t> self.file_id, self._buffer.region.address + start, self._buffer.region.lkey,
                                            length, self.address + position, self.rkey)
                 if rc == 0:
                     self._router.sends_under_way += 1
@@ -543,17 +526,24 @@ cdef class FileWriter(AckReceiver):
             return BROKEN
         self._router.sends_under_way += 1
         self._router.requests_under_way += 1
-        r = &self._requests[self.appended & (self._window - 1)]
+        r = self._buffer.c_request(self.appended)
         r.start = start
         r.length = length
         r.records = records
+        r.hole = hole
         r.order = order
         r.error = 0
         self.appended += 1
         self.position = <int64_t> position + length
-        self._write_at = start + length
-        self._taken += length
+        self._buffer.c_take(start, length)
         return OK
+
+    cdef _keep(self, bytes value):
+        """Hold on to the value of the request that was just sent, if its hole was left and it is not done with already."""
+        cdef uint64_t sequence = self.appended - 1
+        self._buffer.drop(self._freed)
+        if self._freed <= sequence and self._buffer.c_request(sequence).hole:
+            self._buffer.keep(sequence, value)
 
     cdef int c_sent(self) noexcept nogil:
         """What to return for a request that was sent."""
@@ -571,9 +561,11 @@ cdef class FileWriter(AckReceiver):
         cdef int16_t epoch = -1
         cdef int32_t sequence = -1
         cdef uint64_t start = 0, position = 0
+        cdef uint32_t hole = 0
         cdef uint16_t order = 0
         cdef ProducerIdentity identity = self.identity
         cdef int rc
+        self._buffer.drop(self._freed)
         if identity is not None:
             producer_id, epoch, sequence = identity.producer_id, identity.epoch, identity.next_sequence
         if value is not None:
@@ -598,15 +590,22 @@ cdef class FileWriter(AckReceiver):
                 self._router.c_drain()
                 rc = self.c_reserve(<uint64_t> size, &start)
             if rc == OK:
-                size = encode_single(self._buffer.data + start, <size_t> size, k, kn, v, vn, timestamp_ms, producer_id, epoch, sequence)
+                if vn >= INLINE_FROM and self._notices is None:
+                    size = encode_single_around(self._buffer.region.data + start, <size_t> size, k, kn, v, vn, timestamp_ms, producer_id, epoch,
+                                                sequence, &hole)
+                else:
+                    size = encode_single(self._buffer.region.data + start, <size_t> size, k, kn, v, vn, timestamp_ms, producer_id, epoch, sequence)
                 if not self.shared:
-                    rc = self.c_send(start, <uint32_t> size, 1, <uint64_t> self.position, <uint16_t> (self.appended - self._grant_first))
+                    rc = self.c_send(start, <uint32_t> size, 1, <uint64_t> self.position, <uint16_t> (self.appended - self._grant_first),
+                                     hole, v, <uint32_t> vn)
                     if (self.appended & 15) == 0:
                         self._router.c_drain()
         if rc == OK and self.shared:
             rc = self._claim(<uint32_t> size, &position, &order)
             if rc == OK:
-                rc = self.c_send(start, <uint32_t> size, 1, position, order)
+                rc = self.c_send(start, <uint32_t> size, 1, position, order, hole, v, <uint32_t> vn)
+        if rc == OK and hole:
+            self._keep(value)
         if rc == OK and identity is not None:
             identity.c_sent(add_one(sequence))
         return self.c_sent() if rc == OK else rc
@@ -623,15 +622,16 @@ cdef class FileWriter(AckReceiver):
         cdef int rc
         if n == 0:
             return OK
-        if n > self._capacity or n > <uint64_t> 0x7FFFFFFF:
-            raise ValueError(f"a request of {n} bytes is larger than the send buffer of {self._capacity}")
+        self._buffer.drop(self._freed)
+        if n > self._buffer.capacity or n > <uint64_t> 0x7FFFFFFF:
+            raise ValueError(f"a request of {n} bytes is larger than the send buffer of {self._buffer.capacity}")
         with nogil:
             self._router.c_drain()
             rc = self.c_reserve(n, &start)
             if rc == OK:
-                memcpy(self._buffer.data + start, &view[0], n)
+                memcpy(self._buffer.region.data + start, &view[0], n)
                 if stamped:
-                    sequence = identity.c_stamp(self._buffer.data + start, n)
+                    sequence = identity.c_stamp(self._buffer.region.data + start, n)
                 if not self.shared:
                     rc = self.c_send(start, <uint32_t> n, records, <uint64_t> self.position, <uint16_t> (self.appended - self._grant_first))
         if rc == OK and self.shared:
@@ -664,6 +664,7 @@ cdef class FileWriter(AckReceiver):
         TimedOutError after `timeout_ms`.  Spins for the router's spin time, then sleeps."""
         cdef int64_t now, deadline, spin_until
         cdef int n
+        self._buffer.drop(self._freed)
         if self.acknowledged > sequence and not self.failures:
             return True
         now = _now_ns(CLOCK_MONOTONIC)
@@ -681,6 +682,7 @@ cdef class FileWriter(AckReceiver):
                     if now >= spin_until:
                         break
                     kd_pause()
+            self._buffer.drop(self._freed)
             if self.acknowledged > sequence and not self.failures:
                 return True
             if self.c_stuck():
@@ -699,16 +701,11 @@ cdef class FileWriter(AckReceiver):
     def unacknowledged(self):
         """[(bytes, records)] of the requests not answered, in order."""
         cdef uint64_t s
-        cdef request_t* r
-        out = []
-        for s in range(self.acknowledged, self.appended):
-            r = &self._requests[s & (self._window - 1)]
-            out.append(((<const char*> (self._buffer.data + r.start))[:r.length], r.records))
-        return out
+        return [(self._buffer.copy(s), self._buffer.c_request(s).records) for s in range(self.acknowledged, self.appended)]
 
     def refused(self, uint64_t sequence):
         """Was this request, which is answered and not taken yet, refused?"""
-        return self._requests[sequence & (self._window - 1)].error != 0
+        return self._buffer.c_request(sequence).error != 0
 
     def take_failures(self):
         """[(sequence number, bytes, records, error code)] of the refused requests, in order; the writer may go on then."""
@@ -717,12 +714,13 @@ cdef class FileWriter(AckReceiver):
         out = []
         if self.failures:
             for s in range(self._first_failure, self.acknowledged):
-                r = &self._requests[s & (self._window - 1)]
+                r = self._buffer.c_request(s)
                 if r.error:
-                    out.append((s, (<const char*> (self._buffer.data + r.start))[:r.length], r.records, r.error))
+                    out.append((s, self._buffer.copy(s), r.records, r.error))
                     r.error = 0
         self.failures = 0
         self.c_release()
+        self._buffer.drop(self._freed)
         return out
 
     def forget(self):
@@ -732,7 +730,7 @@ cdef class FileWriter(AckReceiver):
         self._router.requests_under_way -= self.appended - self.acknowledged
         self.failures = 0
         self.appended = self._sends_done = self._freed = self.acknowledged
-        self._taken = self._write_at = self._free_from = 0
+        self._buffer.clear()
 
     def settle(self, int timeout_ms=1000):
         """Wait until no WRITE of this writer is under way, so that its memory is its own again; True when it is.  False: an RNIC may
@@ -763,6 +761,6 @@ cdef class FileWriter(AckReceiver):
         self._ring.deregister()
         if self._writes_left or self._router._status != 0:
             return
-        for region in (self._buffer, self._landing, self._notices):
+        for region in (self._buffer.region, self._landing, self._notices):
             if region is not None:
                 region.deregister()

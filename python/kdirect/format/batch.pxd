@@ -39,3 +39,6 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
                            int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil
 # One uncompressed batch of one record without headers, base offset 0; producer id, epoch and sequence -1: none.  Length -1 = null.
 # Returns the bytes written, or -1 when capacity is too small.
+cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value, int64_t value_length,
+                                  int64_t timestamp, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, uint32_t* hole) noexcept nogil
+# The same without the value, which is read for the CRC and not copied: its place, value_length bytes from `hole` on, is left as it was.

@@ -170,9 +170,10 @@ cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t
     kd_put32(p + BATCH_CRC, kd_get32(p + BATCH_CRC) ^ register)
 
 
-cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
-                           int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
-                           int32_t base_sequence) noexcept nogil:
+cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, int64_t value_length,
+                                int64_t timestamp, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+                                uint8_t** value_place) noexcept nogil:
+    """All of the batch but the value and the CRC; its size, or -1."""
     cdef int64_t key_bytes = key_length if key_length > 0 else 0
     cdef int64_t value_bytes = value_length if value_length > 0 else 0
     cdef int64_t body, size
@@ -205,11 +206,36 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
         memcpy(p, key, key_bytes)
         p += key_bytes
     p = kd_put_varint(p, -1 if value_length < 0 else value_length)
-    if value_bytes:
-        memcpy(p, value, value_bytes)
-        p += value_bytes
-    p[0] = 0
-    kd_put32(out + BATCH_CRC, kd_crc32c(0, out + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
+    value_place[0] = p
+    p[value_bytes] = 0
+    return size
+
+
+cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
+                           int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+                           int32_t base_sequence) noexcept nogil:
+    cdef uint8_t* place = NULL
+    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp, producer_id, producer_epoch, base_sequence, &place)
+    if size > 0:
+        if value_length > 0:
+            memcpy(place, value, value_length)
+        kd_put32(out + BATCH_CRC, kd_crc32c(0, out + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
+    return size
+
+
+cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
+                                  int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+                                  int32_t base_sequence, uint32_t* hole) noexcept nogil:
+    cdef uint8_t* place = NULL
+    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp, producer_id, producer_epoch, base_sequence, &place)
+    cdef int64_t value_bytes = value_length if value_length > 0 else 0
+    cdef uint32_t crc
+    if size > 0:
+        crc = kd_crc32c(0, out + BATCH_ATTRIBUTES, place - out - BATCH_ATTRIBUTES)
+        crc = kd_crc32c(crc, value, value_bytes)
+        place += value_bytes
+        kd_put32(out + BATCH_CRC, kd_crc32c(crc, place, out + size - place))
+        hole[0] = <uint32_t> (place - value_bytes - out)
     return size
 
 

@@ -34,13 +34,14 @@ Fork: a device remembers the process that opened it and refuses to work in anoth
 """
 
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.errno cimport ECHILD, EINVAL, ENOMEM, ENOTCONN, EIO
+from libc.errno cimport EAGAIN, ECHILD, EINVAL, ENOMEM, ENOTCONN, EIO
 from posix.mman cimport munmap, MAP_FAILED, PROT_READ, PROT_WRITE
 
 cdef extern from "huge_map.h" nogil:
     void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
 
 from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 
 import enum
 import os
@@ -352,6 +353,17 @@ cdef class QueuePair:
             return _errno(self.raw_post,
                           ("write_imm", wr_id, local_address, lkey, length, remote_address, rkey, imm, 0))
 
+    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+                                     uint32_t inline_at, const uint8_t* inline_data, uint32_t inline_length,
+                                     uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+        """As `c_post_write_imm`, but `inline_length` of the `length` bytes, from the `inline_at`th on, come from `inline_data` in place
+        of the registered memory, whose bytes there are not read.  As with IBV_SEND_INLINE, they may lie anywhere in this process, and
+        are read before the call returns and never after.
+
+        EAGAIN: not here, or not now (something is deferred, or the receiver is not ready); nothing was posted, and the caller copies
+        them into its registered memory and posts that.  EINVAL: they do not lie within the request."""
+        return EAGAIN
+
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                          uint32_t length) noexcept nogil:
         with gil:
@@ -410,6 +422,18 @@ cdef class QueuePair:
     def post_write_imm(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey, uint32_t imm):
         """WRITE_WITH_IMM; `length` may be 0."""
         _check(self.c_post_write_imm(wr_id, local.address + position, local.lkey, length, remote_address, rkey, imm), "WRITE_WITH_IMM", self)
+
+    def post_write_imm_inline(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint32_t inline_at, bytes inline_data,
+                              uint64_t remote_address, uint32_t rkey, uint32_t imm):
+        """WRITE_WITH_IMM of `length` bytes, of which those from `inline_at` on are `inline_data`; see `c_post_write_imm_inline`.  False:
+        nothing was posted, use `post_write_imm`."""
+        cdef int rc = self.c_post_write_imm_inline(wr_id, local.address + position, local.lkey, length, inline_at,
+                                                   <const uint8_t*> PyBytes_AS_STRING(inline_data), <uint32_t> PyBytes_GET_SIZE(inline_data),
+                                                   remote_address, rkey, imm)
+        if rc == EAGAIN:
+            return False
+        _check(rc, "WRITE_WITH_IMM", self)
+        return True
 
     def post_send(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length):
         _check(self.c_post_send(wr_id, local.address + position, local.lkey, length), "SEND", self)

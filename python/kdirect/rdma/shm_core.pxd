@@ -122,6 +122,12 @@ ctypedef struct kd_wr:
     uint32_t length
     uint32_t kind
 
+ctypedef struct kd_inline:
+    # bytes of a WRITE_WITH_IMM that come from elsewhere; the poster's, and read during the post alone
+    const uint8_t* data
+    uint32_t at             # from which byte of the request on
+    uint32_t length
+
 ctypedef struct kd_done:
     # a send-side completion that waits to be polled
     uint64_t wr_id

@@ -209,6 +209,19 @@ cdef class ShmRemoteView(RemoteView):
             mapping_release(self.mapping)
 
 
+cdef inline void fill(kd_wr* wr, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
+                      uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
+    wr.wr_id = wr_id
+    wr.local = local
+    wr.remote = remote
+    wr.arg0 = arg0
+    wr.arg1 = arg1
+    wr.lkey = lkey
+    wr.rkey = rkey
+    wr.length = length
+    wr.kind = kind
+
+
 cdef class ShmQueuePair(QueuePair):
     """See QueuePair.  Threads: posts as the contract says; `connect` and `close` from any thread; the
     methods with an underscore from the service thread."""
@@ -279,6 +292,17 @@ cdef class ShmQueuePair(QueuePair):
                               uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
         return self.post(KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey, imm, 0)
 
+    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+                                     uint32_t inline_at, const uint8_t* inline_data, uint32_t inline_length,
+                                     uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+        cdef kd_wr wr
+        cdef kd_inline piece
+        fill(&wr, KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey, imm, 0)
+        piece.data = inline_data
+        piece.at = inline_at
+        piece.length = inline_length
+        return qp_post_inline(self.core, &wr, &piece)
+
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length) noexcept nogil:
         return self.post(KIND_SEND, wr_id, local_address, lkey, length, 0, 0, 0, 0)
 
@@ -296,15 +320,7 @@ cdef class ShmQueuePair(QueuePair):
     cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
                          uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
         cdef kd_wr wr
-        wr.wr_id = wr_id
-        wr.local = local
-        wr.remote = remote
-        wr.arg0 = arg0
-        wr.arg1 = arg1
-        wr.lkey = lkey
-        wr.rkey = rkey
-        wr.length = length
-        wr.kind = kind
+        fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
         return qp_post(self.core, &wr)
 
     # -- connection -----------------------------------------------------------------------------------------

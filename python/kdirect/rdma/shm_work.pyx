@@ -20,7 +20,7 @@ Local memory of a request is the transport's until its completion is polled (REA
 are done with it when the post returns, unless they were deferred; receives until their completion).
 """
 
-from libc.errno cimport EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
+from libc.errno cimport EAGAIN, EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
@@ -163,9 +163,10 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     return WC_SUCCESS
 
 
-cdef inline int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
-    """Run one request while busy.  A WC_* status, or RUN_* when it did nothing yet."""
+cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
+    """Run one request while busy; `piece`: what a WRITE takes from elsewhere, or NULL.  A WC_* status, or RUN_* when it did nothing yet."""
     cdef uint8_t* at
+    cdef uint32_t after
     cdef uint64_t old
     cdef int status = WC_SUCCESS
     if wr.kind == KIND_READ:
@@ -190,7 +191,13 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
             at = remote_at(qp, wr.rkey, wr.remote, wr.length, REMOTE_WRITE, &status)
             if at == NULL:
                 return status
-            memcpy(at, <void*><uintptr_t> wr.local, wr.length)
+            if piece == NULL:
+                memcpy(at, <void*><uintptr_t> wr.local, wr.length)
+            else:
+                after = piece.at + piece.length
+                memcpy(at, <void*><uintptr_t> wr.local, piece.at)
+                memcpy(at + piece.at, piece.data, piece.length)
+                memcpy(at + after, <void*><uintptr_t> (wr.local + after), wr.length - after)
         if wr.kind == KIND_WRITE_IMM:
             publish(qp, WC_RECV_RDMA_WITH_IMM, wr.length, <uint32_t> wr.arg0, 0)
         qp.writes += 1
@@ -214,23 +221,23 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr) noexcept nogil:
     return WC_SUCCESS
 
 
-cdef int run_again(kd_qp* qp, kd_wr* wr) noexcept nogil:
+cdef int run_again(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
     """The key is unknown.  Its announcement may wait in the control socket, where it was put before anybody
     was told the key: take that in and look again."""
     cdef int status
     link_drain(qp)
     enter(qp)
-    status = execute(qp, wr) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
+    status = execute(qp, wr, piece) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
     leave(qp)
     return WC_REM_ACCESS_ERR if status == RUN_UNKNOWN_KEY else status
 
 
-cdef inline int run(kd_qp* qp, kd_wr* wr) noexcept nogil:
+cdef inline int run(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
     cdef int status
     enter(qp)
-    status = execute(qp, wr) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
+    status = execute(qp, wr, piece) if kd_load32(&qp.state) == QPS_RTS else RUN_GONE
     leave(qp)
-    return run_again(qp, wr) if status == RUN_UNKNOWN_KEY else status
+    return run_again(qp, wr, piece) if status == RUN_UNKNOWN_KEY else status
 
 
 cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status, uint64_t opcode) noexcept nogil:
@@ -251,6 +258,36 @@ cdef inline int not_ready(kd_qp* qp) noexcept nogil:
     return ECHILD if qp.forked else ENOTCONN
 
 
+cdef inline void finish(kd_qp* qp, uint64_t at, kd_wr* wr, int status) noexcept nogil:
+    """The poster has run its own request."""
+    complete(qp, at, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
+    kd_store64(&qp.posted, at + 1)
+    if status != WC_SUCCESS:
+        qp_set_error(qp)
+    signal_local(qp.send_cq)
+
+
+cdef int qp_post_inline(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
+    """Post a WRITE_WITH_IMM with bytes that are the caller's again when this returns, so it cannot be deferred: EAGAIN in place of that."""
+    cdef uint64_t posted = qp.posted
+    cdef int status
+    if kd_load32(&qp.state) != QPS_RTS:
+        return not_ready(qp)
+    if posted - kd_load64(&qp.polled) >= qp.max_send_wr:
+        return ENOMEM
+    if wr.length > KD_MAX_MESSAGE_BYTES or piece.at > wr.length or piece.length > wr.length - piece.at:
+        return EINVAL
+    if kd_load64(&qp.done) != posted:
+        return EAGAIN
+    status = run(qp, wr, piece)
+    if status == RUN_GONE:
+        return not_ready(qp)
+    if status < 0:
+        return EAGAIN
+    finish(qp, posted, wr, status)
+    return 0
+
+
 cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil:
     """Post one send-side request; `wr` stays the caller's.  0 or an errno of the contract."""
     cdef uint64_t posted = qp.posted
@@ -264,15 +301,11 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil:
     if wr.kind >= KIND_FETCH_ADD and wr.remote & 7:
         return EINVAL
     if kd_load64(&qp.done) == posted:
-        status = run(qp, wr)
+        status = run(qp, wr, NULL)
         if status == RUN_GONE:
             return not_ready(qp)
         if status >= 0:
-            complete(qp, posted, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
-            kd_store64(&qp.posted, posted + 1)
-            if status != WC_SUCCESS:
-                qp_set_error(qp)
-            signal_local(qp.send_cq)
+            finish(qp, posted, wr, status)
             return 0
         qp.rnr_deadline = 0
     # deferred: the poller of the send CQ runs it, in order
@@ -375,7 +408,7 @@ cdef bint run_deferred(kd_qp* qp) noexcept nogil:
         if <int64_t> (kd_load64(&qp.posted) - done) <= 0:
             return False
         wr = &qp.send_ring[done & qp.send_mask]
-        status = WC_WR_FLUSH_ERR if kd_load32(&qp.state) != QPS_RTS else run(qp, wr)
+        status = WC_WR_FLUSH_ERR if kd_load32(&qp.state) != QPS_RTS else run(qp, wr, NULL)
         if status == RUN_GONE:
             status = WC_WR_FLUSH_ERR
         elif status == RUN_FULL:
