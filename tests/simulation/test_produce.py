@@ -76,7 +76,12 @@ class Model:
                 assert there == mine, f"{name} has not delivered {len(mine - there)} records"
 
 
-def producer(simulation: Simulation, model: Model, name: str, requests: int, damage: float = 0.0, **settings: object):
+SIZES = (0, 30, 200, 1500)
+
+
+def producer(
+    simulation: Simulation, model: Model, name: str, requests: int, damage: float = 0.0, sizes: tuple[int, ...] = SIZES, **settings: object
+):
     """An actor: requests of one to a few records, some waited for, `damage` of them with a bit that is wrong."""
 
     def body(actor: Actor) -> None:
@@ -94,7 +99,7 @@ def producer(simulation: Simulation, model: Model, name: str, requests: int, dam
                         model.refused.update(tag)
 
         for i in range(requests):
-            size = random.choice((0, 30, 200, 1500))
+            size = random.choice(sizes)
             values = [b"%s %d.%d " % (name.encode(), i, k) + b"." * size for k in range(random.choice((1, 1, 3)))]
             data = encode_records([(None, v, [], 1) for v in values])
             if random.random() < damage:
@@ -208,6 +213,7 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
                 f"p{i}",
                 random.randint(*shape.get("requests", (5, 25))),
                 damage,
+                shape.get("sizes", SIZES),
                 **{"rdma.produce": random.choice(shape["modes"]), **client},
             )
             for i in range(random.randint(*shape.get("producers", (2, 5))))
@@ -273,6 +279,10 @@ CASES: dict[str, dict] = {
         "modes": ["exclusive", "auto"], "producers": (1, 2), "requests": (40, 80), "kafka": 1, "lose": 0.02,
         "settings": {"segment_bytes": 8192}, "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
         "chaos": ["kill", "stop", "stop broker", "restart", "roll", "read"],
+    },
+    "large values": {
+        "modes": ["exclusive", "shared"], "sizes": (30, 8200, 20_000), "kafka": 1, "settings": {"segment_bytes": 65536},
+        "chaos": ["roll", "read"], "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
     },
     "rolls": {"modes": ["shared", "auto"], "kafka": 1, "settings": {"segment_bytes": 8192}, "chaos": ["roll", "read"]},
     "killed and stopped": {"modes": ["shared", "auto"], "kafka": 1, "faults": TORN, "chaos": ["kill", "stop", "read"]},
