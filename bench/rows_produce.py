@@ -1,4 +1,5 @@
-"""Bench rows of the produce datapaths: the broker's CPU, one producer against memcpy, five on one partition, ways to notify the broker.
+"""Bench rows of the produce datapaths: the broker's CPU, one producer against memcpy and over many rolls, five
+on one partition, ways to notify the broker.
 
 The broker runs in a process of its own with its log on tmpfs, and so does every producer of `produce-shared`.  Limits are measured in the
 same run.  The rows follow KafkaDirect's evaluation (figures 6, 7, 10 and 11) on one host, over `shm`.
@@ -128,6 +129,55 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
         _row("produce-exclusive", rate, "B/s", "memcpy, warm", warm_rate, crc="included", **settings),
         _row("produce-exclusive", without_crc, "B/s", "memcpy, warm", warm_rate, crc="one taken off", **settings),
     ]
+
+
+def produce_rolls(seconds: float, quick: bool) -> list[Row]:
+    """Records of 4 KiB, each awaited, in a stream over many rolls: the 99th percentile is what the next head costs, or that it was there.
+    The median round's; a round is of one log, which is emptied then."""
+    from kdirect.client import connect
+
+    size, segment = 4096, 64 << 20
+    count = 2_000 if quick else 150_000  # some nine rolls
+    p50: list[float] = []
+    p99: list[float] = []
+    longest: list[float] = []
+    bar = 20.0
+    with broker_process() as (servers, pid):
+        session = connect({"bootstrap.servers": servers, "transport": "shm"})
+        session.admin.create_topic("rolls", 1, configs={"segment.bytes": str(segment)})
+        _apart(pid)
+        value = b"v" * size
+        clock = time.perf_counter_ns
+        try:
+            with session.producer() as producer:
+                for _ in range(200):
+                    producer.produce_sync("rolls", value, partition=0)
+                end = time.perf_counter() + seconds - 4
+                while len(p99) < 2 or time.perf_counter() < end:
+                    touch(count * size * 3 // 2)
+                    samples: list[float] = []
+                    for _ in range(count):
+                        begin = clock()
+                        producer.produce_sync("rolls", value, partition=0)
+                        samples.append((clock() - begin) / 1000)
+                    session.admin.delete_records({_tp("rolls"): -1})
+                    samples.sort()
+                    p50.append(statistics.median(samples))
+                    p99.append(_percentile(samples, 0.99))
+                    longest.append(samples[-1])
+                carried = producer.statistics()
+        finally:
+            os.sched_setaffinity(0, range(os.cpu_count() or 1))
+        if carried.get("tcp_records"):
+            raise RuntimeError(f"{carried} went over TCP")
+        session.close()
+    return [
+        _row(
+            "produce-rolls", statistics.median(p99), "us", f"bar: {bar:g} us", bar, lower_is_better=True, size=size, percentile=99,
+            p50_us=statistics.median(p50), lowest_p99_us=min(p99), highest_p99_us=max(p99), max_us=max(longest), rounds=len(p99),
+            samples=count * len(p99), rolls=carried["rdma_bytes"] // segment, rolls_ahead=carried["rdma_files_ahead"],
+        )
+    ]  # fmt: skip
 
 
 class Producers:

@@ -66,6 +66,7 @@ ROWS = (
     Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
     Row("produce-cpu", "rows_produce", 2, "the broker's CPU time for each committed produce of 100 bytes over shm"),
     Row("produce-exclusive", "rows_produce", 2, "one exclusive producer of 32 KiB records, against memcpy, the CRC told apart"),
+    Row("produce-rolls", "rows_produce", 2, "the 99th percentile of an awaited produce of 4 KiB in a stream over many rolls"),
     Row(
         "produce-shared",
         "rows_produce",
