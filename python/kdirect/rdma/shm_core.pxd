@@ -67,6 +67,7 @@ cdef extern from "shm_ring.h" nogil:
     uint64_t kd_compare_swap(uint64_t*, uint64_t, uint64_t)
     int kd_cas32(uint32_t*, uint32_t, uint32_t)
     void kd_fence()
+    void kd_copy_past_caches(uint8_t* to, const uint8_t* source, size_t n)
     void kd_compiler_fence()
     int kd_register_fences()
     void kd_heavy_fence(int asymmetric, int everywhere)

@@ -301,7 +301,7 @@ cdef class ShmQueuePair(QueuePair):
         piece.data = inline_data
         piece.at = inline_at
         piece.length = inline_length
-        return qp_post_inline(self.core, &wr, &piece)
+        return qp_post(self.core, &wr, &piece)
 
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length) noexcept nogil:
         return self.post(KIND_SEND, wr_id, local_address, lkey, length, 0, 0, 0, 0)
@@ -321,7 +321,7 @@ cdef class ShmQueuePair(QueuePair):
                          uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
         cdef kd_wr wr
         fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
-        return qp_post(self.core, &wr)
+        return qp_post(self.core, &wr, NULL)
 
     # -- connection -----------------------------------------------------------------------------------------
     @property

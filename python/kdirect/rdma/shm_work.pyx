@@ -196,7 +196,7 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept n
             else:
                 after = piece.at + piece.length
                 memcpy(at, <void*><uintptr_t> wr.local, piece.at)
-                memcpy(at + piece.at, piece.data, piece.length)
+                kd_copy_past_caches(at + piece.at, piece.data, piece.length)
                 memcpy(at + after, <void*><uintptr_t> (wr.local + after), wr.length - after)
         if wr.kind == KIND_WRITE_IMM:
             publish(qp, WC_RECV_RDMA_WITH_IMM, wr.length, <uint32_t> wr.arg0, 0)
@@ -258,38 +258,9 @@ cdef inline int not_ready(kd_qp* qp) noexcept nogil:
     return ECHILD if qp.forked else ENOTCONN
 
 
-cdef inline void finish(kd_qp* qp, uint64_t at, kd_wr* wr, int status) noexcept nogil:
-    """The poster has run its own request."""
-    complete(qp, at, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
-    kd_store64(&qp.posted, at + 1)
-    if status != WC_SUCCESS:
-        qp_set_error(qp)
-    signal_local(qp.send_cq)
-
-
-cdef int qp_post_inline(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """Post a WRITE_WITH_IMM with bytes that are the caller's again when this returns, so it cannot be deferred: EAGAIN in place of that."""
-    cdef uint64_t posted = qp.posted
-    cdef int status
-    if kd_load32(&qp.state) != QPS_RTS:
-        return not_ready(qp)
-    if posted - kd_load64(&qp.polled) >= qp.max_send_wr:
-        return ENOMEM
-    if wr.length > KD_MAX_MESSAGE_BYTES or piece.at > wr.length or piece.length > wr.length - piece.at:
-        return EINVAL
-    if kd_load64(&qp.done) != posted:
-        return EAGAIN
-    status = run(qp, wr, piece)
-    if status == RUN_GONE:
-        return not_ready(qp)
-    if status < 0:
-        return EAGAIN
-    finish(qp, posted, wr, status)
-    return 0
-
-
-cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil:
-    """Post one send-side request; `wr` stays the caller's.  0 or an errno of the contract."""
+cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
+    """Post one send-side request; `wr` stays the caller's, and so does the `piece` that a WRITE takes from elsewhere (NULL: none), so that
+    such a request cannot be deferred.  0 or an errno of the contract."""
     cdef uint64_t posted = qp.posted
     cdef int status
     if kd_load32(&qp.state) != QPS_RTS:
@@ -300,14 +271,22 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr) noexcept nogil:
         return EINVAL
     if wr.kind >= KIND_FETCH_ADD and wr.remote & 7:
         return EINVAL
+    if piece != NULL and (piece.at > wr.length or piece.length > wr.length - piece.at):
+        return EINVAL
     if kd_load64(&qp.done) == posted:
-        status = run(qp, wr, NULL)
+        status = run(qp, wr, piece)
         if status == RUN_GONE:
             return not_ready(qp)
         if status >= 0:
-            finish(qp, posted, wr, status)
+            complete(qp, posted, wr.wr_id, wr.length, status, WC_OPCODES[wr.kind])
+            kd_store64(&qp.posted, posted + 1)
+            if status != WC_SUCCESS:
+                qp_set_error(qp)
+            signal_local(qp.send_cq)
             return 0
         qp.rnr_deadline = 0
+    if piece != NULL:
+        return EAGAIN
     # deferred: the poller of the send CQ runs it, in order
     qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
@@ -345,7 +324,7 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
     wr.rkey = rkey
     wr.length = length
     wr.kind = KIND_READ
-    return qp_post(qp, &wr)
+    return qp_post(qp, &wr, NULL)
 
 
 cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold, uint8_t** base) noexcept nogil:
