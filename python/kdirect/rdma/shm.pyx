@@ -242,8 +242,11 @@ class ShmDevice(Device):
     name = "shm"
 
     def __init__(self):
+        cdef bint light
         self._pid = os.getpid()
-        self._fences = bool(fences_register())
+        with nogil:             # a broker opens its device on a thread while its event loop serves
+            light = fences_register()
+        self._fences = bool(light)
         self._service = shm_link.LinkService()
         self._lock = threading.Lock()
         self._domains = set()

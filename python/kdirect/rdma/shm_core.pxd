@@ -285,7 +285,7 @@ ctypedef struct kd_qp:
 cdef void mapping_release(kd_mapping* m) noexcept nogil
 cdef void mapping_hold(kd_mapping* m) noexcept nogil
 # life
-cdef bint fences_register() noexcept
+cdef bint fences_register() noexcept nogil
 cdef void fences_forbid(bint forbidden) noexcept
 cdef kd_domain* domain_new() noexcept
 cdef void domain_unref(kd_domain* d) noexcept nogil

@@ -80,8 +80,9 @@ cdef bint asymmetric = False
 cdef bint fences_forbidden = False
 
 
-cdef bint fences_register() noexcept:
-    """May this process use light fences?  (Called in every process that opens a device.)"""
+cdef bint fences_register() noexcept nogil:
+    """May this process use light fences?  (Called in every process that opens a device.)  The first time
+    it waits for all processors, for tens of milliseconds."""
     global asymmetric, registered
     registered = registered or kd_register_fences() != 0
     asymmetric = registered and not fences_forbidden
