@@ -2,9 +2,10 @@
 
 Four processes: the broker, a client that pings it every millisecond on a connection of its own, the producers, and this one.  The broker's
 process is started from this file, so that it can say what its event loop did: how long a callback took at most, by the clock and in CPU
-time (the rest it was waiting, for a processor or for the interpreter's lock), and how late a timer of the loop was.  On a machine with as
-many busy processes as cores the scheduler's part of a ping is milliseconds; `quiet_ms` says what the same client waited at most
-for an idle broker, just before.
+time (the rest it was waiting, for a processor or for the interpreter's lock), and how late a timer
+of the loop was: `late_own_ms` without the time in which the loop's thread could have run and had no
+processor.  On a machine with as many busy threads as cores the scheduler's part of a ping is tens
+of milliseconds; `quiet_ms` says what the same client waited at most for an idle broker before.
 
 Under memory pressure: the broker is put into a memory cgroup, if we may make one, whose limit it has reached with page cache before the
 first record comes, so that every page of a new head has to be reclaimed from somewhere first.
@@ -47,7 +48,7 @@ class Probe:
 
     def __init__(self) -> None:
         self.longest = (0.0, 0.0, "")  # by the clock, CPU, what
-        self.late = 0.0
+        self.late = self.late_own = 0.0
         plain = asyncio.events.Handle._run
 
         def run(handle: asyncio.Handle) -> None:
@@ -69,17 +70,32 @@ class Probe:
             self.collected = max(self.collected, time.thread_time() - self._began)
 
     async def watch(self) -> None:
+        """On the loop whose thread is watched."""
+        schedstat = _schedstat()
         while True:
+            without = _without_processor(schedstat)
             due = time.perf_counter() + PING_S
             await asyncio.sleep(PING_S)
-            self.late = max(self.late, time.perf_counter() - due)
+            late = time.perf_counter() - due
+            self.late = max(self.late, late)
+            self.late_own = max(self.late_own, late - (_without_processor(schedstat) - without))
 
     def report(self) -> dict[str, Any]:
-        (took, cpu, what), late = self.longest, self.late
+        (took, cpu, what), late, late_own = self.longest, self.late, self.late_own
         collected = self.collected
-        self.longest, self.late, self.collected = (0.0, 0.0, ""), 0.0, 0.0
+        self.longest, self.late, self.late_own, self.collected = (0.0, 0.0, ""), 0.0, 0.0, 0.0
         return {"callback_ms": took * 1e3, "callback_cpu_ms": cpu * 1e3, "callback": what, "late_ms": late * 1e3,
-                "collection_cpu_ms": collected * 1e3}  # fmt: skip
+                "late_own_ms": late_own * 1e3, "collection_cpu_ms": collected * 1e3}  # fmt: skip
+
+
+def _schedstat() -> int:
+    """A descriptor for `_without_processor`, of the thread that calls."""
+    return os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)
+
+
+def _without_processor(schedstat: int) -> float:
+    """For how many seconds the thread has been ready to run, and has not."""
+    return int(os.pread(schedstat, 100, 0).split()[1]) / 1e9
 
 
 def broker(directory: str, properties: dict[str, Any]) -> None:

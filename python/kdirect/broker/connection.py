@@ -14,7 +14,8 @@ Rules, and why:
 - Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one, or the
   peer does not read its answers, this connection is not read from until that is over.
 - One connection that has sent many requests does not hold up the others: after `TURN_S` the rest has its next turn
-  when the others have had theirs, and nothing more is read of it until then.
+  when the others have had theirs, and nothing more is read of it until then.  An answer that makes
+  room for further requests asks for a turn, too: hundreds of answers may be ready at once.
 - Response bytes are written with writev while the socket takes them; what is left is kept as views and
   fed in pieces, so that a slow reader costs no copies of what it is owed.
 
@@ -48,6 +49,36 @@ WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
 TURN_S = 0.002
 BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
+
+
+class Turns:
+    """The order in which connections that have more to do go on: one after the other, `TURN_S` for
+    all of them each time that the event loop comes round, however many they are."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._due = False
+
+    def ask(self, take: Callable[[], None]) -> None:
+        """Call `take` when it is its turn, never before this returns."""
+        self._waiting.append(take)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        if self._waiting and not self._due:
+            self._due = True
+            asyncio.get_running_loop().call_soon(self._give)
+
+    def _give(self) -> None:
+        self._due = False
+        end = time.monotonic() + TURN_S
+        try:
+            for _ in range(len(self._waiting)):  # who asks again goes on when the loop comes round
+                self._waiting.popleft()()
+                if time.monotonic() >= end:
+                    return
+        finally:
+            self._schedule()
 
 
 class Waiting:
@@ -153,6 +184,9 @@ class Connection(asyncio.BufferedProtocol):
         """Execute what has arrived, as far as the rules of this module let it."""
         if self._working or self.closed:
             return
+        if self._waits_for_turn:
+            self._throttle()
+            return
         self._working = True
         end = time.monotonic() + TURN_S
         try:
@@ -177,9 +211,7 @@ class Connection(asyncio.BufferedProtocol):
                 if self.closed:
                     return
                 if self.last_active >= end:
-                    if not self._waits_for_turn:
-                        self._waits_for_turn = True
-                        asyncio.get_running_loop().call_soon(self._take_turn)
+                    self._ask_for_turn()
                     break
         except ProtocolError as e:
             self.close(str(e))
@@ -188,6 +220,11 @@ class Connection(asyncio.BufferedProtocol):
             self._working = False
             self._flush()
         self._throttle()
+
+    def _ask_for_turn(self) -> None:
+        if not self._waits_for_turn:
+            self._waits_for_turn = True
+            self.server.turns.ask(self._take_turn)
 
     def _take_turn(self) -> None:
         self._waits_for_turn = False
@@ -218,7 +255,10 @@ class Connection(asyncio.BufferedProtocol):
             if ready.buffers is not None:
                 self._push(ready.buffers)
         self._flush()
-        self._work()
+        if self._parser.buffered:
+            self._ask_for_turn()
+        else:
+            self._work()
 
     def _answer(self, buffers: Sequence[Any]) -> None:
         if self._slots:

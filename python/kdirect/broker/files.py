@@ -23,7 +23,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import logging
+import os
+import resource
+import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -37,6 +42,8 @@ log = logging.getLogger("kdirect.broker")
 
 ROOM_THREADS = 2  # a log directory
 READ_THREADS = 4
+TURN_S = 0.002  # of the event loop, for what the threads have finished
+DESCRIPTORS = 1 << 16
 
 # `done(result, None)` or `done(None, error)`.
 Done: TypeAlias = Callable[[Any, BaseException | None], None]
@@ -47,6 +54,23 @@ OnThread: TypeAlias = Callable[[Partition, Callable[[], Any], Done], None]
 def _report(result: Any, error: BaseException | None) -> None:
     if error is not None:
         log.error("work in the background failed", exc_info=error)
+
+
+def make_room_for_descriptors() -> None:
+    """Have the kernel make this process's table of descriptors as large as it may get, up to
+    `DESCRIPTORS` (512 KiB).
+
+    The table of a process with threads doubles when it is full, and the system call that needs it
+    waits until every processor has passed a quiet state (`synchronize_rcu`): 10 to 20 ms, for a
+    `dup` or an `accept` of the event loop as for any other."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = (DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, DESCRIPTORS)) - 1
+    fd = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # the last ones are in use: then the table has that size
+            os.close(fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, highest))
+    finally:
+        os.close(fd)
 
 
 class FileThreads:
@@ -61,6 +85,8 @@ class FileThreads:
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="kdirect-lookup")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="kdirect-upkeep")
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._outcomes: deque[tuple[Done, Any, BaseException | None]] = deque()  # not told yet
+        self._turn_is_due = False
         self._under_way = 0  # of `for_partition`: counted on the loop
         self._settled = asyncio.Event()
 
@@ -94,12 +120,30 @@ class FileThreads:
             self._on_loop(done, future.result(), None)
 
     def _on_loop(self, done: Done, result: Any, error: BaseException | None) -> None:
+        """Any thread.  It notes first and looks last, so that no outcome is left behind."""
         loop = self._loop
+        if loop is None:
+            return
+        self._outcomes.append((done, result, error))
+        if self._turn_is_due:
+            return
+        self._turn_is_due = True
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(self._tell_outcomes)
+
+    def _tell_outcomes(self) -> None:
+        """Call `done` for what the threads have finished; after `TURN_S` others have their turn."""
+        self._turn_is_due = False
+        end = time.monotonic() + TURN_S
         try:
-            if loop is not None:
-                loop.call_soon_threadsafe(self._done, done, result, error)
-        except RuntimeError:  # the loop is closed: nobody waits any more
-            pass
+            while self._outcomes:
+                self._done(*self._outcomes.popleft())
+                if time.monotonic() >= end:
+                    return
+        finally:
+            if self._outcomes and not self._turn_is_due:
+                self._turn_is_due = True
+                asyncio.get_running_loop().call_soon(self._tell_outcomes)
 
     def _done(self, done: Done, result: Any, error: BaseException | None) -> None:
         self._under_way -= 1
@@ -117,7 +161,7 @@ class FileThreads:
         except RuntimeError:  # the pool is closed, and so is everything in a moment
             segment.release()
 
-    def background(self, work: Callable[[], None]) -> None:
+    def background(self, work: Callable[[], Any]) -> None:
         """Do what nobody waits for.  On the event loop."""
         self._under_way += 1
         try:

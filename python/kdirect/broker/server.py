@@ -22,8 +22,8 @@ from typing import Any
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.config import BrokerConfig, Listener, format_address
-from kdirect.broker.connection import Connection, Waiting
-from kdirect.broker.files import FileThreads
+from kdirect.broker.connection import Connection, Turns, Waiting
+from kdirect.broker.files import FileThreads, make_room_for_descriptors
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.handlers_cluster import ClusterHandlers
 from kdirect.broker.handlers_configs import ConfigHandlers
@@ -88,6 +88,7 @@ class BrokerServer:
         for handlers in (self.data, self.cluster, self.configs, self.groups, RefusedHandlers(self)):
             for name, function, blocking in handlers.table():
                 self._handlers[p.API_NAMES[name].key] = (function, blocking)
+        self.turns = Turns()
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -107,6 +108,7 @@ class BrokerServer:
         loop = self._loop = asyncio.get_running_loop()
         for name in self.config.ignored:
             log.warning("property %s means nothing to this broker; it is ignored", name)
+        make_room_for_descriptors()
         self.logs.open()
         try:
             self.files.start(loop)
