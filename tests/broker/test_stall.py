@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
+from kdirect.rdma.shm import ShmProtectionDomain
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -406,4 +408,39 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
     producer.close()
     with session.producer() as producer:
         assert [producer.produce_sync("a", b"y", partition=i) for i in range(count)] == [1] * count
+    session.close()
+
+
+@pytest.mark.parametrize("how", ["shared", "exclusive"])
+def test_a_producer_that_is_stopped_inside_a_copy_holds_up_no_loop(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, on_loop: Any, until: Any, how: str
+) -> None:
+    """The event loop takes its keys away and waits for nobody; a thread does, and the log goes on in a
+    fresh file."""
+    waited: list[tuple[str, float]] = []
+    plain = ShmProtectionDomain._wait_out_of_reach
+
+    def wait_out_of_reach(domain: Any, timeout_ms: float) -> bool:
+        out: bool = plain(domain, timeout_ms)
+        if not out:
+            waited.append((threading.current_thread().name, timeout_ms))
+        return out
+
+    monkeypatch.setattr(ShmProtectionDomain, "_wait_out_of_reach", wait_out_of_reach)
+    access = broker.server.access
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    with session.producer(**{"rdma.produce": how}) as stopped:
+        assert stopped.produce_sync("a", b"0", partition=0) == 0
+        (grant,) = [g for g in access._grants if g.is_produce]
+        busy = grant.peer.qp._pair_memory()[:8]  # the peer's word of shm_ring.h: odd inside a copy
+        before = bytes(busy)
+        busy[:] = (2**33 + 1).to_bytes(8, sys.byteorder)
+        on_loop(broker, lambda: access.produce.release(grant, clean=False))
+        until(lambda: broker.statistics()["rdma_heads_fenced"] == 1, what="the head is fenced")
+        with session.producer(**{"rdma.produce": "shared"}) as other:
+            assert other.produce_sync("a", b"1", partition=0) == 1
+        busy[:] = before
+    assert [timeout for name, timeout in waited if name == "kdirect-broker" and timeout > 0] == []
+    assert any(name.startswith("kdirect-room") for name, _ in waited)
     session.close()

@@ -97,7 +97,8 @@ class AccessManager:
         self._peers: dict[int, Peer] = {}
         self._by_qp: dict[tuple[str, int], Peer] = {}
         self._files = files
-        self._grants = GrantTable(files.release if files is not None else Segment.release)
+        release = files.release if files is not None else Segment.release
+        self._grants = GrantTable(release, self._in_background)
         self._watched: set[TopicPartition] = set()
         self._ending: dict[tuple[TopicPartition, ...], list[HeadAccess]] = {}
         self.produce = ProduceAccess(
@@ -162,7 +163,7 @@ class AccessManager:
         if self._loop is not None:
             self._loop.call_later(seconds, callback, *args)
 
-    def _in_background(self, work: Callable[[], None]) -> None:
+    def _in_background(self, work: Callable[[], Any]) -> None:
         """Do what may take a moment, and what nobody waits for."""
         if self._files is None or self._loop is None:
             work()

@@ -96,10 +96,14 @@ class Peer:
 
 
 class GrantTable:
-    """All grants by file id.  `release(segment)` gives back what a grant held; it may be called on the event loop."""
+    """All grants by file id.  `release(segment)` gives back what a grant held, `background(work)`
+    does what nobody waits for; both may be called on the event loop."""
 
-    def __init__(self, release: Callable[[Segment], None]) -> None:
+    def __init__(
+        self, release: Callable[[Segment], None], background: Callable[[Callable[[], Any]], None]
+    ) -> None:  # fmt: skip
         self._release = release
+        self._background = background
         self._grants: dict[int, Grant] = {}
         self._of: dict[TopicPartition, dict[int, Grant]] = {}
         self._next = 1
@@ -136,6 +140,13 @@ class GrantTable:
         segment, grant.segment = grant.segment, None
         if segment is not None:
             self._release(segment)
+
+    def end_key(self, region: Any) -> None:
+        """End a key to memory that is of no other use.  Where the client is inside a copy now, a
+        thread waits until it has left: one that is stopped there would hold up the event loop for
+        as long as `deregister` waits."""
+        if not region.deregister(0):
+            self._background(region.deregister)
 
     def drop(self, grant: Grant) -> None:
         """Forget a grant."""

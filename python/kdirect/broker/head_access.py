@@ -81,6 +81,7 @@ class HeadAccess:
         self._fenced = False
         self.pumping = False  # the broker's own requests that waited are being brought on their way
         self._left = True  # False: somebody is still inside a copy into the file
+        self._leaving: list[Any] = []  # regions of producers that were inside a copy when they left
         self._window = OWN_WINDOW
 
     @property
@@ -116,20 +117,21 @@ class HeadAccess:
             )
             if self.word is not None:
                 grant.word = self.word.register(peer.domain)
+            self.members[grant.file_id] = grant  # before it is open: `fence` ends its keys
             if not self.engine.worker.install(
                 grant.file_id, self.head, peer.qp, request.ack_address, request.ack_rkey, request.ack_entries, grant.staging, sync_first,
                 watched,
             ):  # fmt: skip
                 raise RevokedError(f"the head of {self.partition.topic_partition} has ended", hint="ask again")
         except BaseException:
-            for region in (grant.region, grant.staging, grant.word):
+            self.members.pop(grant.file_id, None)
+            for region in (grant.region, grant.staging, grant.word):  # nobody has been told of them
                 if region is not None:
-                    region.deregister()
+                    grants.end_key(region)
             grants.drop(grant)
             raise
         grant.max_in_flight = window
         self._window += window
-        self.members[grant.file_id] = grant
         return {
             "file_id": grant.file_id,
             "rkey": grant.region.rkey,
@@ -169,11 +171,12 @@ class HeadAccess:
         """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""
         worker = self.engine.worker
         worker.retire(grant.file_id, False)
-        self.end_key(grant.region)
+        if not grant.region.deregister(0):  # who fences the head waits until it is out of the file
+            self._leaving.append(grant.region)
         worker.remove(grant.file_id)
-        grant.staging.deregister()
+        grants.end_key(grant.staging)
         if grant.word is not None:
-            grant.word.deregister()
+            grants.end_key(grant.word)
         self.members.pop(grant.file_id, None)
         grants.drop(grant)
         if clean:  # else its reservations may still be outstanding
@@ -189,7 +192,7 @@ class HeadAccess:
             self.engine.worker.close_head(head, notify)
         if self.word is not None:
             self.word.close()
-        for region in [g.region for g in list(self.members.values())]:
+        for region in [*self._leaving, *(g.region for g in list(self.members.values()))]:
             if region is not None:
                 self.end_key(region)
         self._fenced = True
@@ -230,13 +233,14 @@ class HeadAccess:
             self.fence(notify=False)
         for grant in list(self.members.values()):
             worker.remove(grant.file_id)
-            grant.staging.deregister()
+            grants.end_key(grant.staging)
             grant.region = grant.staging = None
             if grant.word is None:
                 grants.drop(grant)
             else:
                 grants.let_go(grant)
         self.members.clear()
+        self._leaving.clear()
         orders = [order for order, _ in worker.unanswered(self.head)]
         answered(self.head, worker.forget_head(self.head))
         if self.word is not None:

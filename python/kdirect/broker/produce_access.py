@@ -594,7 +594,7 @@ class ProduceAccess:
         grant.released = True
         if grant.file_id not in access.members:  # its head has ended
             if grant.word is not None:
-                grant.word.deregister()
+                self._grants.end_key(grant.word)
             self._grants.drop(grant)
             return
         if access.before is not None and not access.finishing:
