@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import random
 import select
+import threading
+import time
 
 import pytest
 
@@ -117,6 +119,24 @@ def test_requests_that_wait_for_a_receiver_go_on_while_their_owner_waits_for_ans
             break
     assert arrived == [3] and got(b, 0, 8) == b"question"
     assert completion(a.send_cq).wr_id == 2
+
+
+@pytest.mark.parametrize("queue", ["recv_cq", "send_cq"])
+def test_a_thread_that_sleeps_already_brings_on_what_another_posts(rig: Rig, queue: str) -> None:
+    """It slept before there was anything to bring on, and who posted it does something else."""
+    a, b = rig.pair()
+    a.qp.post_recv(1)
+    sleeper = threading.Thread(target=getattr(a, queue).wait, args=(WAIT_MS,))
+    sleeper.start()
+    try:
+        time.sleep(0.1)  # it is asleep
+        a.qp.post_send(2, a.region, 0, 8)
+        time.sleep(0.1)  # it has looked, in vain
+        b.qp.post_recv(3, b.region, 0, 8)
+        assert b.recv_cq.wait(WAIT_MS // 2)
+    finally:
+        getattr(a, queue).wake()
+        sleeper.join()
 
 
 def test_waiting_for_receives_tells_whoever_waits_for_the_sends(rig: Rig) -> None:

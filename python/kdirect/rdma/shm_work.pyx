@@ -287,10 +287,12 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
         qp.rnr_deadline = 0
     if piece != NULL:
         return EAGAIN
-    # deferred: the poller of the send CQ runs it, in order
+    # deferred: whoever waits on either CQ runs it, in order; who sleeps there already has to look again and again from now on
     qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
     signal_local(qp.send_cq)
+    if qp.recv_cq != qp.send_cq:
+        signal_local(qp.recv_cq)
     return 0
 
 
@@ -378,13 +380,14 @@ cdef bint progress(kd_qp* qp, bint of_send_cq) noexcept nogil:
 
 cdef bint run_deferred(kd_qp* qp) noexcept nogil:
     """Within `progress`."""
-    cdef uint64_t done
+    cdef uint64_t posted, done
     cdef kd_wr* wr
     cdef int status
     cdef int64_t now
     while True:
-        done = qp.done
-        if <int64_t> (kd_load64(&qp.posted) - done) <= 0:
+        posted = kd_load64(&qp.posted)
+        done = kd_load64(&qp.done)      # in this order: what the posting thread runs in between is not ours, and `done` is past it
+        if <int64_t> (posted - done) <= 0:
             return False
         wr = &qp.send_ring[done & qp.send_mask]
         status = WC_WR_FLUSH_ERR if kd_load32(&qp.state) != QPS_RTS else run(qp, wr, NULL)
