@@ -439,6 +439,7 @@ cdef class FileStream:
         """Feed `decoder` with the whole batches that were READ and continue the log; the bytes consumed, 0 when they or the room in the
         decoder are used up.  CorruptBatchError or UnsupportedFormatError: the first batch does not continue the log, or is broken."""
         cdef chain_t* chain = self.c_chain()
+        cdef chain_t before = self._chain
         cdef uint64_t n = self._hi - self._lo
         cdef Py_ssize_t consumed
         if n == 0 or decoder.c_full():
@@ -451,6 +452,9 @@ cdef class FileStream:
                     return consumed
         except FormatError as e:
             raise self.located(e) from e.__cause__
+        except BaseException:           # no memory: what it took, which it will know again, is not consumed
+            self._chain = before
+            raise
         n = <uint64_t> self.c_whole()
         if n == 0:
             return 0

@@ -76,8 +76,15 @@ cdef class Feed:
         cdef chain_t* chain = stream.c_chain()
         cdef Py_ssize_t consumed
         cdef int64_t whole
+        cdef chain_t before
         if chain != NULL:
-            consumed = queue.c_load(stream.c_start(), stream._hi - stream._lo, self._topic, self._partition, self.after, self._max_batch, chain)
+            before = chain[0]
+            try:
+                consumed = queue.c_load(stream.c_start(), stream._hi - stream._lo, self._topic, self._partition, self.after, self._max_batch, chain)
+            except BaseException:       # no memory: what the queue took is not consumed
+                chain[0] = before
+                queue.clear()
+                raise
             if consumed:
                 stream.c_followed(<uint64_t> consumed)
                 return True
