@@ -5,7 +5,9 @@ A WRITE_WITH_IMM that finds no receive posted stays under way here, as one does 
 
 from __future__ import annotations
 
+import os
 import struct
+import sys
 import time
 
 import pytest
@@ -14,6 +16,7 @@ from kdirect.client.ack_router import AckRouter
 from kdirect.client.direct_write import FileWriter
 from kdirect.errors import QueuePairError
 from kdirect.format import layout
+from kdirect.format.codec import decode_records
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
 from kdirect.rdma.shm import ShmDevice
 
@@ -110,3 +113,22 @@ def test_a_writer_that_is_settled_gives_its_memory_back(devices):
     while not (completions := [c for c in ends.send_cq.poll() if c.wr_id == 99]):
         pass
     assert completions[0].status == Status.LOC_PROT_ERR
+
+
+@pytest.mark.parametrize("how", ["taken", "not taken"])
+def test_a_large_value_arrives_whether_the_transport_takes_it_from_where_it_is_or_not(devices, how):
+    """It takes none that would have to wait: then the writer copies it, and has no need of the value any more."""
+    ends = Ends(*devices)
+    value = os.urandom(20_000)
+    before = sys.getrefcount(value)
+    if how == "taken":
+        ends.broker_qp.post_recv(2)
+    assert ends.writer.try_record(value, b"key") == 0
+    assert sys.getrefcount(value) == before + (how == "taken")
+    arrived = ends.arrives()
+    [(data, records)] = ends.writer.unacknowledged()
+    assert (records, len(data)) == (1, arrived.byte_len)
+    assert data == bytes(memoryview(ends.file.memory)[: arrived.byte_len])
+    assert [(r.key, r.value) for r in decode_records(data, "t", 0)[0]] == [(b"key", value)]
+    ends.acknowledge_first()
+    assert sys.getrefcount(value) == before

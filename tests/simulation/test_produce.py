@@ -23,6 +23,7 @@ from kdirect.client.produce_paths import ProducePaths
 from kdirect.errors import DeliveryError, KdirectError
 from kdirect.format import layout
 from kdirect.format.codec import encode_records
+from kdirect.format.protocol import ErrorCode
 from kdirect.rdma.sim import Faults
 
 SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "160"))
@@ -94,6 +95,8 @@ def producer(
                 if error is None:
                     model.acknowledged.update(tag)
                 else:
+                    code = getattr(error.__cause__, "code", None)
+                    assert damage or code != ErrorCode.CORRUPT_MESSAGE, f"{name} sent what the broker could not read: {error}"
                     model.given_up.add(name)
                     if not error.maybe_committed:
                         model.refused.update(tag)

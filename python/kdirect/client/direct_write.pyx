@@ -603,7 +603,8 @@ cdef class FileWriter(AckReceiver):
         if rc == OK and self.shared:
             rc = self._claim(<uint32_t> size, &position, &order)
             if rc == OK:
-                rc = self.c_send(start, <uint32_t> size, 1, position, order, hole, v, <uint32_t> vn)
+                with nogil:
+                    rc = self.c_send(start, <uint32_t> size, 1, position, order, hole, v, <uint32_t> vn)
         if rc == OK and hole:
             self._keep(value)
         if rc == OK and identity is not None:
