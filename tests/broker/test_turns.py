@@ -104,6 +104,35 @@ def test_answers_that_are_ready_at_once_do_not_bring_as_many_requests(
     assert 1 <= rounds.most <= 2  # what is read, and a turn
 
 
+def test_a_connection_whose_turn_fails_is_closed(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, raw: Any
+) -> None:  # fmt: skip
+    """Nothing would ever be read of it again, nor answered; the others' turns go on."""
+    server = broker.server
+    plain = server.cluster.api_versions
+    turns = 0
+
+    class Answer:
+        def encode(self, version: int) -> bytes:
+            raise ValueError("this answer cannot be encoded")
+
+    def answer(*arguments: Any) -> Any:
+        nonlocal turns
+        turns += 1
+        return Answer() if turns == 2 else plain(*arguments)
+
+    client, other = raw(), raw()
+    client.call(versions(), 3)
+    other.call(versions(), 3)
+    monkeypatch.setitem(server._handlers, p.API_VERSIONS, (answer, False))
+    for _ in range(3):
+        client.send(versions(), 3)
+    assert client.receive().error_code == 0
+    client.socket.settimeout(10)
+    assert client.socket.recv(1) == b""
+    assert other.call(versions(), 3).error_code == 0
+
+
 def test_connections_share_a_turn(
     broker: kdirect.Broker, rounds: Rounds, monkeypatch: pytest.MonkeyPatch, raw: Any
 ) -> None:  # fmt: skip

@@ -216,6 +216,10 @@ class Connection(asyncio.BufferedProtocol):
         except ProtocolError as e:
             self.close(str(e))
             return
+        except Exception:  # outside of a callback of the transport nobody else would close it
+            log.exception("closing %s: a request failed", self.peer)
+            self.close("")
+            return
         finally:
             self._working = False
             self._flush()
