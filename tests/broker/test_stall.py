@@ -411,22 +411,87 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
     session.close()
 
 
-@pytest.mark.parametrize("how", ["shared", "exclusive"])
-def test_a_producer_that_is_stopped_inside_a_copy_holds_up_no_loop(
-    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, on_loop: Any, until: Any, how: str
-) -> None:
-    """The event loop takes its keys away and waits for nobody; a thread does, and the log goes on in a
-    fresh file."""
+@pytest.fixture
+def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
+    """The thread and the time in ms of each wait for a peer that did not leave a copy."""
     waited: list[tuple[str, float]] = []
     plain = ShmProtectionDomain._wait_out_of_reach
 
     def wait_out_of_reach(domain: Any, timeout_ms: float) -> bool:
         out: bool = plain(domain, timeout_ms)
-        if not out:
+        if not out and timeout_ms > 0:
             waited.append((threading.current_thread().name, timeout_ms))
         return out
 
     monkeypatch.setattr(ShmProtectionDomain, "_wait_out_of_reach", wait_out_of_reach)
+    return waited
+
+
+@pytest.mark.parametrize("goes", [False, True])
+def test_a_head_is_not_used_on_that_a_producer_left_from_inside_a_copy(
+    broker: kdirect.Broker, on_loop: Any, until: Any, goes: bool
+) -> None:
+    """Whether its connection ends (`goes`) before the head does, or not: others go on with the head meanwhile."""
+    access = broker.server.access
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    other = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    left = session.producer(**{"rdma.produce": "shared"})
+    assert left.produce_sync("a", b"0", partition=0) == 0
+    (grant,) = access._grants
+    with other.producer(**{"rdma.produce": "shared"}) as stays:
+        assert stays.produce_sync("a", b"1", partition=0) == 1
+        (head,) = {g.head for g in access._grants}
+        busy = grant.peer.qp._pair_memory()[:8]
+        busy[:] = (2**33 + 1).to_bytes(8, sys.byteorder)
+        on_loop(broker, lambda: access.produce.release(grant, clean=False))
+        assert not head.ended
+        if goes:
+            on_loop(broker, lambda: access._close_peer(grant.peer))
+            until(lambda: not broker.server.files._under_way, what="the peer is closed")
+    until(lambda: head.ended, what="the head has ended")
+    assert not head.left
+    assert broker.statistics()["rdma_heads_fenced"] == 1
+    left.close()
+    with other.producer() as producer:
+        assert producer.produce_sync("a", b"2", partition=0) == 2
+    session.close()
+    other.close()
+
+
+def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(broker: kdirect.Broker, on_loop: Any) -> None:
+    access = broker.server.access
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    with session.producer(**{"rdma.produce": "shared"}) as producer:
+        assert producer.produce_sync("a", b"0", partition=0) == 0
+        (grant,) = access._grants
+        head = grant.head
+        busy = grant.peer.qp._pair_memory()[:8]
+        before = bytes(busy)
+        busy[:] = (2**33 + 1).to_bytes(8, sys.byteorder)
+
+        class Leaving(list[Any]):
+            def __iter__(self) -> Iterator[Any]:
+                seen = list.__iter__(self[:])
+                on_loop(broker, lambda: head.leave(access._grants, grant, clean=False) if head.members else None)
+                return seen
+
+        head._leaving = Leaving()
+        head.fence(notify=True)
+        assert not head.left
+        head._leaving = list(head._leaving)
+        on_loop(broker, lambda: access.produce._finish(head))
+        busy[:] = before
+    session.close()
+
+
+@pytest.mark.parametrize("how", ["shared", "exclusive"])
+def test_a_producer_that_is_stopped_inside_a_copy_holds_up_no_loop(
+    broker: kdirect.Broker, waited: list[tuple[str, float]], on_loop: Any, until: Any, how: str
+) -> None:
+    """The event loop takes its keys away and waits for nobody; a thread does, and the log goes on in a
+    fresh file."""
     access = broker.server.access
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)
@@ -441,6 +506,6 @@ def test_a_producer_that_is_stopped_inside_a_copy_holds_up_no_loop(
         with session.producer(**{"rdma.produce": "shared"}) as other:
             assert other.produce_sync("a", b"1", partition=0) == 1
         busy[:] = before
-    assert [timeout for name, timeout in waited if name == "kdirect-broker" and timeout > 0] == []
+    assert [timeout for name, timeout in waited if name == "kdirect-broker"] == []
     assert any(name.startswith("kdirect-room") for name, _ in waited)
     session.close()

@@ -630,7 +630,7 @@ class AccessManager:
         self._peers.pop(peer.connection_id, None)
         self._by_qp.pop((peer.engine.transport, peer.qp.qp_num), None)
         worker = peer.engine.worker
-        written = []
+        written = [(access, region) for access in peer.leaving for region in access.left_by(peer)]
         for grant in list(peer.grants.values()):
             if grant.head is not None:
                 worker.retire(grant.file_id, False)

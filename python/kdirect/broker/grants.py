@@ -75,6 +75,7 @@ class Peer:
     slots: dict[int, TopicPartition] = field(default_factory=dict)
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
+    leaving: set[HeadAccess] = field(default_factory=set)  # shared heads that it left from inside a copy
 
     @property
     def pins(self) -> bool:

@@ -81,7 +81,7 @@ class HeadAccess:
         self._fenced = False
         self.pumping = False  # the broker's own requests that waited are being brought on their way
         self._left = True  # False: somebody is still inside a copy into the file
-        self._leaving: list[Any] = []  # regions of producers that were inside a copy when they left
+        self._leaving: list[tuple[Peer, Any]] = []  # regions of producers that were inside a copy when they left
         self._window = OWN_WINDOW
 
     @property
@@ -171,8 +171,9 @@ class HeadAccess:
         """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""
         worker = self.engine.worker
         worker.retire(grant.file_id, False)
-        if not grant.region.deregister(0):  # who fences the head waits until it is out of the file
-            self._leaving.append(grant.region)
+        if not grant.region.deregister(0):  # who fences the head, or closes the peer, waits until it is out of the file
+            self._leaving.append((grant.peer, grant.region))
+            grant.peer.leaving.add(self)
         worker.remove(grant.file_id)
         grants.end_key(grant.staging)
         if grant.word is not None:
@@ -192,7 +193,8 @@ class HeadAccess:
             self.engine.worker.close_head(head, notify)
         if self.word is not None:
             self.word.close()
-        for region in [*self._leaving, *(g.region for g in list(self.members.values()))]:
+        members = [g.region for g in list(self.members.values())]  # first: who leaves meanwhile is among those that leave
+        for region in [*members, *(region for _, region in self._leaving)]:
             if region is not None:
                 self.end_key(region)
         self._fenced = True
@@ -204,6 +206,10 @@ class HeadAccess:
             return True
         self._left = False
         return False
+
+    def left_by(self, peer: Peer) -> list[Any]:
+        """The keys of a producer that was inside a copy when it left."""
+        return [region for p, region in self._leaving if p is peer]
 
     @property
     def fenced(self) -> bool:
@@ -240,6 +246,8 @@ class HeadAccess:
             else:
                 grants.let_go(grant)
         self.members.clear()
+        for peer, _ in self._leaving:
+            peer.leaving.discard(self)
         self._leaving.clear()
         orders = [order for order, _ in worker.unanswered(self.head)]
         answered(self.head, worker.forget_head(self.head))
