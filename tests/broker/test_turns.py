@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import kdirect
-from kdirect.broker import connection, files
+from kdirect.broker import connection, files, messages
 from kdirect.format import protocol as p
 from kdirect.format.schema import build
 
@@ -154,6 +154,33 @@ def test_connections_share_a_turn(
         for _ in range(AT_ONCE):
             assert client.receive().error_code == 0
     assert rounds.most <= 1
+
+
+def test_two_sided_clients_share_a_turn(tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "TURN_S", 0.0, raising=False)
+    plain = messages.MessageConnection.completed
+
+    def completed(self: messages.MessageConnection, completion: Any) -> None:
+        rounds.count()
+        plain(self, completion)
+
+    monkeypatch.setattr(messages.MessageConnection, "completed", completed)
+    with kdirect.Broker(tmp_path / "log") as broker:
+        loop = broker.server._loop
+        assert loop is not None
+        settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        session = kdirect.connect(settings)
+        session.admin.create_topic("t", 1)
+        with kdirect.Producer({**settings, "produce.path": "send", "batch.bytes": 1024, "linger.ms": 0}) as producer:
+            producer.produce_sync("t", b"first", partition=0)
+            loop.call_soon_threadsafe(rounds.start, loop)
+            loop.call_soon_threadsafe(time.sleep, 0.3)  # meanwhile they gather
+            for _ in range(500):
+                producer.produce("t", b"x" * 900, partition=0)
+            producer.flush()
+            assert producer.statistics()["send_records"] == 501
+        session.close()
+    assert 1 < rounds.most <= 2 * messages.AT_ONCE  # of each queue
 
 
 def test_what_threads_have_finished_is_told_in_turns(tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdirect.broker.connection import Connection
+from kdirect.broker.connection import TURN_S, Connection
 from kdirect.errors import RdmaError
 from kdirect.format import protocol as p
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
@@ -36,6 +37,7 @@ ANSWER_BYTES = 4096  # far above any answer to a Produce of one partition
 MAX_RECEIVES = 128
 LEAST_MESSAGE_BYTES = 1024
 QUEUE_DEPTH = 1 << 16
+AT_ONCE = 16  # completions, each of which may be a request
 _HEAD = struct.Struct(">ih")  # size of the frame, API key
 _SIZE = struct.Struct(">i")
 
@@ -48,6 +50,7 @@ class MessageService:
         self.recv_cq = device.create_cq(depth=QUEUE_DEPTH)
         self.send_cq = device.create_cq(depth=QUEUE_DEPTH)
         self._loop = loop
+        self._turn_is_due = False
         self._closed = False
 
     def add(self, link: MessageConnection) -> None:
@@ -65,19 +68,28 @@ class MessageService:
                 self._loop.remove_reader(cq.fileno())
 
     def work(self) -> None:
-        """Take the completions that are there, then ask for an event at the next one."""
-        for _ in range(64):
-            if not self.links:
-                return
+        """Take the completions that are there, then ask for an event at the next one; after `TURN_S`
+        others have their turn, for clients that send on while they are answered give no end of them."""
+        if self._turn_is_due:
+            return
+        end = time.monotonic() + TURN_S
+        while self.links:
             for cq in (self.send_cq, self.recv_cq):
-                for completion in cq.poll(64):
+                for completion in cq.poll(AT_ONCE):
                     link = self.links.get(completion.qp_num)
                     if link is not None:
                         link.completed(completion)
+            if time.monotonic() >= end:
+                self._turn_is_due = True
+                self._loop.call_soon(self._take_turn)
+                return
             armed = [cq.arm() for cq in (self.send_cq, self.recv_cq)] if self.links else []
             if not any(armed):
                 return
-        self._loop.call_soon(self.work)  # others have their turn
+
+    def _take_turn(self) -> None:
+        self._turn_is_due = False
+        self.work()
 
     def _reap(self) -> None:
         """A poll lets go of closed queue pairs; without other clients nobody polls."""
