@@ -411,6 +411,34 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
     session.close()
 
 
+def test_a_file_ahead_that_cannot_be_granted_does_not_stay_behind(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, until: Any
+) -> None:
+    """It waits for the next request, or goes with the head that it was to follow."""
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    (directory,) = [p.directory for tp, p in broker.server.logs.partitions.items() if tp.topic == "a"]
+    failed = []
+    plain = HeadAccess.__init__
+
+    def init(access: HeadAccess, *args: Any, **more: Any) -> None:
+        if more.get("before") is not None:
+            failed.append(access)
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        plain(access, *args, **more)
+
+    monkeypatch.setattr(HeadAccess, "__init__", init)
+    with session.producer() as producer:
+        for _ in range(2 * SEGMENT_BYTES // 1000):
+            producer.produce_sync("a", b"x" * 1000, partition=0)
+            if failed:
+                break
+    assert failed
+    until(lambda: not len(broker.server.access._grants), what="the head has ended")
+    until(lambda: not list(directory.glob("head-*.tmp")), timeout_s=5, what="the file ahead is removed")
+    session.close()
+
+
 @pytest.fixture
 def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
     """The thread and the time in ms of each wait for a peer that did not leave a copy."""

@@ -329,13 +329,12 @@ class ProduceAccess:
                 access.preparing = True
                 self._appends.on_thread(partition, partition.prepare_next, partial(self._next_prepared, access))
             raise _NotYet
-        file, access.next_file = access.next_file, None
-        access.preparing = False
         after = HeadAccess(
-            partition, file, peer.engine, shared=False, explicit=access.explicit, entries=peer.max_in_flight,
+            partition, access.next_file, peer.engine, shared=False, explicit=access.explicit, entries=peer.max_in_flight,
             hole_timeout_ms=self._hole_timeout_ms, before=access,
         )  # fmt: skip
-        access.after = after
+        access.after, access.next_file = after, None
+        access.preparing = False
         self._counters["rdma_heads_ahead"] += 1
         try:
             return after.join(self._grants, peer, request, sync_first=self._sync_first, watched=tp in self._watched)
