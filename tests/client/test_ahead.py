@@ -22,6 +22,7 @@ from kdirect.broker.head_access import HeadAccess
 from kdirect.broker.produce_access import ProduceAccess
 from kdirect.client import connect
 from kdirect.client.paths import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
+from kdirect.errors import KdirectError
 from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -355,6 +356,57 @@ def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
     with session.producer() as producer:
         assert producer.produce_sync("t", value(0), partition=0) == 0
     assert log_of(session) == [0]
+
+
+def test_a_producer_is_told_of_a_deletion_that_meets_its_change_of_files(broker, monkeypatch):
+    """The full head is sealed on a thread while the deletion begins: what is in the file ahead is not committed any more."""
+    begun = threading.Event()
+    roll_into, begin, fence = Partition.roll_into, ProduceAccess.begin_deletion, HeadAccess.fence
+
+    def fencing(access: HeadAccess, *, notify: bool):
+        time.sleep(0.3 if begun.is_set() else 0)  # what it writes now arrives, and nobody commits it
+        fence(access, notify=notify)
+
+    def held(partition: Partition, prepared: PreparedHead):
+        armed.set()
+        assert begun.wait(20)
+        return roll_into(partition, prepared)
+
+    def beginning(access: ProduceAccess, partitions):
+        heads = begin(access, partitions)
+        begun.set()
+        return heads
+
+    armed = threading.Event()
+    ended: list[BaseException | None] = []
+    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+        session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
+        producer = session.producer(**{"allow.auto.create.topics": "false"})
+
+        def produce() -> None:
+            try:
+                for _ in range(100 * A_SEGMENT):
+                    producer.produce("t", value(0), partition=0)
+                producer.flush(15)
+                ended.append(None)
+            except Exception as e:
+                ended.append(e)
+
+        while producer.statistics().get("rdma_files_ahead", 0) < 1:
+            producer.produce_sync("t", value(0), partition=0)
+        monkeypatch.setattr(Partition, "roll_into", held)
+        monkeypatch.setattr(ProduceAccess, "begin_deletion", beginning)
+        monkeypatch.setattr(HeadAccess, "fence", fencing)
+        thread = threading.Thread(target=produce)
+        thread.start()
+        assert armed.wait(20)
+        began = time.monotonic()
+        session.admin.delete_topic("t")
+        thread.join(30)
+        assert not thread.is_alive() and time.monotonic() - began < 10
+        with pytest.raises(KdirectError):
+            producer.close()
+            raise ended[0] or AssertionError("nothing failed")
 
 
 def test_deleting_the_topic_frees_the_file_that_was_granted_ahead(served):

@@ -420,6 +420,7 @@ class ProduceAccess:
         begun = after.go_on(segment)
         self._wind_up(access)
         if not begun or after.ending or tp in self._deleting or self._logs.partitions.get(tp) is not access.partition:
+            after.engine.worker.close_head(after.head, True)  # what its producer wrote there is not committed, and it waits for that
             self._finish(after)
         elif access.recalled or self._appends.waiting(tp) or any(x.request.ahead_of_file_id < 0 for x in self._waiting.get(tp, ())):
             self._recall(after, "others have asked for it, too")
