@@ -12,7 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAMES = ["codec-decode", "codec-encode", "shm-read", "slot-poll", "consume-partitions", "produce-rtt", "produce-pipelined"]
-NAMES += ["produce-cpu", "produce-exclusive", "produce-shared", "produce-notify", "quiet", "stall", "spark-read-ceiling"]
+NAMES += ["produce-cpu", "produce-exclusive", "produce-rolls", "produce-shared", "produce-notify", "quiet", "stall"]
+NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
 
@@ -34,7 +35,9 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
     assert not (tmp_path / "out.json").exists()
 
 
-@pytest.mark.parametrize("row", [*NAMES[:5], "produce-cpu", "produce-exclusive", "produce-shared", "produce-notify", "quiet", "stall"])
+@pytest.mark.parametrize(
+    "row", [*NAMES[:5], "produce-cpu", "produce-exclusive", "produce-rolls", "produce-shared", "produce-notify", "quiet", "stall"]
+)
 def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "out.json"
     run = bench("--rows", row, "--json", target, "--quick", "--seconds", 2)
