@@ -7,6 +7,7 @@ same run.  The rows follow KafkaDirect's evaluation (figures 6, 7, 10 and 11) on
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -34,7 +35,8 @@ def _thread_seconds(pid: int) -> float:
     """CPU time of all threads of a process that are alive, which the scheduler counts in nanoseconds."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
-        total += int((thread / "schedstat").read_text().split()[0])
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            total += int((thread / "schedstat").read_text().split()[0])
     return total / 1e9
 
 
