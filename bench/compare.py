@@ -40,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="one short round a row: shows that it works, not how fast")
     options = parser.parse_args(arguments)
     other = options.before / ".venv/bin/python"
+    if options.before.resolve() == HERE.parent:
+        print("bench: --before (BEFORE=) is this checkout itself: name the root of another one", file=sys.stderr)
+        return 2
     if not other.exists():
         print(f"bench: {other} is not there: run make install in {options.before}", file=sys.stderr)
         return 2

@@ -126,7 +126,9 @@ def test_values_that_overlap_are_not_worse_and_what_is_missing_is_told() -> None
     assert compared([[]], [[]]) == [[None, {}, False]]
 
 
-def test_a_comparison_needs_an_installed_checkout(tmp_path: Path) -> None:
-    command = [sys.executable, str(ROOT / "bench/compare.py"), "--before", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert run.returncode == 2 and f"run make install in {tmp_path}" in run.stderr
+def test_a_comparison_needs_another_checkout_that_is_installed(tmp_path: Path) -> None:
+    # An empty BEFORE is the directory that make runs in.
+    for before, remedy in ((str(tmp_path), f"run make install in {tmp_path}"), ("", "name the root of another one")):
+        command = [sys.executable, str(ROOT / "bench/compare.py"), "--before", before]
+        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        assert run.returncode == 2 and remedy in run.stderr

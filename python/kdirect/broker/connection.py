@@ -34,6 +34,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kdirect.broker.files import TURN_S
 from kdirect.broker.frames import INITIAL_BYTES, FrameParser
 from kdirect.errors import ProtocolError
 
@@ -47,7 +48,6 @@ _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
-TURN_S = 0.002
 BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
 
 

@@ -42,7 +42,7 @@ log = logging.getLogger("kdirect.broker")
 
 ROOM_THREADS = 2  # a log directory
 READ_THREADS = 4
-TURN_S = 0.002  # of the event loop, for what the threads have finished
+TURN_S = 0.002  # what the event loop gives one kind of work before the others have their turn
 DESCRIPTORS = 1 << 16
 
 # `done(result, None)` or `done(None, error)`.

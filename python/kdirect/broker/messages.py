@@ -23,7 +23,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from kdirect.broker.connection import TURN_S, Connection
+from kdirect.broker.connection import Connection
+from kdirect.broker.files import TURN_S
 from kdirect.errors import RdmaError
 from kdirect.format import protocol as p
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
