@@ -6,8 +6,9 @@ import mmap
 
 
 def touch(length: int) -> None:
-    """Write to so much memory and free it.  A virtual machine's host takes free memory away within seconds and gives it back at a few
-    hundred megabytes a second, which is no property of what is measured."""
+    """Write to so much memory and free it.  A virtual machine's host takes free memory away within
+    seconds and gives it back at a few hundred megabytes a second, which is no property of what is
+    measured."""
     with mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as free:
         for page in range(0, length, mmap.PAGESIZE):
             free[page] = 1

@@ -94,7 +94,9 @@ def _kdirect(servers: str, partitions: int, transport: str) -> Any:
 def _confluent(servers: str, partitions: int) -> Any:
     import confluent_kafka
 
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "bench", "enable.auto.commit": False}
+    )
     consumer.assign([confluent_kafka.TopicPartition("t", p, 0) for p in range(partitions)])
     return consumer
 

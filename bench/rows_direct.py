@@ -1,7 +1,9 @@
-"""Bench rows of the RDMA paths: empty polls, one record at a time, produce round trips and pipelines.
+"""Bench rows of the RDMA paths: empty polls, one record at a time, produce round trips and
+pipelines.
 
-The broker runs in a process of its own; producer and consumer are this process.  Each row states its limit,
-measured in the same run: the bare eventfd round trip between two processes, memcpy, or an absolute bar.
+The broker runs in a process of its own; producer and consumer are this process.  Each row states
+its limit, measured in the same run: the bare eventfd round trip between two processes, memcpy, or
+an absolute bar.
 """
 
 from __future__ import annotations
@@ -55,7 +57,14 @@ def _percentile(sorted_values: list[float], p: float) -> float:
 
 
 def _row(
-    row: str, value: float, unit: str, against: str, against_value: float | None, *, lower_is_better: bool = False, **settings: Any
+    row: str,
+    value: float,
+    unit: str,
+    against: str,
+    against_value: float | None,
+    *,
+    lower_is_better: bool = False,
+    **settings: Any,
 ) -> Row:
     ratio = None if not against_value else value / against_value
     if lower_is_better:
@@ -72,8 +81,8 @@ def _row(
 
 
 def eventfd_round_trip_us(seconds: float) -> float:
-    """Median of a bare eventfd round trip between two processes that both sleep in poll, on two cores if there are two, as client and
-    broker are."""
+    """Median of a bare eventfd round trip between two processes that both sleep in poll, on two
+    cores if there are two, as client and broker are."""
     there, back = os.eventfd(0), os.eventfd(0)
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])
@@ -116,7 +125,8 @@ def _apart(pid: int) -> None:
 
 
 def slot_poll(seconds: float, quick: bool) -> list[Row]:
-    """Empty polls of an idle topic from Python, the broker's work meanwhile, and one committed record at a time."""
+    """Empty polls of an idle topic from Python, the broker's work meanwhile, and one committed
+    record at a time."""
     import kdirect
     from kdirect.client import connect
     from kdirect.model import TopicPartition
@@ -178,7 +188,9 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
                 for _ in range(records):
                     producer.produce(topic, b"v" * size, partition=0)
             samples: list[float] = []
-            with kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm", "fetch.max.read.bytes": "2048"}) as consumer:
+            with kdirect.Consumer(
+                {"bootstrap.servers": servers, "transport": "shm", "fetch.max.read.bytes": "2048"}
+            ) as consumer:
                 consumer.assign({TopicPartition(topic, 0): 0})
                 clock = time.perf_counter_ns
                 while len(samples) < records:
@@ -203,7 +215,10 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
             )
             # Each record is committed first, then consumed: slot READ, data READ, CRC, object.
             samples = []
-            with session.producer() as producer, kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm"}) as consumer:
+            with (
+                session.producer() as producer,
+                kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm"}) as consumer,
+            ):
                 consumer.assign({TopicPartition(topic, 0): records})
                 for _ in range(200 if quick else 5000):
                     producer.produce_sync(topic, b"v" * size, partition=0)
@@ -231,7 +246,8 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
 
 
 def produce_rtt(seconds: float, quick: bool) -> list[Row]:
-    """A record at a time, acknowledged, called from Python: while traffic flows, and after the broker slept."""
+    """A record at a time, acknowledged, called from Python: while traffic flows, and after the
+    broker slept."""
     from kdirect.client import connect
 
     rows: list[Row] = []
@@ -298,14 +314,23 @@ def produce_rtt(seconds: float, quick: bool) -> list[Row]:
         before = _cpu_seconds(pid)
         time.sleep(1 if quick else 3)
         rows.append(
-            _row("produce-rtt.idle-cpu", _cpu_seconds(pid) - before, "s", "bar: 0 s", None, lower_is_better=True, of_s=1 if quick else 3)
+            _row(
+                "produce-rtt.idle-cpu",
+                _cpu_seconds(pid) - before,
+                "s",
+                "bar: 0 s",
+                None,
+                lower_is_better=True,
+                of_s=1 if quick else 3,
+            )
         )
         session.close()
     return rows
 
 
 def _memcpy_rate(size: int, seconds: float) -> float:
-    """Bytes a second of copying `size` bytes at a time through 64 MiB of warm memory, as a send buffer and a segment are walked."""
+    """Bytes a second of copying `size` bytes at a time through 64 MiB of warm memory, as a send
+    buffer and a segment are walked."""
     import numpy as np
 
     total = 64 << 20
@@ -324,8 +349,8 @@ def _memcpy_rate(size: int, seconds: float) -> float:
 
 
 def _new_file_rate(size: int, seconds: float) -> float:
-    """Bytes a second of the same copies into files as a log makes them: preallocated on tmpfs (in huge pages where there are any), mapped,
-    written once, unmapped, deleted."""
+    """Bytes a second of the same copies into files as a log makes them: preallocated on tmpfs (in
+    huge pages where there are any), mapped, written once, unmapped, deleted."""
     from kdirect.log.mapped import allocate_huge
     from kdirect.rdma.contract import Memory
 
@@ -369,7 +394,9 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                 produce = producer.produce
                 end = time.perf_counter() + seconds / 8
                 done = 0
-                for _ in range(count // 4):  # the first pages of a machine that has just started cost more than any later one
+                for _ in range(
+                    count // 4
+                ):  # the first pages of a machine that has just started cost more than any later one
                     produce(topic, value, None, 0)
                 producer.flush()
                 cpu = _cpu_seconds(pid)
@@ -383,13 +410,37 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                     session.admin.delete_records({_tp(topic): -1})
                 cpu = _cpu_seconds(pid) - cpu
             rate = statistics.median(rates)
-            settings = {"size": size, "records": done, "broker_cpu_us_per_record": cpu / done * 1e6, "bytes_per_s": rate * size}
+            settings = {
+                "size": size,
+                "records": done,
+                "broker_cpu_us_per_record": cpu / done * 1e6,
+                "bytes_per_s": rate * size,
+            }
             if size <= 512:
-                rows.append(_row("produce-pipelined", rate, "1/s", "bar: 400 k/s at 100 B", 400e3, **settings))
+                rows.append(
+                    _row(
+                        "produce-pipelined", rate, "1/s", "bar: 400 k/s at 100 B", 400e3, **settings
+                    )
+                )
             else:
-                new_file, warm = _new_file_rate(size, 0.2 if quick else 1), _memcpy_rate(size, 0.2 if quick else 1)
-                settings |= {"warm_memcpy_bytes_per_s": warm, "ratio_to_warm_memcpy": rate * size / warm}
-                rows.append(_row("produce-pipelined", rate * size, "B/s", "memcpy into new files of a log", new_file, **settings))
+                new_file, warm = (
+                    _new_file_rate(size, 0.2 if quick else 1),
+                    _memcpy_rate(size, 0.2 if quick else 1),
+                )
+                settings |= {
+                    "warm_memcpy_bytes_per_s": warm,
+                    "ratio_to_warm_memcpy": rate * size / warm,
+                }
+                rows.append(
+                    _row(
+                        "produce-pipelined",
+                        rate * size,
+                        "B/s",
+                        "memcpy into new files of a log",
+                        new_file,
+                        **settings,
+                    )
+                )
         session.close()
     return rows
 

@@ -1,14 +1,17 @@
-"""Bench rows of the codec: record batches to Arrow and back, beside memcpy and the bare (de)compressors.
+"""Bench rows of the codec: record batches to Arrow and back, beside memcpy and the bare
+(de)compressors.
 
-One core.  Records of 110 bytes (100 of value) lie in batches of 16 KiB with CRC.  What is measured and its limits take turns (A B C A B
-C ...), and each figure is the median of its turns.  A turn is a chunk of 8 MiB.  A rate counts the bytes of the record batches before
-compression.
+One core.  Records of 110 bytes (100 of value) lie in batches of 16 KiB with CRC.  What is measured
+and its limits take turns (A B C A B C ...), and each figure is the median of its turns.  A turn is
+a chunk of 8 MiB.  A rate counts the bytes of the record batches before compression.
 
-Time is the thread's CPU time: the work is one thread that never sleeps, and where others use the core a wall clock's median says how
-often a turn was interrupted, not how long it took.  The ratio by the wall clock is kept in the settings.
+Time is the thread's CPU time: the work is one thread that never sleeps, and where others use the
+core a wall clock's median says how often a turn was interrupted, not how long it took.  The ratio
+by the wall clock is kept in the settings.
 
-The limit is memcpy into memory that is warm and used again, because that is how the decoder gets its memory: blocks return to free
-lists when Arrow lets them go.  memcpy into fresh memory, page faults and all, is told beside it.
+The limit is memcpy into memory that is warm and used again, because that is how the decoder gets
+its memory: blocks return to free lists when Arrow lets them go.  memcpy into fresh memory, page
+faults and all, is told beside it.
 """
 
 from __future__ import annotations
@@ -66,7 +69,9 @@ def json_values(n: int) -> pa.Array:
         }
         for i in range(n)
     )
-    return pa.array([json.dumps(row).ljust(VALUE_BYTES)[:VALUE_BYTES].encode() for row in rows], pa.binary())
+    return pa.array(
+        [json.dumps(row).ljust(VALUE_BYTES)[:VALUE_BYTES].encode() for row in rows], pa.binary()
+    )
 
 
 def segment_of(batches: list[Any]) -> bytearray:
@@ -98,7 +103,10 @@ class Segment:
     def decode(self) -> None:
         """Into RecordBatches that are dropped at once."""
         decoder = ArrowDecoder("topic", 3, target_bytes=4 * CHUNK_BYTES)
-        if decoder.feed_address(self.address, len(self.data)) != len(self.data) or decoder.take().num_rows != self.rows:
+        if (
+            decoder.feed_address(self.address, len(self.data)) != len(self.data)
+            or decoder.take().num_rows != self.rows
+        ):
             raise RuntimeError("rows were lost")
 
 
@@ -106,9 +114,11 @@ Turns = list[tuple[float, float]]  # CPU seconds, wall seconds
 
 
 def in_turns(seconds: float, things: list[Any], *functions: Callable[[Any], object]) -> list[Turns]:
-    """The turns of each function on one of `things`; they take turns until the time is up, three turns at least.
+    """The turns of each function on one of `things`; they take turns until the time is up, three
+    turns at least.
 
-    In every turn each function gets another thing than the others, so that none finds warm what another has just read."""
+    In every turn each function gets another thing than the others, so that none finds warm what
+    another has just read."""
     turns: list[Turns] = [[] for _ in functions]
     for function in functions:
         for thing in things:
@@ -133,9 +143,14 @@ def copy_fresh(segment: Segment) -> None:
     memory.close()
 
 
-def figure(row: str, nbytes: int, rows: int, own: Turns, against: str, other: Turns, **settings: Any) -> Row:
-    """Medians of CPU time; beside them the ratio of the best turns, and the ratio of the medians by the wall clock."""
-    (cpu, wall), (other_cpu, other_wall) = ([statistics.median(t[clock] for t in turns) for clock in (0, 1)] for turns in (own, other))
+def figure(
+    row: str, nbytes: int, rows: int, own: Turns, against: str, other: Turns, **settings: Any
+) -> Row:
+    """Medians of CPU time; beside them the ratio of the best turns, and the ratio of the medians by
+    the wall clock."""
+    (cpu, wall), (other_cpu, other_wall) = (
+        [statistics.median(t[clock] for t in turns) for clock in (0, 1)] for turns in (own, other)
+    )
     settings |= {
         "rows_per_s": rows / cpu, "turns": len(own), "clock": "thread CPU", "ratio_of_best": round(min(other)[0] / min(own)[0], 3),
         "ratio_by_wall": round(other_wall / wall, 3), "record_bytes": round(nbytes / rows, 1), "batch_bytes": BATCH_BYTES,
@@ -171,7 +186,9 @@ def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], obj
     warm_address = ctypes.addressof((ctypes.c_char * len(warm)).from_buffer(warm))
     keys = pa.array([b"key-%04d" % (i % 9999) for i in range(rows)], pa.binary())
     for keyed in (False, True):
-        segments = [Segment(noise_values(rows, seed), keys if keyed else None) for seed in range(CHUNKS)]
+        segments = [
+            Segment(noise_values(rows, seed), keys if keyed else None) for seed in range(CHUNKS)
+        ]
         own, copied, copied_fresh = in_turns(
             (2 if keyed else 3) * share,
             segments,
@@ -180,36 +197,71 @@ def measure(row: str, seconds: float, quick: bool, work: Callable[[Segment], obj
             copy_fresh,
         )
         nbytes = sum(len(s.data) for s in segments) // CHUNKS
-        out.append(figure(row, nbytes, rows, own, WARM, copied, codec="none", keys="8 bytes" if keyed else "none"))
+        out.append(
+            figure(
+                row,
+                nbytes,
+                rows,
+                own,
+                WARM,
+                copied,
+                codec="none",
+                keys="8 bytes" if keyed else "none",
+            )
+        )
         if not keyed:
-            out.append(figure(row, nbytes, rows, own, FRESH, copied_fresh, codec="none", keys="none"))
+            out.append(
+                figure(row, nbytes, rows, own, FRESH, copied_fresh, codec="none", keys="none")
+            )
     values = json_values(rows // 4)
     plain = Segment(values)
     payloads = [bytes(b.data[RECORDS:]) for b in plain.batches]
     for codec in CODECS:
         segment = Segment(values, None, codec)
         if row == "codec-decode":
-            bare = bare_decompression(codec, [bytes(b.data[RECORDS:]) for b in segment.batches], [len(p) for p in payloads])
+            bare = bare_decompression(
+                codec,
+                [bytes(b.data[RECORDS:]) for b in segment.batches],
+                [len(p) for p in payloads],
+            )
         else:
             bare = bare_compression(codec, payloads)
         own, other = in_turns(share, [segment], work, bare)
         what = "decompression" if row == "codec-decode" else "compression"
-        out.append(figure(row, len(plain.data), len(values), own, f"bare {codec} {what}", other, codec=codec, keys="none"))
+        out.append(
+            figure(
+                row,
+                len(plain.data),
+                len(values),
+                own,
+                f"bare {codec} {what}",
+                other,
+                codec=codec,
+                keys="none",
+            )
+        )
     return out
 
 
-def bare_decompression(codec: str, payloads: list[bytes], sizes: list[int]) -> Callable[[Any], object]:
-    """The calls that the decoder itself makes, with the sizes known; each result is dropped before the next, as the decoder does."""
+def bare_decompression(
+    codec: str, payloads: list[bytes], sizes: list[int]
+) -> Callable[[Any], object]:
+    """The calls that the decoder itself makes, with the sizes known; each result is dropped before
+    the next, as the decoder does."""
     scratch = bytearray(2 * BATCH_BYTES)
     zstd = zstandard.ZstdDecompressor()
     calls: dict[str, Callable[[bytes, int], object]] = {
         "gzip": lambda payload, size: zlib.decompress(payload, 31, size),
         "snappy": lambda payload, size: cramjam.snappy.decompress_raw_into(payload, scratch),
-        "lz4": lambda payload, size: cramjam.lz4.decompress_block_into(payload, scratch, output_len=size),
+        "lz4": lambda payload, size: cramjam.lz4.decompress_block_into(
+            payload, scratch, output_len=size
+        ),
         "zstd": lambda payload, size: zstd.decompress(payload, max_output_size=size),
     }
     call = calls[codec]
-    if codec == "lz4":  # one block a frame: 7 bytes of header and 4 of length before it, 4 of end mark behind it
+    if (
+        codec == "lz4"
+    ):  # one block a frame: 7 bytes of header and 4 of length before it, 4 of end mark behind it
         payloads = [payload[11:-4] for payload in payloads]
 
     def run(_: Any) -> None:
@@ -220,7 +272,8 @@ def bare_decompression(codec: str, payloads: list[bytes], sizes: list[int]) -> C
 
 
 def bare_compression(codec: str, payloads: list[bytes]) -> Callable[[Any], object]:
-    """The calls that the encoder itself makes, at its level; each result is dropped before the next."""
+    """The calls that the encoder itself makes, at its level; each result is dropped before the
+    next."""
     call: Callable[[bytes], object]
     if codec == "gzip":
         call = lambda payload: zlib.compress(payload, 6, 31)  # noqa: E731

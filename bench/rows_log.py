@@ -32,7 +32,16 @@ class _Broker:
     def __init__(self, directory: str) -> None:
         begin = time.perf_counter()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", directory, "--set", "listeners=127.0.0.1:0"],
+            [
+                sys.executable,
+                "-m",
+                "kdirect.cli",
+                "broker",
+                "--log-dirs",
+                directory,
+                "--set",
+                "listeners=127.0.0.1:0",
+            ],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             text=True,
@@ -54,7 +63,9 @@ def _disk_bytes(directory: Path) -> int:
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="kdirect-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    return tempfile.TemporaryDirectory(
+        prefix="kdirect-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    )
 
 
 def _one_record_each(servers: str, count: int, path: str) -> None:

@@ -1,8 +1,9 @@
-"""Bench rows of the produce datapaths: the broker's CPU, one producer against memcpy and over many rolls, five
-on one partition, ways to notify the broker.
+"""Bench rows of the produce datapaths: the broker's CPU, one producer against memcpy and over many
+rolls, five on one partition, ways to notify the broker.
 
-The broker runs in a process of its own with its log on tmpfs, and so does every producer of `produce-shared`.  Limits are measured in the
-same run.  The rows follow KafkaDirect's evaluation (figures 6, 7, 10 and 11) on one host, over `shm`.
+The broker runs in a process of its own with its log on tmpfs, and so does every producer of
+`produce-shared`.  Limits are measured in the same run.  The rows follow KafkaDirect's evaluation
+(figures 6, 7, 10 and 11) on one host, over `shm`.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from memory import touch
-from rows_direct import _apart, _cpu_seconds, _memcpy_rate, _new_file_rate, _percentile, _row, _tp, broker_process
+from rows_direct import (
+    _apart,
+    _cpu_seconds,
+    _memcpy_rate,
+    _new_file_rate,
+    _percentile,
+    _row,
+    _tp,
+    broker_process,
+)
 
 Row = dict[str, Any]
 
@@ -28,11 +38,16 @@ PRODUCERS = 5
 SIZES = (32, 512, 4096, 32 << 10, 256 << 10, 1 << 20)
 GOODPUT_BYTES = 128 << 20  # at most, a turn
 ROUNDS = 6  # of which the first warms up
-NOTIFICATIONS: dict[str, dict[str, str]] = {"imm": {}, "send": {"rdma.notify": "send"}, "two-sided": {"produce.path": "send"}}
+NOTIFICATIONS: dict[str, dict[str, str]] = {
+    "imm": {},
+    "send": {"rdma.notify": "send"},
+    "two-sided": {"produce.path": "send"},
+}
 
 
 def _thread_seconds(pid: int) -> float:
-    """CPU time of all threads of a process that are alive, which the scheduler counts in nanoseconds."""
+    """CPU time of all threads of a process that are alive, which the scheduler counts in
+    nanoseconds."""
     total = 0
     for thread in Path(f"/proc/{pid}/task").iterdir():
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
@@ -41,14 +56,17 @@ def _thread_seconds(pid: int) -> float:
 
 
 def produce_cpu(seconds: float, quick: bool) -> list[Row]:
-    """The broker's CPU time, all of it, for each committed RDMA produce of one 100-byte record; one exclusive producer, many under way."""
+    """The broker's CPU time, all of it, for each committed RDMA produce of one 100-byte record; one
+    exclusive producer, many under way."""
     from kdirect.client import connect
 
     rows: list[Row] = []
     count = 5_000 if quick else 200_000
     for spin_us in (50, 0):
         with broker_process(rdma_spin_us=spin_us) as (servers, pid):
-            session = connect({"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"})
+            session = connect(
+                {"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"}
+            )
             session.admin.create_topic("cpu", 1)
             _apart(pid)
             try:
@@ -96,8 +114,9 @@ def _crc_rate(size: int, seconds: float) -> float:
 
 
 def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
-    """One exclusive producer of 32 KiB records, a call each, against memcpy of the same records: into memory that is warm, and into new
-    files as a log's are.  The cost of the two CRCs (producer and broker, on two cores) is told apart."""
+    """One exclusive producer of 32 KiB records, a call each, against memcpy of the same records:
+    into memory that is warm, and into new files as a log's are.  The cost of the two CRCs (producer
+    and broker, on two cores) is told apart."""
     from kdirect.client import connect
 
     count = 500 if quick else 8000
@@ -106,12 +125,16 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
     new_file: list[float] = []
     crc: list[float] = []
     with broker_process() as (servers, _):
-        session = connect({"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"})
+        session = connect(
+            {"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"}
+        )
         session.admin.create_topic("one", 1)
         value = b"v" * RECORD_BYTES
         with session.producer() as producer:
             end = time.perf_counter() + seconds - 4
-            while len(rates) < 2 or time.perf_counter() < end:  # in turn, so that a busy machine is busy for all
+            while (
+                len(rates) < 2 or time.perf_counter() < end
+            ):  # in turn, so that a busy machine is busy for all
                 begin = time.perf_counter()
                 for _ in range(count):
                     producer.produce("one", value, None, 0)
@@ -122,20 +145,56 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
                 new_file.append(_new_file_rate(RECORD_BYTES, 0.1))
                 crc.append(_crc_rate(RECORD_BYTES, 0.05))
         session.close()
-    rate, warm_rate, new_rate, crc_rate = (statistics.median(x) for x in (rates[1:], warm, new_file, crc))
-    without_crc = 1 / (1 / rate - 1 / crc_rate)  # the two ends compute theirs at the same time, so one of them is on the way
-    settings = {"size": RECORD_BYTES, "rounds": len(rates) - 1, "crc_bytes_per_s": crc_rate, "bar": 0.8}
+    rate, warm_rate, new_rate, crc_rate = (
+        statistics.median(x) for x in (rates[1:], warm, new_file, crc)
+    )
+    without_crc = 1 / (
+        1 / rate - 1 / crc_rate
+    )  # the two ends compute theirs at the same time, so one of them is on the way
+    settings = {
+        "size": RECORD_BYTES,
+        "rounds": len(rates) - 1,
+        "crc_bytes_per_s": crc_rate,
+        "bar": 0.8,
+    }
     return [
-        _row("produce-exclusive", rate, "B/s", "memcpy into new files of a log", new_rate, crc="included", **settings),
-        _row("produce-exclusive", without_crc, "B/s", "memcpy into new files of a log", new_rate, crc="one taken off", **settings),
-        _row("produce-exclusive", rate, "B/s", "memcpy, warm", warm_rate, crc="included", **settings),
-        _row("produce-exclusive", without_crc, "B/s", "memcpy, warm", warm_rate, crc="one taken off", **settings),
+        _row(
+            "produce-exclusive",
+            rate,
+            "B/s",
+            "memcpy into new files of a log",
+            new_rate,
+            crc="included",
+            **settings,
+        ),
+        _row(
+            "produce-exclusive",
+            without_crc,
+            "B/s",
+            "memcpy into new files of a log",
+            new_rate,
+            crc="one taken off",
+            **settings,
+        ),
+        _row(
+            "produce-exclusive", rate, "B/s", "memcpy, warm", warm_rate, crc="included", **settings
+        ),
+        _row(
+            "produce-exclusive",
+            without_crc,
+            "B/s",
+            "memcpy, warm",
+            warm_rate,
+            crc="one taken off",
+            **settings,
+        ),
     ]
 
 
 def produce_rolls(seconds: float, quick: bool) -> list[Row]:
-    """Records of 4 KiB, each awaited, in a stream over many rolls: the 99th percentile is what the next head costs, or that it was there.
-    The median round's; a round is of one log, which is emptied then."""
+    """Records of 4 KiB, each awaited, in a stream over many rolls: the 99th percentile is what the
+    next head costs, or that it was there. The median round's; a round is of one log, which is
+    emptied then."""
     from kdirect.client import connect
 
     size, segment = 4096, 64 << 20
@@ -187,7 +246,10 @@ class Producers:
 
     def __init__(self, servers: str, count: int) -> None:
         command = [sys.executable, __file__, servers]
-        self.children = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(count)]
+        self.children = [
+            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            for _ in range(count)
+        ]
 
     def _tell(self, children: Iterable[subprocess.Popen[str]], **order: Any) -> list[Any]:
         children = list(children)
@@ -203,7 +265,9 @@ class Producers:
             answers.append(json.loads(line))
         return answers
 
-    def round(self, producers: int, topic: str, total_bytes: int, size: int, settings: dict[str, str]) -> tuple[float, dict[str, int]]:
+    def round(
+        self, producers: int, topic: str, total_bytes: int, size: int, settings: dict[str, str]
+    ) -> tuple[float, dict[str, int]]:
         """Goodput in bytes/s of that many producers together, and their counters."""
         children = self.children[:producers]
         self._tell(children, do="open", topic=topic, settings=settings, size=size)
@@ -211,7 +275,9 @@ class Producers:
         spans = self._tell(children, do="go", count=count)
         counters = self._tell(children, do="close")
         total = {k: sum(c.get(k, 0) for c in counters) for k in ("rdma_records", "tcp_records")}
-        return count * producers * size / (max(s[1] for s in spans) - min(s[0] for s in spans)) * 1e9, total
+        return count * producers * size / (
+            max(s[1] for s in spans) - min(s[0] for s in spans)
+        ) * 1e9, total
 
     def close(self) -> None:
         for child in self.children:
@@ -220,12 +286,16 @@ class Producers:
 
 
 def produce_shared(seconds: float, quick: bool) -> list[Row]:
-    """Producers, in processes of their own, of 32 KiB records on one partition: one exclusively, more by FETCH_AND_ADD and
-    COMPARE_AND_SWAP."""
+    """Producers, in processes of their own, of 32 KiB records on one partition: one exclusively,
+    more by FETCH_AND_ADD and COMPARE_AND_SWAP."""
     from kdirect.client import connect
 
     ways = [("exclusive", 1, "exclusive", "faa")]
-    ways += [(f"{atomic} {n}", n, "shared", atomic) for atomic in ("faa", "cas") for n in (1, 2, PRODUCERS)]
+    ways += [
+        (f"{atomic} {n}", n, "shared", atomic)
+        for atomic in ("faa", "cas")
+        for n in (1, 2, PRODUCERS)
+    ]
     total = (8 << 20) if quick else (256 << 20)
     rates: dict[str, list[float]] = {name: [] for name, *_ in ways}
     with broker_process() as (servers, _):
@@ -258,8 +328,8 @@ def produce_shared(seconds: float, quick: bool) -> list[Row]:
 
 
 def produce_notify(seconds: float, quick: bool) -> list[Row]:
-    """WRITE_WITH_IMM against WRITE and SEND, and against the two-sided path, from 32 bytes to 1 MiB: latency and goodput of encoded
-    requests of one record."""
+    """WRITE_WITH_IMM against WRITE and SEND, and against the two-sided path, from 32 bytes to 1
+    MiB: latency and goodput of encoded requests of one record."""
     from kdirect.client import connect
     from kdirect.format.codec import encode_records
 
@@ -267,14 +337,20 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
     share = max(0.05, (seconds - 4) / len(sizes) / len(NOTIFICATIONS) / 2)
     found: dict[tuple[int, str], dict[str, Any]] = {}
     with broker_process() as (servers, pid):
-        session = connect({"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"})
+        session = connect(
+            {"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "exclusive"}
+        )
         _apart(pid)
         for size in sizes:
             data = encode_records([(None, b"v" * size, [], 1)])
             producers = {}
             for how, settings in NOTIFICATIONS.items():
-                session.admin.create_topic(f"{how}-{size}", 1, configs={"max.message.bytes": str(2 << 20)})
-                producers[how] = session.producer(**settings, **{"batch.bytes": max(4096, len(data))})
+                session.admin.create_topic(
+                    f"{how}-{size}", 1, configs={"max.message.bytes": str(2 << 20)}
+                )
+                producers[how] = session.producer(
+                    **settings, **{"batch.bytes": max(4096, len(data))}
+                )
                 found[size, how] = {"samples": [], "rates": []}
             for turn in range(2 if quick else ROUNDS):  # in turn: what disturbs one disturbs all
                 for how, producer in producers.items():
@@ -285,7 +361,9 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
                         found[size, how]["rates"].append(rate)
             for how, producer in producers.items():
                 f, carried = found[size, how], producer.statistics()
-                if carried.get("tcp_records") or bool(carried.get("send_records")) != (how == "two-sided"):
+                if carried.get("tcp_records") or bool(carried.get("send_records")) != (
+                    how == "two-sided"
+                ):
                     raise RuntimeError(f"{how} of {size} bytes took another way: {carried}")
                 f["samples"].sort()
                 f |= {
@@ -303,7 +381,17 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
             f = found[size, how]
             rows.append(_row("produce-notify.latency", f["p50"], "us", "WRITE_WITH_IMM", base["p50"], lower_is_better=True, size=size,
                              notify=how, p99_us=f["p99"], samples=len(f["samples"])))  # fmt: skip
-            rows.append(_row("produce-notify.goodput", f["goodput"], "B/s", "WRITE_WITH_IMM", base["goodput"], size=size, notify=how))
+            rows.append(
+                _row(
+                    "produce-notify.goodput",
+                    f["goodput"],
+                    "B/s",
+                    "WRITE_WITH_IMM",
+                    base["goodput"],
+                    size=size,
+                    notify=how,
+                )
+            )
     return rows
 
 
@@ -325,7 +413,9 @@ def _latency(producer: Any, topic: str, data: bytes, seconds: float) -> list[flo
     return samples
 
 
-def _goodput(session: Any, producer: Any, topic: str, data: bytes, size: int, seconds: float) -> float:
+def _goodput(
+    session: Any, producer: Any, topic: str, data: bytes, size: int, seconds: float
+) -> float:
     """Bytes of records a second, as many requests under way as may be."""
     tp = _tp(topic)
     send: Callable[..., None] = producer.paths.send

@@ -1,8 +1,10 @@
-"""Bench row of the RDMA room: what the shm provider adds to the machine's own copies, atomics and wake-ups.
+"""Bench row of the RDMA room: what the shm provider adds to the machine's own copies, atomics and
+wake-ups.
 
-The target is a process of its own, and stopped while it is read: READ and atomics need nothing of it.  Every figure
-alternates with its limit in short rounds, over the same memory and in the same state of the caches, and is a median of
-the rounds.  Round trips need both cores, so that part lifts the pin.
+The target is a process of its own, and stopped while it is read: READ and atomics need nothing of
+it.  Every figure alternates with its limit in short rounds, over the same memory and in the same
+state of the caches, and is a median of the rounds.  Round trips need both cores, so that part lifts
+the pin.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ SIZES = (2048, 16 << 10, 64 << 10, 1 << 20)
 ROUND_S = 0.0005  # shorter than a time slice, so that on a busy machine most rounds are undisturbed
 
 
-def figure(row: str, value: float, unit: str, against: str, against_value: float, **settings: Any) -> Figure:
+def figure(
+    row: str, value: float, unit: str, against: str, against_value: float, **settings: Any
+) -> Figure:
     return {"row": row, "value": value, "unit": unit, "against": against, "against_value": against_value, "ratio": value / against_value,
             "settings": settings}  # fmt: skip
 
@@ -35,7 +39,12 @@ class Target:
     """The other process; `call(name, ...)` runs one of `Served`'s methods there."""
 
     def __init__(self) -> None:
-        self.process = subprocess.Popen([sys.executable, __file__, "target"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(
+            [sys.executable, __file__, "target"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
 
     def start(self, *call: Any) -> None:
         assert self.process.stdin is not None
@@ -86,7 +95,9 @@ class Served:
         return bounce(self.qp, self.cq, self.region, how, remote, rkey, count, False)
 
 
-def bounce(qp: Any, cq: Any, region: Any, how: str, remote: int, rkey: int, count: int, first: bool) -> int:
+def bounce(
+    qp: Any, cq: Any, region: Any, how: str, remote: int, rkey: int, count: int, first: bool
+) -> int:
     from kdirect.rdma import shm_probe
 
     if how == "spinning":
@@ -101,9 +112,12 @@ def spread(core: int) -> None:
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
 
 
-def alternate(a: Callable[[int, int], int], b: Callable[[int, int], int], seconds: float) -> tuple[float, float, int]:
-    """Medians of ns an operation of `a` and `b`, in turn, and the number of rounds.  Both are called with a number of operations and the
-    number of the first: each goes on where the other stopped, so that neither finds the other's bytes in the cache."""
+def alternate(
+    a: Callable[[int, int], int], b: Callable[[int, int], int], seconds: float
+) -> tuple[float, float, int]:
+    """Medians of ns an operation of `a` and `b`, in turn, and the number of rounds.  Both are
+    called with a number of operations and the number of the first: each goes on where the other
+    stopped, so that neither finds the other's bytes in the cache."""
     count = 4
     while min(a(count, 0), b(count, 0)) < ROUND_S * 1e9 and count < 1 << 22:
         count *= 2
@@ -120,7 +134,8 @@ def alternate(a: Callable[[int, int], int], b: Callable[[int, int], int], second
 
 
 def shm_read(seconds: float, quick: bool) -> list[Figure]:
-    """READs by size against memcpy; a fetch-and-add against a bare one; round trips against a bare eventfd's."""
+    """READs by size against memcpy; a fetch-and-add against a bare one; round trips against a bare
+    eventfd's."""
     from kdirect.rdma import open_device, shm_probe
     from kdirect.rdma.contract import Memory
 
@@ -147,8 +162,12 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
         share = seconds / (len(SIZES) + 3)
         for size in SIZES:
             read_ns, copy_ns, rounds = alternate(
-                lambda n, i, size=size: shm_probe.read_loop(qp, cq, region, remote, rkey, size, DESTINATION_BYTES, SOURCE_BYTES, n, i),
-                lambda n, i, size=size: shm_probe.memcpy_loop(region.address, same.address, size, DESTINATION_BYTES, SOURCE_BYTES, n, i),
+                lambda n, i, size=size: shm_probe.read_loop(
+                    qp, cq, region, remote, rkey, size, DESTINATION_BYTES, SOURCE_BYTES, n, i
+                ),
+                lambda n, i, size=size: shm_probe.memcpy_loop(
+                    region.address, same.address, size, DESTINATION_BYTES, SOURCE_BYTES, n, i
+                ),
                 share,
             )
             rows.append(figure("shm-read", size / read_ns, "GB/s", "memcpy", size / copy_ns, size=size, ns=round(read_ns, 1), rounds=rounds,
@@ -158,13 +177,34 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
             lambda n, _: shm_probe.memcpy_loop(region.address, same.address, 64, 4096, 4096, n),
             share,
         )
-        rows.append(figure("shm-read.slot", read_ns, "ns", "memcpy", copy_ns, size=64, rounds=rounds, lower_is_better=True))
+        rows.append(
+            figure(
+                "shm-read.slot",
+                read_ns,
+                "ns",
+                "memcpy",
+                copy_ns,
+                size=64,
+                rounds=rounds,
+                lower_is_better=True,
+            )
+        )
         add_ns, plain_ns, rounds = alternate(
             lambda n, _: shm_probe.fetch_add_loop(qp, cq, region, remote, rkey, n),
             lambda n, _: shm_probe.bare_fetch_add_loop(region.address, n),
             share,
         )
-        rows.append(figure("shm-read.fetch-add", add_ns, "ns", "bare fetch-and-add", plain_ns, rounds=rounds, lower_is_better=True))
+        rows.append(
+            figure(
+                "shm-read.fetch-add",
+                add_ns,
+                "ns",
+                "bare fetch-and-add",
+                plain_ns,
+                rounds=rounds,
+                lower_is_better=True,
+            )
+        )
         target.process.send_signal(signal.SIGCONT)
         allowed = os.sched_getaffinity(0)
         spread(1)
@@ -180,7 +220,16 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
         bare.close()
 
 
-def round_trips(target: Target, qp: Any, cq: Any, region: Any, remote: int, rkey: int, bare: EventfdEcho, seconds: float) -> list[Figure]:
+def round_trips(
+    target: Target,
+    qp: Any,
+    cq: Any,
+    region: Any,
+    remote: int,
+    rkey: int,
+    bare: EventfdEcho,
+    seconds: float,
+) -> list[Figure]:
     rows = []
     for how in ("spinning", "asleep"):
         mine: list[float] = []

@@ -1,10 +1,11 @@
 """The Spark rows: how close a batch read comes to the ceiling of Spark's Python data sources.
 
-The ceiling is a source that yields ready Arrow batches of the same shape and schema, decoded beforehand: what is left is the way
-through Spark, from the worker's socket to rows in the JVM.  A second source yields the same ready batches while a thread of its task
-reads and decodes the same range and drops it: it shows what reading and decoding cost the JVM beside it in shared cores, caches and
-memory, which no connector can give back.  All are read to Spark's noop sink in one session with one task slot, in turns A B C after
-a warm-up of each; figures are medians.
+The ceiling is a source that yields ready Arrow batches of the same shape and schema, decoded
+beforehand: what is left is the way through Spark, from the worker's socket to rows in the JVM.  A
+second source yields the same ready batches while a thread of its task reads and decodes the same
+range and drops it: it shows what reading and decoding cost the JVM beside it in shared cores,
+caches and memory, which no connector can give back.  All are read to Spark's noop sink in one
+session with one task slot, in turns A B C after a warm-up of each; figures are medians.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from kdirect_spark import session_builder
 from kdirect_spark.datasource import KAFKA_ROW
 
-# Bytes of a value, and of all values of a topic: each run takes about a second on the machines the target was set on.
+# Bytes of a value, and of all values of a topic: each run takes about a second on the machines the
+# target was set on.
 SIZES = ((100, 200 << 20), (1024, 1 << 30), (10240, 1 << 30))
 QUICK_BYTES = 32 << 20
 ROUNDS = (3, 9)
@@ -36,9 +38,16 @@ ROUNDS = (3, 9)
 def spark_read_ceiling(seconds: float, quick: bool) -> list[dict[str, Any]]:
     """Rows a second of `spark.read.format("kdirect")` to noop on local[1], against the ceiling."""
     figures = []
-    with tempfile.TemporaryDirectory(prefix="kdirect-bench-spark-") as directory, _Broker(directory) as broker:
+    with (
+        tempfile.TemporaryDirectory(prefix="kdirect-bench-spark-") as directory,
+        _Broker(directory) as broker,
+    ):
         builder = session_builder("bench", "local[1]")
-        for name, value in {"spark.ui.enabled": "false", "spark.driver.memory": "2g", "spark.log.level": "ERROR"}.items():
+        for name, value in {
+            "spark.ui.enabled": "false",
+            "spark.driver.memory": "2g",
+            "spark.log.level": "ERROR",
+        }.items():
             builder = builder.config(name, value)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         spark = builder.getOrCreate()
@@ -48,28 +57,60 @@ def spark_read_ceiling(seconds: float, quick: bool) -> list[dict[str, Any]]:
                 rows = (QUICK_BYTES if quick else total) // value_bytes
                 topic = f"bench-{value_bytes}"
                 transport = fill(broker.address, topic, rows, value_bytes)
-                figures.append(compare(spark, broker.address, topic, rows, value_bytes, transport, seconds / len(SIZES), quick))
+                figures.append(
+                    compare(
+                        spark,
+                        broker.address,
+                        topic,
+                        rows,
+                        value_bytes,
+                        transport,
+                        seconds / len(SIZES),
+                        quick,
+                    )
+                )
         finally:
             spark.stop()
     return figures
 
 
 def compare(
-    spark: Any, address: str, topic: str, rows: int, value_bytes: int, transport: str, seconds: float, quick: bool
+    spark: Any,
+    address: str,
+    topic: str,
+    rows: int,
+    value_bytes: int,
+    transport: str,
+    seconds: float,
+    quick: bool,
 ) -> dict[str, Any]:
-    ours = spark.read.format("kdirect").option("kafka.bootstrap.servers", address).option("subscribe", topic).load()
-    ready = spark.read.format("ready-batches").option("address", address).option("topic", topic).option("rows", rows)
+    ours = (
+        spark.read.format("kdirect")
+        .option("kafka.bootstrap.servers", address)
+        .option("subscribe", topic)
+        .load()
+    )
+    ready = (
+        spark.read.format("ready-batches")
+        .option("address", address)
+        .option("topic", topic)
+        .option("rows", rows)
+    )
     frames = {"ours": ours, "ready": ready.load(), "beside": ready.option("beside", "true").load()}
     runs: dict[str, list[float]] = {name: [] for name in frames}
     for frame in frames.values():
         to_noop(frame)  # opens connections, compiles code
     began = time.monotonic()
-    while len(runs["ready"]) < ROUNDS[0] or (time.monotonic() - began < seconds and len(runs["ready"]) < ROUNDS[1]):
+    while len(runs["ready"]) < ROUNDS[0] or (
+        time.monotonic() - began < seconds and len(runs["ready"]) < ROUNDS[1]
+    ):
         for name, frame in frames.items():
             runs[name].append(to_noop(frame))
         if quick:
             break
-    value, against, beside = (rows / statistics.median(runs[name]) for name in ("ours", "ready", "beside"))
+    value, against, beside = (
+        rows / statistics.median(runs[name]) for name in ("ours", "ready", "beside")
+    )
     return {
         "row": "spark-read-ceiling",
         "value": value,
@@ -104,15 +145,20 @@ def fill(address: str, topic: str, rows: int, value_bytes: int) -> str:
     session.admin.create_topic(topic, 1)
     step = min(rows, max(1, (16 << 20) // value_bytes))
     noise = os.urandom(1 << 20) * (step * value_bytes // (1 << 20) + 2)
-    values = pa.array([noise[i * value_bytes : (i + 1) * value_bytes] for i in range(step)], pa.binary())
+    values = pa.array(
+        [noise[i * value_bytes : (i + 1) * value_bytes] for i in range(step)], pa.binary()
+    )
     with session.producer() as producer:
         for start in range(0, rows, step):
-            producer.send_arrow(pa.record_batch({"value": values.slice(0, min(step, rows - start))}), topic)
+            producer.send_arrow(
+                pa.record_batch({"value": values.slice(0, min(step, rows - start))}), topic
+            )
     return session.transport
 
 
 class ReadySource(DataSource):
-    """Yields decoded batches of the topic over and over until as many rows as the topic has have gone out."""
+    """Yields decoded batches of the topic over and over until as many rows as the topic has have
+    gone out."""
 
     @classmethod
     def name(cls) -> str:
@@ -173,7 +219,9 @@ def _reader(address: str, topic: str, rows: int | None) -> tuple[Any, Any]:
     from kdirect.model import TopicPartition
     from kdirect_spark.settings import source_settings
 
-    settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic}, streaming=False)
+    settings = source_settings(
+        {"kafka.bootstrap.servers": address, "subscribe": topic}, streaming=False
+    )
     tp = TopicPartition(topic, 0)
     session = connect(settings.task_client)
     stop = session.watermarks([tp])[tp][1] if rows is None else rows

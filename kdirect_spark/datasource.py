@@ -1,14 +1,30 @@
 """The face that Spark sees: `format("kdirect")`.
 
-Law: opens nothing; options become settings, settings become readers and writers.  Spark builds this object in several processes.
+Law: opens nothing; options become settings, settings become readers and writers.  Spark builds this
+object in several processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import MutableMapping
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, DataSourceStreamWriter, DataSourceWriter
-from pyspark.sql.types import ArrayType, BinaryType, IntegerType, LongType, StringType, StructField, StructType, TimestampType
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+)
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
 
 from kdirect.errors import ConfigError
 from kdirect_spark.settings import FORMAT, SourceSettings, sink_settings, source_settings
@@ -26,17 +42,25 @@ KAFKA_ROW = StructType(
         StructField("timestampType", IntegerType()),
     ]
 )
-HEADERS = StructField("headers", ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])))
+HEADERS = StructField(
+    "headers",
+    ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())])),
+)
 
 
 def row_schema(settings: SourceSettings) -> StructType:
     """The row of Spark's Kafka connector, or the columns of it that are wanted."""
     row = [*KAFKA_ROW.fields, HEADERS] if settings.include_headers else KAFKA_ROW.fields
-    return StructType(row if settings.columns is None else [field for field in row if field.name in settings.columns])
+    return StructType(
+        row
+        if settings.columns is None
+        else [field for field in row if field.name in settings.columns]
+    )
 
 
 class KdirectDataSource(DataSource):
-    """Reads and writes topics of a kdirect broker, with the options and rows of Spark's Kafka connector (docs/spark.md)."""
+    """Reads and writes topics of a kdirect broker, with the options and rows of Spark's Kafka
+    connector (docs/spark.md)."""
 
     @classmethod
     def name(cls) -> str:

@@ -1,11 +1,12 @@
 """Offsets of a query: pure planning, no I/O.
 
-Law: everything here is a function of its arguments.  What the broker knows (topics, watermarks, offsets by
-time) is fetched by the readers and passed in.  All ranges are half-open: ``start`` is read, ``stop`` is not.
+Law: everything here is a function of its arguments.  What the broker knows (topics, watermarks,
+offsets by time) is fetched by the readers and passed in.  All ranges are half-open: ``start`` is
+read, ``stop`` is not.
 
 Invariants:
-- JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with topics and partitions in order: Spark
-  compares offsets as text, so equal offsets must be equal text.
+- JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with topics and partitions in
+  order: Spark compares offsets as text, so equal offsets must be equal text.
 - A partition that a query has not seen before is read from its earliest record.
 - What may be missing is listed as losses in a plan; the caller decides by `failOnDataLoss`.
 """
@@ -30,7 +31,8 @@ OFFSET_MAX = 2**63 - 1
 LOSS_HINT = 'set option failOnDataLoss to "false" to go on without the missing records'
 
 
-# ---------------------------------------------------------------------------------------------------- JSON
+# ----------------------------------------------------------------------------------------------------
+# JSON
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
@@ -42,18 +44,29 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: str | Mapping[str, Any], option: str, *, low: int = 0) -> Offsets:
-    """Parse ``{"topic":{"0":123}}``; numbers below `low` and anything of another shape are ConfigErrors that name `option`."""
+    """Parse ``{"topic":{"0":123}}``; numbers below `low` and anything of another shape are
+    ConfigErrors that name `option`."""
     example = '{"topic":{"0":123,"1":456}}'
     loaded = _load(value, option, example)
     out: Offsets = {}
     for topic, partitions in loaded.items():
         _check_topic(topic, option)
         if not isinstance(partitions, Mapping):
-            raise ConfigError(f"option {option}: topic {topic} holds {partitions!r} instead of partitions", hint=f"write {example}")
+            raise ConfigError(
+                f"option {option}: topic {topic} holds {partitions!r} instead of partitions",
+                hint=f"write {example}",
+            )
         for name, number in partitions.items():
             partition = _partition(name, topic, option)
-            if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= OFFSET_MAX:
-                raise ConfigError(f"option {option}: {topic}-{partition} has {number!r}", hint=f"give a whole number of at least {low}")
+            if (
+                isinstance(number, bool)
+                or not isinstance(number, int)
+                or not low <= number <= OFFSET_MAX
+            ):
+                raise ConfigError(
+                    f"option {option}: {topic}-{partition} has {number!r}",
+                    hint=f"give a whole number of at least {low}",
+                )
             out[TopicPartition(topic, partition)] = number
     return out
 
@@ -65,7 +78,10 @@ def partitions_from_json(value: str, option: str) -> tuple[TopicPartition, ...]:
     for topic, partitions in _load(value, option, example).items():
         _check_topic(topic, option)
         if not isinstance(partitions, list):
-            raise ConfigError(f"option {option}: topic {topic} holds {partitions!r} instead of a list", hint=f"write {example}")
+            raise ConfigError(
+                f"option {option}: topic {topic} holds {partitions!r} instead of a list",
+                hint=f"write {example}",
+            )
         out.update(TopicPartition(topic, _partition(p, topic, option)) for p in partitions)
     if not out:
         raise ConfigError(f"option {option} names no partition", hint=f"write {example}")
@@ -77,9 +93,14 @@ def _load(value: str | Mapping[str, Any], option: str, example: str) -> Mapping[
         try:
             value = json.loads(value, object_pairs_hook=_no_repeats)
         except (ValueError, RecursionError) as e:
-            raise ConfigError(f"option {option}: {_short(value)} is not JSON of offsets ({e})", hint=f"write {example}") from e
+            raise ConfigError(
+                f"option {option}: {_short(value)} is not JSON of offsets ({e})",
+                hint=f"write {example}",
+            ) from e
     if not isinstance(value, Mapping):
-        raise ConfigError(f"option {option}: {_short(value)} is not a JSON object", hint=f"write {example}")
+        raise ConfigError(
+            f"option {option}: {_short(value)} is not a JSON object", hint=f"write {example}"
+        )
     return value
 
 
@@ -108,11 +129,15 @@ def _partition(name: Any, topic: str, option: str) -> int:
     if isinstance(name, str) and re.fullmatch("[0-9]{1,10}", name):
         name = int(name)
     if isinstance(name, bool) or not isinstance(name, int) or not 0 <= name < 2**31:
-        raise ConfigError(f"option {option}: {name!r} is not a partition of topic {topic}", hint="partitions are numbers from 0")
+        raise ConfigError(
+            f"option {option}: {name!r} is not a partition of topic {topic}",
+            hint="partitions are numbers from 0",
+        )
     return name
 
 
-# -------------------------------------------------------------------------------------------- subscription
+# --------------------------------------------------------------------------------------------
+# subscription
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +146,11 @@ class Assign:
 
     partitions: tuple[TopicPartition, ...]
 
-    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
-        """The partitions among `topics` (name -> number of partitions); UnknownTopicError where `must_exist`."""
+    def resolve(
+        self, topics: Mapping[str, int], *, must_exist: bool = True
+    ) -> tuple[TopicPartition, ...]:
+        """The partitions among `topics` (name -> number of partitions); UnknownTopicError where
+        `must_exist`."""
         missing = [tp for tp in self.partitions if tp.partition >= topics.get(tp.topic, 0)]
         if missing and must_exist:
             raise _unknown("assign", [f"{tp.topic}-{tp.partition}" for tp in missing])
@@ -135,7 +163,9 @@ class Subscribe:
 
     topics: tuple[str, ...]
 
-    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
+    def resolve(
+        self, topics: Mapping[str, int], *, must_exist: bool = True
+    ) -> tuple[TopicPartition, ...]:
         missing = [t for t in self.topics if t not in topics]
         if missing and must_exist:
             raise _unknown("subscribe", missing)
@@ -148,7 +178,9 @@ class SubscribePattern:
 
     pattern: str
 
-    def resolve(self, topics: Mapping[str, int], *, must_exist: bool = True) -> tuple[TopicPartition, ...]:
+    def resolve(
+        self, topics: Mapping[str, int], *, must_exist: bool = True
+    ) -> tuple[TopicPartition, ...]:
         match = re.compile(self.pattern).fullmatch
         return _all_partitions(t for t in topics.items() if match(t[0]))
 
@@ -168,7 +200,8 @@ def _unknown(option: str, names: list[str]) -> UnknownTopicError:
     )
 
 
-# -------------------------------------------------------------------------------- where a query starts, ends
+# -------------------------------------------------------------------------------- where a query
+# starts, ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,14 +216,16 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """By partition; -2 is the earliest, -1 the latest.  `items` is a tuple so that the object is frozen through and through."""
+    """By partition; -2 is the earliest, -1 the latest.  `items` is a tuple so that the object is
+    frozen through and through."""
 
     items: tuple[tuple[TopicPartition, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """By partition, or with `everywhere` one time for all (ms since 1970).  `strict`: a partition without such a record is an error."""
+    """By partition, or with `everywhere` one time for all (ms since 1970).  `strict`: a partition
+    without such a record is an error."""
 
     items: tuple[tuple[TopicPartition, int], ...] = ()
     everywhere: int | None = None
@@ -206,7 +241,8 @@ Limit = Earliest | Latest | AtOffsets | AtTimes
 
 
 def moves(limit: Limit) -> bool:
-    """True where `limit` may mean the latest offset of a partition: resolved later, it is another one."""
+    """True where `limit` may mean the latest offset of a partition: resolved later, it is another
+    one."""
     if isinstance(limit, AtOffsets):
         return any(n == LATEST_OFFSET for _, n in limit.items)
     return isinstance(limit, Latest) or (isinstance(limit, AtTimes) and not limit.strict)
@@ -214,7 +250,11 @@ def moves(limit: Limit) -> bool:
 
 def named_offsets(limit: Limit) -> frozenset[TopicPartition]:
     """The partitions for which `limit` says an offset by its number."""
-    return frozenset(tp for tp, n in limit.items if n >= 0) if isinstance(limit, AtOffsets) else frozenset()
+    return (
+        frozenset(tp for tp, n in limit.items if n >= 0)
+        if isinstance(limit, AtOffsets)
+        else frozenset()
+    )
 
 
 def resolve_limit(
@@ -226,8 +266,9 @@ def resolve_limit(
 ) -> Offsets:
     """One offset for each of `partitions`.
 
-    `by_time` holds the first offset at or after each time, None where there is none; needed for AtTimes only.
-    Raises ConfigError when `limit` names other partitions than `partitions`, or a strict time finds no record.
+    `by_time` holds the first offset at or after each time, None where there is none; needed for
+    AtTimes only. Raises ConfigError when `limit` names other partitions than `partitions`, or a
+    strict time finds no record.
     """
     partitions = list(partitions)
     if isinstance(limit, Earliest):
@@ -236,7 +277,12 @@ def resolve_limit(
         return {tp: watermarks[tp][1] for tp in partitions}
     if isinstance(limit, AtOffsets):
         given = dict(limit.items)
-        _same_partitions(set(given), set(partitions), option, "Use -1 for latest and -2 for earliest where it does not matter")
+        _same_partitions(
+            set(given),
+            set(partitions),
+            option,
+            "Use -1 for latest and -2 for earliest where it does not matter",
+        )
         special = {EARLIEST_OFFSET: 0, LATEST_OFFSET: 1}
         return {tp: watermarks[tp][special[n]] if n in special else n for tp, n in given.items()}
     times = limit.times(partitions)
@@ -256,15 +302,25 @@ def resolve_limit(
     return out
 
 
-def _same_partitions(given: set[TopicPartition], known: set[TopicPartition], option: str, remedy: str) -> None:
+def _same_partitions(
+    given: set[TopicPartition], known: set[TopicPartition], option: str, remedy: str
+) -> None:
     missing, unknown = known - given, given - known
     if not missing and not unknown:
         return
-    parts = [f"{word} {', '.join(map(str, sorted(tps)))}" for word, tps in (("lacks", missing), ("names the unknown", unknown)) if tps]
-    raise ConfigError(f"option {option} must name exactly the partitions that are read: it {' and '.join(parts)}", hint=remedy)
+    parts = [
+        f"{word} {', '.join(map(str, sorted(tps)))}"
+        for word, tps in (("lacks", missing), ("names the unknown", unknown))
+        if tps
+    ]
+    raise ConfigError(
+        f"option {option} must name exactly the partitions that are read: it {' and '.join(parts)}",
+        hint=remedy,
+    )
 
 
-# ------------------------------------------------------------------------------------------------- planning
+# -------------------------------------------------------------------------------------------------
+# planning
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,11 +362,12 @@ def plan_stream(
 ) -> Plan:
     """Ranges of one micro-batch.
 
-    `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are new and are read from
-    their earliest record; those of `start` that `end` lacks are gone.  An end before its start means that the partition was
-    deleted and created again (or cut back), and so are, whatever their offsets, the topics in `created_again`: what is there now
-    is read from the earliest record.  With `is_start` nothing was read before: an end before its start is then a start that was asked
-    for and lies beyond the end, and nothing is read.
+    `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are
+    new and are read from their earliest record; those of `start` that `end` lacks are gone.  An end
+    before its start means that the partition was deleted and created again (or cut back), and so
+    are, whatever their offsets, the topics in `created_again`: what is there now is read from the
+    earliest record.  With `is_start` nothing was read before: an end before its start is then a
+    start that was asked for and lies beyond the end, and nothing is read.
     """
     ranges, losses = [], []
     for tp in sorted(start.keys() - end.keys()):
@@ -319,7 +376,9 @@ def plan_stream(
         stop = end[tp]
         if tp not in watermarks:
             if start.get(tp, 0) < stop:
-                losses.append(f"{tp} is gone; offsets {start.get(tp, 0)} to {stop} were still to be read")
+                losses.append(
+                    f"{tp} is gone; offsets {start.get(tp, 0)} to {stop} were still to be read"
+                )
             continue
         earliest, latest = watermarks[tp]
         if tp not in start:
@@ -327,7 +386,9 @@ def plan_stream(
             if begin != 0:
                 losses.append(f"new partition {tp} starts at offset {begin} instead of 0")
         elif tp.topic in created_again:
-            losses.append(f"{tp} was deleted and created again; it was read up to offset {start[tp]}")
+            losses.append(
+                f"{tp} was deleted and created again; it was read up to offset {start[tp]}"
+            )
             begin = min(earliest, stop)
         elif stop < start[tp]:
             losses.append(
@@ -341,35 +402,53 @@ def plan_stream(
     return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
 
 
-def plan_batch(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks) -> Plan:
-    """Ranges of a batch query; `start` and `end` hold the same partitions.  A start beyond its end is an empty range."""
+def plan_batch(
+    start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks
+) -> Plan:
+    """Ranges of a batch query; `start` and `end` hold the same partitions.  A start beyond its end
+    is an empty range."""
     losses: list[str] = []
     ranges = [_within(tp, start[tp], end[tp], *watermarks[tp], losses) for tp in sorted(end)]
     return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
 
 
-def _within(tp: TopicPartition, begin: int, stop: int, earliest: int, latest: int, losses: list[str]) -> OffsetRange:
+def _within(
+    tp: TopicPartition, begin: int, stop: int, earliest: int, latest: int, losses: list[str]
+) -> OffsetRange:
     """``[begin, stop)`` cut to what the log holds; what is cut off is a loss."""
     if begin >= stop:
         return OffsetRange(tp, begin, begin)
     if begin < earliest:
-        losses.append(f"{tp} has offsets {begin} to {min(earliest, stop)} no more: its first record is {earliest}")
+        losses.append(
+            f"{tp} has offsets {begin} to {min(earliest, stop)} no more: its first record is {earliest}"
+        )
     if stop > latest:
-        losses.append(f"{tp} ends at offset {latest}, before offset {stop} that the query is to read up to")
+        losses.append(
+            f"{tp} ends at offset {latest}, before offset {stop} that the query is to read up to"
+        )
     begin, stop = max(begin, earliest), min(stop, latest)
     return OffsetRange(tp, begin, max(begin, stop))
 
 
-def new_records(start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int]) -> Offsets:
-    """How many offsets lie between `start` (new partitions: `earliest`) and `end`, by partition, where that is more than none."""
+def new_records(
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
+) -> Offsets:
+    """How many offsets lie between `start` (new partitions: `earliest`) and `end`, by partition,
+    where that is more than none."""
     sizes = {tp: stop - start.get(tp, earliest.get(tp, stop)) for tp, stop in end.items()}
     return {tp: size for tp, size in sizes.items() if size > 0}
 
 
 def rate_limit(
-    limit: int, start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], earliest: Mapping[TopicPartition, int]
+    limit: int,
+    start: Mapping[TopicPartition, int],
+    end: Mapping[TopicPartition, int],
+    earliest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """Ends of a micro-batch of about `limit` records, shared out pro rata of what waits, at least one each (as Spark's Kafka connector)."""
+    """Ends of a micro-batch of about `limit` records, shared out pro rata of what waits, at least
+    one each (as Spark's Kafka connector)."""
     sizes = new_records(start, end, earliest)
     total = sum(sizes.values())
     out: Offsets = {}
@@ -382,9 +461,12 @@ def rate_limit(
     return out
 
 
-def split(ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None) -> list[OffsetRange]:
-    """Split ranges into at most `max_records` offsets each, then into `min_partitions` ranges or about so many (as Spark's Kafka
-    connector: large ranges are divided in proportion to their size, small ones stay whole)."""
+def split(
+    ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
+) -> list[OffsetRange]:
+    """Split ranges into at most `max_records` offsets each, then into `min_partitions` ranges or
+    about so many (as Spark's Kafka connector: large ranges are divided in proportion to their size,
+    small ones stay whole)."""
     out = [r for r in ranges if r.size > 0]
     if max_records is not None:
         out = [piece for r in out for piece in _divide(r, -(-r.size // max_records))]
@@ -394,7 +476,11 @@ def split(ranges: Iterable[OffsetRange], min_partitions: int | None, max_records
     whole = {r for r in out if _share(r.size, total, min_partitions) == 1}
     rest = total - sum(r.size for r in whole)
     wanted = max(min_partitions - len(whole), 1)
-    return [piece for r in out for piece in ([r] if r in whole else _divide(r, _share(r.size, rest, wanted)))]
+    return [
+        piece
+        for r in out
+        for piece in ([r] if r in whole else _divide(r, _share(r.size, rest, wanted)))
+    ]
 
 
 def _share(size: int, total: int, parts: int) -> int:

@@ -1,9 +1,10 @@
 """Decode ahead of Spark, in a thread, within a bound of memory.
 
-Law: knows iterators of Arrow batches and nothing else.  Invariants: at most `limit_bytes` of finished batches wait (one batch is let
-in whatever its size, or nothing could move), plus the one being made and the one the consumer holds; the source iterator runs in one
-thread at a time and is closed by the thread that ran it last; an exception of the source reaches the consumer after every batch
-before it; after `close()` the thread ends at its next batch.
+Law: knows iterators of Arrow batches and nothing else.  Invariants: at most `limit_bytes` of
+finished batches wait (one batch is let in whatever its size, or nothing could move), plus the one
+being made and the one the consumer holds; the source iterator runs in one thread at a time and is
+closed by the thread that ran it last; an exception of the source reaches the consumer after every
+batch before it; after `close()` the thread ends at its next batch.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ JOIN_TIMEOUT_S = 10.0
 
 
 class Prefetch:
-    """Iterates `source` in a thread of its own.  One consumer; `close()` from the consumer's thread, any number of times."""
+    """Iterates `source` in a thread of its own.  One consumer; `close()` from the consumer's
+    thread, any number of times."""
 
     def __init__(self, source: Generator[pa.RecordBatch, None, None], limit_bytes: int) -> None:
         self._source = source
@@ -40,7 +42,11 @@ class Prefetch:
             for batch in self._source:
                 size = batch.nbytes
                 with self._changed:
-                    while self._ready and self._ready_bytes + size > self._limit_bytes and not self._closed:
+                    while (
+                        self._ready
+                        and self._ready_bytes + size > self._limit_bytes
+                        and not self._closed
+                    ):
                         self._changed.wait()
                     if self._closed:
                         break
@@ -92,10 +98,12 @@ class Prefetch:
 
 
 def prefetched(
-    source: Generator[pa.RecordBatch, None, None], limit_bytes: int, is_last: Callable[[pa.RecordBatch], bool]
+    source: Generator[pa.RecordBatch, None, None],
+    limit_bytes: int,
+    is_last: Callable[[pa.RecordBatch], bool],
 ) -> Iterator[pa.RecordBatch]:
-    """`source`, decoded ahead.  The first batch is made by the caller; a thread starts only where more will follow, so that the
-    small reads of short micro-batches cost no thread."""
+    """`source`, decoded ahead.  The first batch is made by the caller; a thread starts only where
+    more will follow, so that the small reads of short micro-batches cost no thread."""
     ahead: Prefetch | None = None
     try:
         for batch in source:

@@ -1,8 +1,9 @@
 """What the options of a query mean: one frozen object for a source, one for a sink.
 
-Law: pure; no I/O.  Names, kinds, defaults and help are rows of `kdirect.options.SPARK` and `CLIENT`; here stands what a row
-cannot say: which options exclude each other, which belong to a batch or a stream, which one goes first.  An option that is
-known but has no effect here is an error with its reason, or, where it only tunes a Kafka client, a line in the log.
+Law: pure; no I/O.  Names, kinds, defaults and help are rows of `kdirect.options.SPARK` and
+`CLIENT`; here stands what a row cannot say: which options exclude each other, which belong to a
+batch or a stream, which one goes first.  An option that is known but has no effect here is an error
+with its reason, or, where it only tunes a Kafka client, a line in the log.
 """
 
 from __future__ import annotations
@@ -60,7 +61,8 @@ _RENAMED = {
     "max.partition.fetch.bytes": "fetch.max.read.bytes",
 }
 
-# They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with them; the log says so.
+# They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with
+# them; the log says so.
 _TUNING = """
     check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
     exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms linger.ms max.block.ms
@@ -73,14 +75,21 @@ _SUBSCRIPTIONS = ("assign", "subscribe", "subscribePattern")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType")
 HEADERS = "headers"
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "partitionDiscoveryIntervalMs", "kafka.group.id")
+_STREAM_ONLY = (
+    "maxOffsetsPerTrigger",
+    "minOffsetsPerTrigger",
+    "maxTriggerDelay",
+    "partitionDiscoveryIntervalMs",
+    "kafka.group.id",
+)
 _SINK_ONLY = ("topic",)
 _SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", "includeHeaders")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """A source's options, checked.  `client` are settings for `kdirect.client.connect`, `task_client` the same for Spark's tasks."""
+    """A source's options, checked.  `client` are settings for `kdirect.client.connect`,
+    `task_client` the same for Spark's tasks."""
 
     client: dict[str, Any]
     task_client: dict[str, Any]
@@ -117,13 +126,16 @@ class SinkSettings:
 
 
 def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> SourceSettings:
-    """Check the options of a source; `streaming` None where it is not known yet whether the query is a batch or a stream (then what
-    both refuse is refused).  Raises ConfigError."""
+    """Check the options of a source; `streaming` None where it is not known yet whether the query
+    is a batch or a stream (then what both refuse is refused).  Raises ConfigError."""
     own, client, warnings = _sort(options, REFUSED_SOURCE, "source")
     given = {SPARK.find(name).name for name in own}
     for name in _SINK_ONLY:
         if name in given:
-            raise ConfigError(f"option {name} belongs to a sink", hint="a source names its topics by subscribe, subscribePattern or assign")
+            raise ConfigError(
+                f"option {name} belongs to a sink",
+                hint="a source names its topics by subscribe, subscribePattern or assign",
+            )
     if "groupIdPrefix" in given:
         raise ConfigError(
             "option groupIdPrefix is not available: kdirect's source joins no consumer group",
@@ -133,12 +145,16 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         for name in _ENDING:
             if name in given:
                 raise ConfigError(
-                    f"option {name} is for batch queries", hint="a streaming query has no end; remove it, or read with spark.read"
+                    f"option {name} is for batch queries",
+                    hint="a streaming query has no end; remove it, or read with spark.read",
                 )
     if streaming is False:
         for name in _STREAM_ONLY:
             if name in given:
-                raise ConfigError(f"option {name} is for streaming queries", hint="remove it, or read with spark.readStream")
+                raise ConfigError(
+                    f"option {name} is for streaming queries",
+                    hint="remove it, or read with spark.readStream",
+                )
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     subscription = _subscription(values, given)
     starting, starting_option = _starting(values, streaming)
@@ -189,7 +205,8 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
         row = SPARK.find(name)
         if row.name not in _SINK:
             raise ConfigError(
-                f"option {row.name} belongs to a source", hint="a sink takes kafka.bootstrap.servers, topic and client settings"
+                f"option {row.name} belongs to a source",
+                hint="a sink takes kafka.bootstrap.servers, topic and client settings",
             )
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     topic = values["topic"]
@@ -202,10 +219,13 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
     return SinkSettings(client=client, topic=topic, warnings=warnings)
 
 
-# ------------------------------------------------------------------------------------------- sorting names
+# -------------------------------------------------------------------------------------------
+# sorting names
 
 
-def _sort(options: Mapping[str, str], refused: Mapping[str, str], room: str) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
+def _sort(
+    options: Mapping[str, str], refused: Mapping[str, str], room: str
+) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
     """Options of the table SPARK as given, client settings parsed, and what the log has to say."""
     own: dict[str, str] = {}
     client: dict[str, Any] = {}
@@ -228,7 +248,9 @@ def _sort(options: Mapping[str, str], refused: Mapping[str, str], room: str) -> 
         if bare in refused:
             if bare == "enable.idempotence" and str(value).strip().lower() == "false":
                 continue
-            raise ConfigError(f"option {name} is not available for kdirect's {room}", hint=refused[bare])
+            raise ConfigError(
+                f"option {name} is not available for kdirect's {room}", hint=refused[bare]
+            )
         if bare in _client_names() and not (bare in WITHOUT_EFFECT and lower != bare):
             row = CLIENT.find(bare)
             client[row.name] = row.parse(value)
@@ -240,18 +262,25 @@ def _sort(options: Mapping[str, str], refused: Mapping[str, str], room: str) -> 
         else:
             raise _unknown(name)
     if "bootstrap.servers" not in client:
-        raise ConfigError("option kafka.bootstrap.servers is missing", hint="give host:port of the broker")
+        raise ConfigError(
+            "option kafka.bootstrap.servers is missing", hint="give host:port of the broker"
+        )
     return own, client, tuple(warnings)
 
 
 def _servers(value: str) -> list[str]:
     servers = CLIENT.find("bootstrap.servers").parse(value)
     if not servers:
-        raise ConfigError("option kafka.bootstrap.servers is empty", hint="give host:port of the broker")
+        raise ConfigError(
+            "option kafka.bootstrap.servers is empty", hint="give host:port of the broker"
+        )
     for server in servers:
         host, _, port = server.rpartition(":")
         if not host or not re.fullmatch("[0-9]{1,5}", port) or not 0 < int(port) < 65536:
-            raise ConfigError(f"option kafka.bootstrap.servers: {server!r} is not host:port", hint="write for example 127.0.0.1:9092")
+            raise ConfigError(
+                f"option kafka.bootstrap.servers: {server!r} is not host:port",
+                hint="write for example 127.0.0.1:9092",
+            )
     return servers
 
 
@@ -273,23 +302,35 @@ def _unknown(name: str) -> ConfigError:
                 hint="remove it, or read this broker with Spark's Kafka connector",
             )
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
-    return ConfigError(f"unknown option {name!r}", hint=f"did you mean {known[near[0]]}?" if near else "docs/options.md lists them all")
+    return ConfigError(
+        f"unknown option {name!r}",
+        hint=f"did you mean {known[near[0]]}?" if near else "docs/options.md lists them all",
+    )
 
 
-# -------------------------------------------------------------------------------------------- their meaning
+# -------------------------------------------------------------------------------------------- their
+# meaning
 
 
 def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
     chosen = [name for name in _SUBSCRIPTIONS if name in given]
     if len(chosen) != 1:
-        problem = f"options {', '.join(chosen)} exclude each other" if chosen else "no option says what to read"
-        raise ConfigError(problem, hint="give exactly one of assign, subscribe and subscribePattern")
+        problem = (
+            f"options {', '.join(chosen)} exclude each other"
+            if chosen
+            else "no option says what to read"
+        )
+        raise ConfigError(
+            problem, hint="give exactly one of assign, subscribe and subscribePattern"
+        )
     if chosen[0] == "assign":
         return Assign(partitions_from_json(values["assign"], "assign"))
     if chosen[0] == "subscribe":
         topics = values["subscribe"]
         if not topics:
-            raise ConfigError("option subscribe names no topic", hint="give names separated by commas")
+            raise ConfigError(
+                "option subscribe names no topic", hint="give names separated by commas"
+            )
         for topic in topics:
             try:
                 check_topic_name(topic)
@@ -298,7 +339,10 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
         return Subscribe(tuple(sorted(set(topics))))
     pattern = values["subscribePattern"].strip()
     if not pattern:
-        raise ConfigError("option subscribePattern is empty", hint="give a regular expression for whole topic names, such as events-.*")
+        raise ConfigError(
+            "option subscribePattern is empty",
+            hint="give a regular expression for whole topic names, such as events-.*",
+        )
     try:
         re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as e:
@@ -317,12 +361,21 @@ def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] 
     wanted = set()
     for name in names:
         if name.lower() not in there:
-            raise ConfigError(f"option columns: there is no column {name!r}", hint=f"choose from {', '.join(there.values())}")
+            raise ConfigError(
+                f"option columns: there is no column {name!r}",
+                hint=f"choose from {', '.join(there.values())}",
+            )
         wanted.add(there[name.lower()])
     if not wanted:
-        raise ConfigError("option columns names no column", hint="give names separated by commas, or leave it out for all")
+        raise ConfigError(
+            "option columns names no column",
+            hint="give names separated by commas, or leave it out for all",
+        )
     if HEADERS in wanted and not include_headers:
-        raise ConfigError("option columns: headers are read with includeHeaders only", hint="set includeHeaders to true")
+        raise ConfigError(
+            "option columns: headers are read with includeHeaders only",
+            hint="set includeHeaders to true",
+        )
     return tuple(name for name in there.values() if name in wanted)
 
 
@@ -332,15 +385,20 @@ def _starting(values: dict[str, Any], streaming: bool | None) -> tuple[Limit, st
         return AtTimes(everywhere=values["startingTimestamp"], strict=strict), "startingTimestamp"
     if values["startingOffsetsByTimestamp"] is not None:
         times = from_json(values["startingOffsetsByTimestamp"], "startingOffsetsByTimestamp")
-        return AtTimes(items=tuple(sorted(times.items())), strict=strict), "startingOffsetsByTimestamp"
+        return AtTimes(
+            items=tuple(sorted(times.items())), strict=strict
+        ), "startingOffsetsByTimestamp"
     limit = _limit(values["startingOffsets"], "startingOffsets")
     if limit is None:
         return (Earliest() if streaming is False else Latest()), "startingOffsets"
     if streaming is False:
-        latest = isinstance(limit, Latest) or (isinstance(limit, AtOffsets) and any(n == -1 for _, n in limit.items))
+        latest = isinstance(limit, Latest) or (
+            isinstance(limit, AtOffsets) and any(n == -1 for _, n in limit.items)
+        )
         if latest:
             raise ConfigError(
-                "option startingOffsets: a batch query cannot start at the latest offset", hint="use earliest, -2 or an offset"
+                "option startingOffsets: a batch query cannot start at the latest offset",
+                hint="use earliest, -2 or an offset",
             )
     return limit, "startingOffsets"
 
@@ -352,8 +410,13 @@ def _ending(values: dict[str, Any]) -> tuple[Limit, str]:
         times = from_json(values["endingOffsetsByTimestamp"], "endingOffsetsByTimestamp")
         return AtTimes(items=tuple(sorted(times.items()))), "endingOffsetsByTimestamp"
     limit = _limit(values["endingOffsets"], "endingOffsets") or Latest()
-    if isinstance(limit, Earliest) or (isinstance(limit, AtOffsets) and any(n == -2 for _, n in limit.items)):
-        raise ConfigError("option endingOffsets: a query cannot end at the earliest offset", hint="use latest, -1 or an offset")
+    if isinstance(limit, Earliest) or (
+        isinstance(limit, AtOffsets) and any(n == -2 for _, n in limit.items)
+    ):
+        raise ConfigError(
+            "option endingOffsets: a query cannot end at the earliest offset",
+            hint="use latest, -1 or an offset",
+        )
     return limit, "endingOffsets"
 
 
@@ -366,5 +429,8 @@ def _limit(text: str | None, option: str) -> Limit | None:
     if word == "latest":
         return Latest()
     if not word.startswith("{"):
-        raise ConfigError(f"option {option}: {text!r} is not allowed", hint='use earliest, latest or JSON such as {"topic":{"0":123}}')
+        raise ConfigError(
+            f"option {option}: {text!r} is not allowed",
+            hint='use earliest, latest or JSON such as {"topic":{"0":123}}',
+        )
     return AtOffsets(tuple(sorted(from_json(text, option, low=-2).items())))

@@ -1,10 +1,12 @@
 """The JVM shim: compiled for the Spark at hand, by the Scala compiler that comes with it.
 
-Owns: the shim's jar in the user's cache.  Law: without it everything works, more slowly; so whatever is missing (Java, a Spark whose
-internals the shim does not know, a place to write) is a reason that is told, never an error.  The shim stands on classes that Spark does
-not promise to keep: compiling it against the jars it will run with is the check that they are as expected.
+Owns: the shim's jar in the user's cache.  Law: without it everything works, more slowly; so
+whatever is missing (Java, a Spark whose internals the shim does not know, a place to write) is a
+reason that is told, never an error.  The shim stands on classes that Spark does not promise to
+keep: compiling it against the jars it will run with is the check that they are as expected.
 
-A jar is never overwritten: its name holds a hash of the sources and of Spark's version, and it comes into place whole.
+A jar is never overwritten: its name holds a hash of the sources and of Spark's version, and it
+comes into place whole.
 """
 
 from __future__ import annotations
@@ -29,17 +31,23 @@ log = logging.getLogger("kdirect_spark")
 
 CONF = "spark.kdirect.columnar"
 COMPILE_LIMIT_S = 300
-FIRST_SPARK = (4, 2)  # before it PySpark's streams have no admission control, which the shim hands on
+FIRST_SPARK = (
+    4,
+    2,
+)  # before it PySpark's streams have no admission control, which the shim hands on
 
 
 def jar() -> Path:
-    """The shim's jar for the Spark that this process would start, compiled now (some seconds) unless it was before.  ShimError with
-    the reason."""
+    """The shim's jar for the Spark that this process would start, compiled now (some seconds)
+    unless it was before.  ShimError with the reason."""
     jars = _spark_jars()
     name = next((path.name for path in sorted(jars.glob("spark-sql_*.jar"))), "")
     version = re.fullmatch(r"spark-sql_2\.13-(([0-9]+)\.([0-9]+)\..*)\.jar", name)
     if version is None or (int(version[2]), int(version[3])) < FIRST_SPARK:
-        raise ShimError(f"{name or jars} is not Spark 4.2 or later with Scala 2.13", hint="install pyspark 4.2 to read columns")
+        raise ShimError(
+            f"{name or jars} is not Spark 4.2 or later with Scala 2.13",
+            hint="install pyspark 4.2 to read columns",
+        )
     digest = hashlib.sha256(name.encode())
     sources = _sources()
     for path, entry in sources.items():
@@ -52,9 +60,15 @@ def jar() -> Path:
             _compile(jars, sources, out)
         # Spark runs what it holds: nobody else may have put it there.
         if out.stat().st_uid != os.getuid():
-            raise ShimError(f"{out} belongs to another user", hint="remove it, or set XDG_CACHE_HOME to a directory of yours")
+            raise ShimError(
+                f"{out} belongs to another user",
+                hint="remove it, or set XDG_CACHE_HOME to a directory of yours",
+            )
     except (OSError, RuntimeError) as e:  # RuntimeError: there is no home directory
-        raise ShimError(f"the shim's jar cannot be kept: {e}", hint="set XDG_CACHE_HOME to a directory that can be written") from None
+        raise ShimError(
+            f"the shim's jar cannot be kept: {e}",
+            hint="set XDG_CACHE_HOME to a directory that can be written",
+        ) from None
     return out
 
 
@@ -64,7 +78,11 @@ def jar_or_none() -> Path | None:
     try:
         return jar()
     except ShimError as e:
-        log.warning("Spark reads kdirect's records as rows, not as columns: %s (%s=false silences this)", e, CONF)
+        log.warning(
+            "Spark reads kdirect's records as rows, not as columns: %s (%s=false silences this)",
+            e,
+            CONF,
+        )
         return None
 
 
@@ -78,7 +96,8 @@ def _spark_jars() -> Path:
 
 
 def _sources() -> dict[Path, str]:
-    """The shim's files, and their names below src/main: those of the package, or of the tree it was run from."""
+    """The shim's files, and their names below src/main: those of the package, or of the tree it was
+    run from."""
     here = Path(__file__).resolve().parent
     for root in (here / "jvm_shim", here.parent / "jvm_shim"):
         found = sorted(path for path in (root / "src" / "main").rglob("*") if path.is_file())
@@ -91,7 +110,10 @@ def _java() -> str:
     home = os.environ.get("JAVA_HOME")
     found = shutil.which(str(Path(home, "bin", "java"))) if home else shutil.which("java")
     if found is None:
-        raise ShimError(f"there is no java {'in JAVA_HOME=' + home if home else 'on PATH'}", hint="install Java 17, which Spark needs too")
+        raise ShimError(
+            f"there is no java {'in JAVA_HOME=' + home if home else 'on PATH'}",
+            hint="install Java 17, which Spark needs too",
+        )
     return found
 
 
@@ -102,17 +124,33 @@ def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
         made = Path(directory, "shim.jar")
         arguments = Path(directory, "arguments")
         arguments.write_text(f'-cp\n"{os.pathsep.join(map(str, sorted(jars.glob("*.jar"))))}"\n')
-        command = [java, "-cp", str(jars / "*"), "scala.tools.nsc.Main", "-nobootcp", "-release", "17", "-nowarn", f"@{arguments}"]
+        command = [
+            java,
+            "-cp",
+            str(jars / "*"),
+            "scala.tools.nsc.Main",
+            "-nobootcp",
+            "-release",
+            "17",
+            "-nowarn",
+            f"@{arguments}",
+        ]
         command += ["-d", str(made), *(str(path) for path in sources if path.suffix == ".scala")]
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=COMPILE_LIMIT_S, check=False
+            )
         except subprocess.TimeoutExpired:
             raise ShimError(
-                f"Scala's compiler took more than {COMPILE_LIMIT_S} s", hint="try again when the machine is less busy"
+                f"Scala's compiler took more than {COMPILE_LIMIT_S} s",
+                hint="try again when the machine is less busy",
             ) from None
         if done.returncode or not made.exists():
             said = " ".join((done.stderr or done.stdout).split())[:600]
-            raise ShimError(f"the shim does not compile for {jars}: {said}", hint="this Spark is not known to the shim yet")
+            raise ShimError(
+                f"the shim does not compile for {jars}: {said}",
+                hint="this Spark is not known to the shim yet",
+            )
         with zipfile.ZipFile(made, "a") as archive:
             for path, entry in sources.items():
                 if path.suffix != ".scala":
@@ -122,7 +160,8 @@ def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile the shim and say where it is: for clusters (``spark-submit --jars``), and so that no session waits for it."""
+    """Compile the shim and say where it is: for clusters (``spark-submit --jars``), and so that no
+    session waits for it."""
     parser = argparse.ArgumentParser(prog="python -m kdirect_spark.shim", description=main.__doc__)
     parser.add_argument("--output", type=Path, help="copy the jar to this file")
     chosen = parser.parse_args(argv)

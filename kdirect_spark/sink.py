@@ -1,9 +1,11 @@
 """Writers of Spark's Python Data Source API: a batch write and the micro-batches of a stream.
 
-Law: rows come as Arrow batches and leave through the producer of this worker process (`kdirect.client`); no loop over records.
+Law: rows come as Arrow batches and leave through the producer of this worker process
+(`kdirect.client`); no loop over records.
 
-At-least-once: a task returns its commit message after the broker has acknowledged every record, and what a task has sent before it
-failed stays in the topic, so that a task or a micro-batch that runs again leaves duplicates.  commit() and abort() have nothing to do.
+At-least-once: a task returns its commit message after the broker has acknowledged every record, and
+what a task has sent before it failed stays in the topic, so that a task or a micro-batch that runs
+again leaves duplicates.  commit() and abort() have nothing to do.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ class Written(WriterCommitMessage):
 
 
 def check_schema(schema: StructType, settings: SinkSettings) -> None:
-    """ConfigError unless `schema` has the columns of Spark's Kafka sink with types that can be written; others are left out."""
+    """ConfigError unless `schema` has the columns of Spark's Kafka sink with types that can be
+    written; others are left out."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise ConfigError(
@@ -44,16 +47,24 @@ def check_schema(schema: StructType, settings: SinkSettings) -> None:
         )
     for name in ("value", "key"):
         if name in types and not isinstance(types[name], StringType | BinaryType):
-            raise _wrong_type(name, types[name], "string or binary", f"cast it: CAST({name} AS STRING)")
+            raise _wrong_type(
+                name, types[name], "string or binary", f"cast it: CAST({name} AS STRING)"
+            )
     if settings.topic is None and "topic" not in types:
-        raise ConfigError("the sink does not know which topic to write to", hint="set the option topic, or give the data a column topic")
+        raise ConfigError(
+            "the sink does not know which topic to write to",
+            hint="set the option topic, or give the data a column topic",
+        )
     if settings.topic is None and not isinstance(types["topic"], StringType):
         raise _wrong_type("topic", types["topic"], "string", "cast it: CAST(topic AS STRING)")
     if "partition" in types and not isinstance(types["partition"], IntegerType):
         raise _wrong_type("partition", types["partition"], "int", "cast it: CAST(partition AS INT)")
     if "headers" in types and not _is_headers(types["headers"]):
         raise _wrong_type(
-            "headers", types["headers"], "array<struct<key:string,value:binary>>", "build it with array(struct(... AS key, ... AS value))"
+            "headers",
+            types["headers"],
+            "array<struct<key:string,value:binary>>",
+            "build it with array(struct(... AS key, ... AS value))",
         )
 
 
@@ -61,11 +72,16 @@ def _is_headers(t: DataType) -> bool:
     if not isinstance(t, ArrayType) or not isinstance(t.elementType, StructType):
         return False
     fields = t.elementType.fields
-    return [(f.name, type(f.dataType)) for f in fields] == [("key", StringType), ("value", BinaryType)]
+    return [(f.name, type(f.dataType)) for f in fields] == [
+        ("key", StringType),
+        ("value", BinaryType),
+    ]
 
 
 def _wrong_type(column: str, found: DataType, wanted: str, remedy: str) -> ConfigError:
-    return ConfigError(f"column {column} has type {found.simpleString()}; the sink takes {wanted}", hint=remedy)
+    return ConfigError(
+        f"column {column} has type {found.simpleString()}; the sink takes {wanted}", hint=remedy
+    )
 
 
 class _Writer:
@@ -73,7 +89,10 @@ class _Writer:
 
     def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
         if overwrite:
-            raise ConfigError("a topic cannot be overwritten", hint='write with mode("append"), a stream with outputMode("append")')
+            raise ConfigError(
+                "a topic cannot be overwritten",
+                hint='write with mode("append"), a stream with outputMode("append")',
+            )
         check_schema(schema, settings)
         for warning in settings.warnings:
             log.warning("%s", warning)
@@ -106,7 +125,10 @@ class _Writer:
 
     def abort(self, messages: Any, *_: int) -> None:
         done = sum(m.rows for m in messages if m is not None)
-        log.warning("a write failed; %d records of its finished tasks stay in the topic (the sink is at-least-once)", done)
+        log.warning(
+            "a write failed; %d records of its finished tasks stay in the topic (the sink is at-least-once)",
+            done,
+        )
 
 
 def outgoing(batch: pa.RecordBatch) -> pa.RecordBatch:
@@ -121,12 +143,14 @@ class KdirectWriter(_Writer, DataSourceArrowWriter):
 if hasattr(api, "DataSourceStreamArrowWriter"):
 
     class KdirectStreamWriter(_Writer, api.DataSourceStreamArrowWriter):
-        """Stream write, at-least-once: a micro-batch that runs again after a failure is written again."""
+        """Stream write, at-least-once: a micro-batch that runs again after a failure is written
+        again."""
 
 else:  # pyspark 4.0 hands rows to a stream's writer
 
     class KdirectStreamWriter(_Writer, api.DataSourceStreamWriter):  # type: ignore[no-redef]
-        """Stream write, at-least-once: a micro-batch that runs again after a failure is written again."""
+        """Stream write, at-least-once: a micro-batch that runs again after a failure is written
+        again."""
 
         ROWS_PER_BATCH = 10_000
 
@@ -142,6 +166,10 @@ else:  # pyspark 4.0 hands rows to a stream's writer
 
             from pyspark.sql.pandas.types import to_arrow_schema
 
-            schema = to_arrow_schema(StructType([f for f in self._schema.fields if f.name in COLUMNS]))
+            schema = to_arrow_schema(
+                StructType([f for f in self._schema.fields if f.name in COLUMNS])
+            )
             while chunk := list(islice(rows, self.ROWS_PER_BATCH)):
-                yield pa.RecordBatch.from_pylist([row.asDict(recursive=True) for row in chunk], schema=schema)
+                yield pa.RecordBatch.from_pylist(
+                    [row.asDict(recursive=True) for row in chunk], schema=schema
+                )

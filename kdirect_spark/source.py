@@ -1,11 +1,13 @@
 """Readers of Spark's Python Data Source API: a batch and a stream of micro-batches.
 
-Law: planning (topics, offsets, ranges) runs in the driver's planner process, reading in Spark's tasks; both reach the broker through
-`kdirect.client.connect` only, lazily, because Spark builds readers in one process and uses them in another.  What is planned is
-decided in `offsets`; here is the I/O around it.
+Law: planning (topics, offsets, ranges) runs in the driver's planner process, reading in Spark's
+tasks; both reach the broker through `kdirect.client.connect` only, lazily, because Spark builds
+readers in one process and uses them in another.  What is planned is decided in `offsets`; here is
+the I/O around it.
 
-Life of a stream in the planner process: initialOffset (a new query), then latestOffset, partitions and commit over and over.  Each
-record between two checkpointed offsets is read exactly once; a replayed micro-batch reads the same offsets again.
+Life of a stream in the planner process: initialOffset (a new query), then latestOffset, partitions
+and commit over and over.  Each record between two checkpointed offsets is read exactly once; a
+replayed micro-batch reads the same offsets again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 
-from kdirect.errors import ConfigError, DataLossError, KdirectError, OffsetOutOfRangeError, UnknownTopicError
+from kdirect.errors import (
+    ConfigError,
+    DataLossError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    UnknownTopicError,
+)
 from kdirect.model import TopicPartition
 from kdirect_spark import offsets, worker
 from kdirect_spark.offsets import AtTimes, Limit, OffsetRange, Offsets, Plan
@@ -30,7 +38,12 @@ from kdirect_spark.prefetch import prefetched
 from kdirect_spark.settings import SourceSettings
 
 try:  # pyspark 4.2 and later: the engine hands the start offset and a read limit to latestOffset
-    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows, SupportsTriggerAvailableNow
+    from pyspark.sql.streaming.datasource import (
+        ReadAllAvailable,
+        ReadMaxRows,
+        ReadMinRows,
+        SupportsTriggerAvailableNow,
+    )
 
     ADMISSION_CONTROL = True
 except ImportError:
@@ -52,7 +65,8 @@ class RangePartition(InputPartition):
 
 
 class BrokerView:
-    """What a planner knows of the broker: topics, refreshed now and then, and offsets, asked for each time.  One thread."""
+    """What a planner knows of the broker: topics, refreshed now and then, and offsets, asked for
+    each time.  One thread."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -65,7 +79,8 @@ class BrokerView:
         return worker.session(self._settings.client)
 
     def look(self, call: Any) -> Any:
-        """`call(session)`, repeated after failures that may pass (options fetchOffset.numRetries and retryIntervalMs)."""
+        """`call(session)`, repeated after failures that may pass (options fetchOffset.numRetries
+        and retryIntervalMs)."""
         for retries_left in range(self._settings.retries, -1, -1):
             try:
                 return call(self.session())
@@ -77,9 +92,14 @@ class BrokerView:
         raise AssertionError("not reached")
 
     def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
-        """The partitions of the subscription; topics are listed anew when `refresh` or when the last list is old."""
+        """The partitions of the subscription; topics are listed anew when `refresh` or when the
+        last list is old."""
         now = time.monotonic()
-        if refresh or self._topics is None or (now - self._refreshed) * 1000 >= self._settings.discovery_interval_ms:
+        if (
+            refresh
+            or self._topics is None
+            or (now - self._refreshed) * 1000 >= self._settings.discovery_interval_ms
+        ):
             self._list_topics()
         assert self._topics is not None
         return self._settings.subscription.resolve(self._topics, must_exist=must_exist)
@@ -95,12 +115,15 @@ class BrokerView:
         return self._topics
 
     def take_created_again(self) -> frozenset[str]:
-        """Topics that were deleted and created again since the last call, as far as this process has seen."""
+        """Topics that were deleted and created again since the last call, as far as this process
+        has seen."""
         out = frozenset(self._created_again)
         self._created_again.clear()
         return out
 
-    def watermarks(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
+    def watermarks(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[int, int]]:
         """Log start offset and high watermark of those of `partitions` that exist."""
         wanted = list(partitions)
         if not wanted:
@@ -113,7 +136,11 @@ class BrokerView:
             return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
 
     def resolve(
-        self, limit: Limit, option: str, partitions: Iterable[TopicPartition], watermarks: Mapping[TopicPartition, tuple[int, int]]
+        self,
+        limit: Limit,
+        option: str,
+        partitions: Iterable[TopicPartition],
+        watermarks: Mapping[TopicPartition, tuple[int, int]],
     ) -> Offsets:
         """Offsets of a start or an end, see `offsets.resolve_limit`."""
         partitions = list(partitions)
@@ -124,8 +151,13 @@ class BrokerView:
         return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
 
     def input_partitions(self, plan: Plan) -> list[InputPartition]:
-        ranges = offsets.split(plan.ranges, self._settings.min_partitions, self._settings.max_records)
-        return [RangePartition(r.topic_partition.topic, r.topic_partition.partition, r.start, r.stop) for r in ranges]
+        ranges = offsets.split(
+            plan.ranges, self._settings.min_partitions, self._settings.max_records
+        )
+        return [
+            RangePartition(r.topic_partition.topic, r.topic_partition.partition, r.start, r.stop)
+            for r in ranges
+        ]
 
 
 class KdirectBatchReader(DataSourceReader):
@@ -142,14 +174,19 @@ class KdirectBatchReader(DataSourceReader):
         watermarks = view.watermarks(partitions)
         start = view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
         end = view.resolve(settings.ending, settings.ending_option, partitions, watermarks)
-        return view.input_partitions(offsets.plan_batch(start, end, watermarks).check(settings.fail_on_data_loss, log.warning))
+        return view.input_partitions(
+            offsets.plan_batch(start, end, watermarks).check(
+                settings.fail_on_data_loss, log.warning
+            )
+        )
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_range(self._settings, partition)
 
 
 class _StreamReader(DataSourceStreamReader):
-    """What all versions of the API share.  `_initial` and what follows it live in the planner process only."""
+    """What all versions of the API share.  `_initial` and what follows it live in the planner
+    process only."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -163,17 +200,23 @@ class _StreamReader(DataSourceStreamReader):
         self._note_again_at = 0.0
 
     def initialOffset(self) -> dict:
-        """Where a new query starts.  The engine asks until the first micro-batch has run, and gets the same answer each time."""
+        """Where a new query starts.  The engine asks until the first micro-batch has run, and gets
+        the same answer each time."""
         if self._initial is None:
             settings = self._settings
             _say(settings.warnings)
             partitions = self._view.partitions(must_exist=True, refresh=True)
             watermarks = self._view.watermarks(partitions)
-            initial = self._view.resolve(settings.starting, settings.starting_option, partitions, watermarks)
+            initial = self._view.resolve(
+                settings.starting, settings.starting_option, partitions, watermarks
+            )
             if (ceiling := self._ceiling()) is not None:
                 # Records that came since the ends were asked for belong to what comes after them.
                 named = offsets.named_offsets(settings.starting)
-                initial = {tp: n if tp in named else min(n, ceiling.get(tp, n)) for tp, n in initial.items()}
+                initial = {
+                    tp: n if tp in named else min(n, ceiling.get(tp, n))
+                    for tp, n in initial.items()
+                }
             self._initial = initial
         return offsets.to_json(self._initial)
 
@@ -182,10 +225,14 @@ class _StreamReader(DataSourceStreamReader):
             return []
         begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
         is_start = begin == self._initial
-        if is_start and not self._begun:  # the first micro-batch, which did not end, runs again; where it starts was asked for anew
+        if (
+            is_start and not self._begun
+        ):  # the first micro-batch, which did not end, runs again; where it starts was asked for anew
             if self._is_first_run_again(begin, stop):
                 return []
-            begin = {tp: n for tp, n in begin.items() if tp in stop}  # partitions that were added since come with the next one
+            begin = {
+                tp: n for tp, n in begin.items() if tp in stop
+            }  # partitions that were added since come with the next one
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
         if self._planned is None or self._planned[0] != start:
             self._planned = (start, self._view.take_created_again())
@@ -197,20 +244,27 @@ class _StreamReader(DataSourceStreamReader):
         return read_range(self._settings, partition)
 
     def commit(self, end: dict) -> None:
-        """With `kafka.group.id`: note `end` as the group's offsets, for tools that show lag.  The checkpoint alone decides where a
-        query goes on, so a failure is said and no more.  The engine calls it when it makes the next micro-batch."""
+        """With `kafka.group.id`: note `end` as the group's offsets, for tools that show lag.  The
+        checkpoint alone decides where a query goes on, so a failure is said and no more.  The
+        engine calls it when it makes the next micro-batch."""
         self._note_group(offsets.from_json(end, "end offset"))
 
     def _note_group(self, done: Offsets) -> None:
         now = time.monotonic()
-        if self._settings.group_id is None or done in (self._noted, self._initial) or now < self._note_again_at:
+        if (
+            self._settings.group_id is None
+            or done in (self._noted, self._initial)
+            or now < self._note_again_at
+        ):
             return
         try:
             self._view.session().admin.commit_offsets(self._settings.group_id, done)
             self._noted = done
         except KdirectError as e:
             self._note_again_at = now + GROUP_RETRY_S
-            log.warning("offsets of group %s could not be committed: %s", self._settings.group_id, e)
+            log.warning(
+                "offsets of group %s could not be committed: %s", self._settings.group_id, e
+            )
 
     def stop(self) -> None:
         """Best effort: the planner process ends right after."""
@@ -223,47 +277,65 @@ class _StreamReader(DataSourceStreamReader):
     # -- for the versions below
 
     def _ceiling(self) -> Offsets | None:
-        """Ends that the engine was told of before it asked where the query starts: it may not start behind them."""
+        """Ends that the engine was told of before it asked where the query starts: it may not start
+        behind them."""
         return self._target
 
     def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
         """Ends of everything that can be read after `start`, and the earliest offsets."""
         if self._target is not None:
             partitions: Iterable[TopicPartition] = self._target
-            return dict(self._target), {tp: low for tp, (low, _) in self._view.watermarks(set(partitions) - start.keys()).items()}
+            return dict(self._target), {
+                tp: low
+                for tp, (low, _) in self._view.watermarks(set(partitions) - start.keys()).items()
+            }
         watermarks: dict[TopicPartition, tuple[int, int]] = {}
         for retries_left in range(self._settings.retries, -1, -1):
             watermarks = self._view.watermarks(self._view.partitions(must_exist=False))
-            if not retries_left or all(high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()):
+            if not retries_left or all(
+                high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()
+            ):
                 break
-            # A watermark behind what was read: a leader that is just taking over, or a topic created anew.  Look again before
-            # calling it a loss.
+            # A watermark behind what was read: a leader that is just taking over, or a topic
+            # created anew.  Look again before calling it a loss.
             time.sleep(self._settings.retry_interval_ms / 1000)
         self._seen = {tp: high for tp, (_, high) in watermarks.items()}
         return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
 
     def _is_first_run_again(self, begin: Offsets, stop: Offsets) -> bool:
-        """The first micro-batch of a query that starts at the latest offset is empty (see below).  When it runs again after a crash,
-        "latest" has moved on and lies behind its end, which the checkpoint holds and where the query goes on."""
-        return offsets.moves(self._settings.starting) and all(stop.get(tp, n) <= n for tp, n in begin.items())
+        """The first micro-batch of a query that starts at the latest offset is empty (see below).
+        When it runs again after a crash, "latest" has moved on and lies behind its end, which the
+        checkpoint holds and where the query goes on."""
+        return offsets.moves(self._settings.starting) and all(
+            stop.get(tp, n) <= n for tp, n in begin.items()
+        )
 
     def _is_first_of_moving(self, start: Offsets) -> bool:
         """True once, for a new query that starts at the latest offset of some partition.
 
-        Its first micro-batch is kept empty, so that the checkpoint holds where the query started before any record counts on it:
-        the engine itself does not keep the initial offset."""
-        first = not self._begun and start == self._initial and offsets.moves(self._settings.starting)
+        Its first micro-batch is kept empty, so that the checkpoint holds where the query started
+        before any record counts on it: the engine itself does not keep the initial offset."""
+        first = (
+            not self._begun and start == self._initial and offsets.moves(self._settings.starting)
+        )
         self._begun = True
         return first
 
 
 class KdirectLegacyStreamReader(_StreamReader):
-    """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without saying where the query stands."""
+    """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without saying where the
+    query stands."""
 
     def __init__(self, settings: SourceSettings) -> None:
-        for value, option in ((settings.max_offsets, "maxOffsetsPerTrigger"), (settings.min_offsets, "minOffsetsPerTrigger")):
+        for value, option in (
+            (settings.max_offsets, "maxOffsetsPerTrigger"),
+            (settings.min_offsets, "minOffsetsPerTrigger"),
+        ):
             if value is not None:
-                raise ConfigError(f"option {option} needs pyspark 4.2 or later", hint="upgrade pyspark, or remove the option")
+                raise ConfigError(
+                    f"option {option} needs pyspark 4.2 or later",
+                    hint="upgrade pyspark, or remove the option",
+                )
         super().__init__(settings)
 
     def _ceiling(self) -> Offsets | None:
@@ -291,7 +363,9 @@ if ADMISSION_CONTROL:
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
             begin = offsets.from_json(start, "start offset")
-            self._note_group(begin)  # everything before it has been processed, the last micro-batch too, for which no commit() may follow
+            self._note_group(
+                begin
+            )  # everything before it has been processed, the last micro-batch too, for which no commit() may follow
             if self._is_first_of_moving(begin):
                 return offsets.to_json(begin)
             end, earliest = self._available(begin)
@@ -304,7 +378,9 @@ if ADMISSION_CONTROL:
             return offsets.to_json(end)
 
         def prepareForTriggerAvailableNow(self) -> None:
-            self._view.partitions(must_exist=False, refresh=True)  # a new query asks for its initial offset next, which looks for them
+            self._view.partitions(
+                must_exist=False, refresh=True
+            )  # a new query asks for its initial offset next, which looks for them
             self._target = None
             self._target = self._available({})[0]
 
@@ -312,7 +388,8 @@ if ADMISSION_CONTROL:
             return None if self._seen is None else offsets.to_json(self._seen)
 
         def _hold_back(self, start: Offsets, end: Offsets, earliest: Offsets) -> bool:
-            """minOffsetsPerTrigger: wait for more, maxTriggerDelay at most; never the first time nor where the end is set."""
+            """minOffsetsPerTrigger: wait for more, maxTriggerDelay at most; never the first time
+            nor where the end is set."""
             wanted = self._settings.min_offsets
             now = time.monotonic()
             if (
@@ -328,20 +405,26 @@ if ADMISSION_CONTROL:
 
 
 def stream_reader(settings: SourceSettings) -> _StreamReader:
-    return KdirectStreamReader(settings) if ADMISSION_CONTROL else KdirectLegacyStreamReader(settings)
+    return (
+        KdirectStreamReader(settings) if ADMISSION_CONTROL else KdirectLegacyStreamReader(settings)
+    )
 
 
-# ------------------------------------------------------------------------------------------------ in a task
+# ------------------------------------------------------------------------------------------------
+# in a task
 
 
 def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of one RangePartition as Arrow batches of the wanted columns of Spark's Kafka row, decoded ahead in a thread."""
+    """The records of one RangePartition as Arrow batches of the wanted columns of Spark's Kafka
+    row, decoded ahead in a thread."""
     if not isinstance(partition, RangePartition):
         return  # Spark makes one empty partition of a plan that has none
     tp = TopicPartition(partition.topic, partition.partition)
     work = OffsetRange(tp, partition.start, partition.stop)
     done = _Done(work.start)
-    batches = prefetched(_decode(settings, work, done), settings.prefetch_bytes, lambda _: done.offset >= work.stop)
+    batches = prefetched(
+        _decode(settings, work, done), settings.prefetch_bytes, lambda _: done.offset >= work.stop
+    )
     try:
         yield from batches
     finally:
@@ -351,19 +434,28 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
 
 @dataclass
 class _Done:
-    """How far a task's reading has come: the offset behind the last batch that was yielded.  Of the thread that decodes."""
+    """How far a task's reading has come: the offset behind the last batch that was yielded.  Of the
+    thread that decodes."""
 
     offset: int
 
 
-def _decode(settings: SourceSettings, work: OffsetRange, done: _Done) -> Generator[pa.RecordBatch, None, None]:
+def _decode(
+    settings: SourceSettings, work: OffsetRange, done: _Done
+) -> Generator[pa.RecordBatch, None, None]:
     tp, columns = work.topic_partition, settings.columns and list(settings.columns)
     while (position := done.offset) < work.stop:
         reader = None
         session = None
         try:
             session = worker.session(settings.task_client)
-            reader = session.reader(tp, position, work.stop, include_headers=settings.include_headers, target_bytes=settings.batch_bytes)
+            reader = session.reader(
+                tp,
+                position,
+                work.stop,
+                include_headers=settings.include_headers,
+                target_bytes=settings.batch_bytes,
+            )
             for batch in reader.batches():
                 if batch.num_rows:
                     done.offset = _next_offset(batch)
@@ -397,7 +489,8 @@ def _next_offset(batch: pa.RecordBatch) -> int:
 
 
 def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:
-    """One JSON line of what a task's reader did, into the directory of the option taskStatisticsDir."""
+    """One JSON line of what a task's reader did, into the directory of the option
+    taskStatisticsDir."""
     if settings.statistics_dir is None:
         return
     line = {
@@ -408,7 +501,11 @@ def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any
         "transport": session.transport,
         **reader.statistics(),
     }
-    with open(Path(settings.statistics_dir) / f"task-statistics-{os.getpid()}.jsonl", "a", encoding="utf-8") as f:
+    with open(
+        Path(settings.statistics_dir) / f"task-statistics-{os.getpid()}.jsonl",
+        "a",
+        encoding="utf-8",
+    ) as f:
         f.write(json.dumps(line) + "\n")
 
 

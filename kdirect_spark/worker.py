@@ -1,7 +1,8 @@
 """What lives in a Spark worker process from task to task.
 
-Law: all state here belongs to one process id; Spark forks its workers, so nothing is opened at import and nothing of a parent is
-used.  The sessions themselves are cached by `kdirect.client.connect`.
+Law: all state here belongs to one process id; Spark forks its workers, so nothing is opened at
+import and nothing of a parent is used.  The sessions themselves are cached by
+`kdirect.client.connect`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ from kdirect.errors import KdirectError
 
 log = logging.getLogger("kdirect_spark")
 
-# Spark's daemon runs gc.collect() after every task, which takes 45 ms over the modules of pyspark and pyarrow.  Frozen objects are not
-# looked at.  Repeated in the first tasks, when the last modules have been imported.
+# Spark's daemon runs gc.collect() after every task, which takes 45 ms over the modules of pyspark
+# and pyarrow.  Frozen objects are not looked at.  Repeated in the first tasks, when the last
+# modules have been imported.
 SETTLING_TASKS = 4
 
 _tasks = 0
@@ -37,7 +39,8 @@ def settle() -> None:
 
 def session(settings: dict[str, Any]) -> Any:
     """The session of this process for `settings`."""
-    # Imported when first needed: Spark imports this package in every session, to see which formats there are.
+    # Imported when first needed: Spark imports this package in every session, to see which formats
+    # there are.
     from kdirect.client.session import connect
 
     return connect(settings)
@@ -73,4 +76,9 @@ def _own_process() -> None:
 
 
 def _key(settings: dict[str, Any]) -> tuple:
-    return tuple(sorted((name, tuple(value) if isinstance(value, list) else value) for name, value in settings.items()))
+    return tuple(
+        sorted(
+            (name, tuple(value) if isinstance(value, list) else value)
+            for name, value in settings.items()
+        )
+    )

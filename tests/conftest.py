@@ -1,10 +1,12 @@
 """What all tests share: the printed seed, and the flag that turns skips into failures.
 
-Brokers too: `broker` is one inside the test's process, `broker_process` starts real ones, which can be killed.
+Brokers too: `broker` is one inside the test's process, `broker_process` starts real ones, which can
+be killed.
 
-KDIRECT_SEED=n repeats a run's random choices; continuous integration (CI is set) makes the same ones every time, so that a failure there
-is of the change.  KDIRECT_NO_SKIPS=1 (continuous integration sets it) makes a skipped test fail, but for
-one whose reason begins with a word of `MAY_SKIP`: what a machine cannot be made to have by installing something.
+KDIRECT_SEED=n repeats a run's random choices; continuous integration (CI is set) makes the same
+ones every time, so that a failure there is of the change.  KDIRECT_NO_SKIPS=1 (continuous
+integration sets it) makes a skipped test fail, but for one whose reason begins with a word of
+`MAY_SKIP`: what a machine cannot be made to have by installing something.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ ROOT = Path(__file__).resolve().parent.parent
 JARS = {"broker_jars", "connector_jars"}
 MAY_SKIP = ("needs root", "needs an RNIC")
 IN_CI = os.environ.get("CI", "").lower() not in ("", "0", "false")
-SEED = int(os.environ.get("KDIRECT_SEED") or (1 if IN_CI else random.SystemRandom().randrange(2**32)))
+SEED = int(
+    os.environ.get("KDIRECT_SEED") or (1 if IN_CI else random.SystemRandom().randrange(2**32))
+)
 
 # No deadline: two busy cores say nothing about an example.  The blob repeats a failure elsewhere.
 settings.register_profile("kdirect", deadline=None, print_blob=True, derandomize=IN_CI)
@@ -43,7 +47,10 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if not any(os.environ.get(name, "0") not in ("", "0") for name in ("KDIRECT_TEST_VERBS", "KDIRECT_TEST_GUESTS")):
+    if not any(
+        os.environ.get(name, "0") not in ("", "0")
+        for name in ("KDIRECT_TEST_VERBS", "KDIRECT_TEST_GUESTS")
+    ):
         terminalreporter.write_line("not run here: tests over real verbs (make test-rdma)")
 
 
@@ -62,7 +69,8 @@ def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def sessions_end() -> Iterator[None]:
-    """What a module connected to ends with it: descriptors above 1023 would be too high for py4j, which asks `select` about them."""
+    """What a module connected to ends with it: descriptors above 1023 would be too high for py4j,
+    which asks `select` about them."""
     yield
     from kdirect.client import session
 
@@ -76,7 +84,10 @@ def sessions_end() -> Iterator[None]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         # The first of these fetches some 50 MB.
-        if JARS & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("timeout") is None:
+        if (
+            JARS & set(getattr(item, "fixturenames", ()))
+            and item.get_closest_marker("timeout") is None
+        ):
             item.add_marker(pytest.mark.timeout(600))
 
 
@@ -113,14 +124,18 @@ def kcat() -> str:
 
 def _jars(kind: str) -> list[Path]:
     # By its path, because the benchmark's modules are not a package that is installed.
-    spec = importlib.util.spec_from_file_location("kdirect_test_jars", ROOT / "bench/versus/jars.py")
+    spec = importlib.util.spec_from_file_location(
+        "kdirect_test_jars", ROOT / "bench/versus/jars.py"
+    )
     assert spec is not None and spec.loader is not None
     jars = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(jars)
     try:
         return jars.jars(kind)
     except jars.MissingJarsError as e:
-        pytest.skip(f"Kafka's jars cannot be fetched from Maven Central (bench/versus/jars.txt): {str(e).splitlines()[0]}")
+        pytest.skip(
+            f"Kafka's jars cannot be fetched from Maven Central (bench/versus/jars.txt): {str(e).splitlines()[0]}"
+        )
 
 
 @pytest.fixture(scope="session")
@@ -145,7 +160,8 @@ def broker() -> Iterator[Any]:
 
 
 class BrokerProcess:
-    """`kdirect broker` in a process of its own.  `start` after `kill` or `stop` brings it back: same port, same log."""
+    """`kdirect broker` in a process of its own.  `start` after `kill` or `stop` brings it back:
+    same port, same log."""
 
     def __init__(self, log_dir: Path, properties: dict[str, Any]) -> None:
         self.log_dir = log_dir
@@ -161,10 +177,15 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", str(self.log_dir)]
-        for name, value in {"listeners": self.bootstrap_servers or "127.0.0.1:0", **self.properties}.items():
+        for name, value in {
+            "listeners": self.bootstrap_servers or "127.0.0.1:0",
+            **self.properties,
+        }.items():
             command += ["--set", f"{name}={value}"]
         with open(self.errors, "a") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         ready = "kdirect broker ready on "
@@ -199,12 +220,15 @@ class BrokerProcess:
 
 @pytest.fixture
 def broker_process(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
-    """``broker_process(log_dir=None, **properties)`` starts a broker; those still running are killed after the test."""
+    """``broker_process(log_dir=None, **properties)`` starts a broker; those still running are
+    killed after the test."""
     started: list[BrokerProcess] = []
 
     def start(log_dir: Path | None = None, **properties: Any) -> BrokerProcess:
         directory = log_dir if log_dir is not None else tmp_path / f"log{len(started)}"
-        process = BrokerProcess(directory, {name.replace("_", "."): value for name, value in properties.items()})
+        process = BrokerProcess(
+            directory, {name.replace("_", "."): value for name, value in properties.items()}
+        )
         started.append(process)
         return process.start()
 

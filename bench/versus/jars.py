@@ -1,8 +1,11 @@
-"""Kafka's broker and Spark's Kafka connector as jars: exact coordinates, checked sums, kept outside of the tree.
+"""Kafka's broker and Spark's Kafka connector as jars: exact coordinates, checked sums, kept outside
+of the tree.
 
-Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the folder that the jars are kept in
-($KDIRECT_JARS, else kdirect/jars in the user's cache).  They are fetched by the Ivy that comes with Spark, one by one and without their
-dependencies, from Maven Central or from what the machine's Maven settings name in its place.  A jar whose sum differs is never used.
+Owns: jars.txt (a line for each jar: the set it belongs to, its coordinates, its SHA-256) and the
+folder that the jars are kept in ($KDIRECT_JARS, else kdirect/jars in the user's cache).  They are
+fetched by the Ivy that comes with Spark, one by one and without their dependencies, from Maven
+Central or from what the machine's Maven settings name in its place.  A jar whose sum differs is
+never used.
 """
 
 from __future__ import annotations
@@ -24,8 +27,8 @@ class MissingJarsError(RuntimeError):
 
 
 def jars(kind: str) -> list[Path]:
-    """The jars of a set, `broker` or `connector`; fetches what is missing.  MissingJarsError when one
-    cannot be had, RuntimeError when one has another sum."""
+    """The jars of a set, `broker` or `connector`; fetches what is missing.  MissingJarsError when
+    one cannot be had, RuntimeError when one has another sum."""
     wanted = _listed(kind)
     folder = home()
     missing = [c for c in wanted if not _path(folder, c).exists()]
@@ -35,11 +38,15 @@ def jars(kind: str) -> list[Path]:
     for coordinates, expected in wanted.items():
         path = _path(folder, coordinates)
         if not path.exists():
-            raise MissingJarsError(f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?")
+            raise MissingJarsError(
+                f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?"
+            )
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != expected:
             path.unlink()
-            raise RuntimeError(f"{path.name} has the SHA-256 {found}, not {expected}: removed; run again to fetch it anew")
+            raise RuntimeError(
+                f"{path.name} has the SHA-256 {found}, not {expected}: removed; run again to fetch it anew"
+            )
     return [_path(folder, c) for c in wanted]
 
 
@@ -76,7 +83,15 @@ def _path(folder: Path, coordinates: str) -> Path:
 
 def _fetch(coordinates: list[str], folder: Path) -> None:
     root = mirror()
-    resolver = ET.Element("ibiblio", {"name": "central", "m2compatible": "true", "usepoms": "false", **({"root": root} if root else {})})
+    resolver = ET.Element(
+        "ibiblio",
+        {
+            "name": "central",
+            "m2compatible": "true",
+            "usepoms": "false",
+            **({"root": root} if root else {}),
+        },
+    )
     with tempfile.TemporaryDirectory(prefix="kdirect-ivy-") as scratch:
         settings = ET.Element("ivysettings")
         ET.SubElement(settings, "settings", defaultResolver="central")
@@ -88,18 +103,45 @@ def _fetch(coordinates: list[str], folder: Path) -> None:
         dependencies = ET.SubElement(module, "dependencies")
         for line in coordinates:
             group, artifact, revision = line.split(":")
-            ET.SubElement(dependencies, "dependency", org=group, name=artifact, rev=revision, transitive="false", conf="default->*")
+            ET.SubElement(
+                dependencies,
+                "dependency",
+                org=group,
+                name=artifact,
+                rev=revision,
+                transitive="false",
+                conf="default->*",
+            )
         ET.ElementTree(settings).write(f"{scratch}/settings.xml")
         ET.ElementTree(module).write(f"{scratch}/ivy.xml")
-        command = ["java", "-cp", str(pyspark_jar("ivy")), "org.apache.ivy.Main", "-warn", "-types", "jar"]
-        command += ["-settings", f"{scratch}/settings.xml", "-ivy", f"{scratch}/ivy.xml", "-retrieve", f"{scratch}/jars/{PATTERN}"]
+        command = [
+            "java",
+            "-cp",
+            str(pyspark_jar("ivy")),
+            "org.apache.ivy.Main",
+            "-warn",
+            "-types",
+            "jar",
+        ]
+        command += [
+            "-settings",
+            f"{scratch}/settings.xml",
+            "-ivy",
+            f"{scratch}/ivy.xml",
+            "-retrieve",
+            f"{scratch}/jars/{PATTERN}",
+        ]
         try:
-            run = subprocess.run(command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False)
+            run = subprocess.run(
+                command, capture_output=True, text=True, timeout=FETCH_LIMIT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired) as e:
             raise MissingJarsError(f"{len(coordinates)} jars cannot be fetched: {e}") from e
         fetched = list(Path(scratch, "jars").glob("*.jar"))
         if not fetched:
-            raise MissingJarsError(f"{len(coordinates)} jars cannot be fetched: Ivy says\n{(run.stdout + run.stderr)[-2000:]}")
+            raise MissingJarsError(
+                f"{len(coordinates)} jars cannot be fetched: Ivy says\n{(run.stdout + run.stderr)[-2000:]}"
+            )
         for path in fetched:
             partial = folder / f"{path.name}.{os.getpid()}"
             partial.write_bytes(path.read_bytes())

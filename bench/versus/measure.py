@@ -1,14 +1,17 @@
 """Turns, latencies and figures.
 
-Owns: how two systems take turns (A B A B, never one after the other), HDR histograms, and the form of a figure.
+Owns: how two systems take turns (A B A B, never one after the other), HDR histograms, and the form
+of a figure.
 
-Latencies of paced work count from the moment at which a record was due, not from the one at which it was sent, so a pause that delays
-later records shows in them (no coordinated omission).  One-at-a-time work has no schedule: each call is a sample of its own.
+Latencies of paced work count from the moment at which a record was due, not from the one at which
+it was sent, so a pause that delays later records shows in them (no coordinated omission).
+One-at-a-time work has no schedule: each call is a sample of its own.
 
-A figure's `value` is kdirect's, `against_value` Kafka's, `ratio` value / against_value, as in all rows of the benchmark;
-`settings.factor` says how many times better kdirect is, whichever way better lies, and `settings.bar` what was asked for.  What was
-measured of each system is in `settings.results`, under the names of OpenMessaging's benchmark: rates in records a second, latencies in
-milliseconds.
+A figure's `value` is kdirect's, `against_value` Kafka's, `ratio` value / against_value, as in all
+rows of the benchmark; `settings.factor` says how many times better kdirect is, whichever way better
+lies, and `settings.bar` what was asked for.  What was measured of each system is in
+`settings.results`, under the names of OpenMessaging's benchmark: rates in records a second,
+latencies in milliseconds.
 """
 
 from __future__ import annotations
@@ -27,8 +30,11 @@ _told: list[Pair] = []
 PERCENTILES = {"50pct": 50, "75pct": 75, "95pct": 95, "99pct": 99, "999pct": 99.9, "9999pct": 99.99}
 
 
-def turns(rounds: int, runs: Mapping[str, Callable[[], Any]], *, memory: int = 0) -> dict[str, list[Any]]:
-    """Each of `runs` once a round, in their order; before each, `memory` bytes are made sure to be there."""
+def turns(
+    rounds: int, runs: Mapping[str, Callable[[], Any]], *, memory: int = 0
+) -> dict[str, list[Any]]:
+    """Each of `runs` once a round, in their order; before each, `memory` bytes are made sure to be
+    there."""
     out: dict[str, list[Any]] = {name: [] for name in runs}
     for _ in range(rounds):
         for name, run in runs.items():
@@ -48,24 +54,40 @@ def histogram(samples_ns: Iterable[int]) -> HdrHistogram:
 
 
 def latencies(kind: str, rounds: list[list[int]]) -> dict[str, Any]:
-    """OpenMessaging's fields of a latency: `kind` is publish, publishDelay or endToEnd; milliseconds, over all rounds."""
+    """OpenMessaging's fields of a latency: `kind` is publish, publishDelay or endToEnd;
+    milliseconds, over all rounds."""
     whole = histogram(sample for samples in rounds for sample in samples)
     name = f"{kind}Latency"
     out: dict[str, Any] = {f"{name}Avg": whole.get_mean_value() / 1e6}
-    out |= {f"{name}{suffix}": whole.get_value_at_percentile(p) / 1e6 for suffix, p in PERCENTILES.items()}
+    out |= {
+        f"{name}{suffix}": whole.get_value_at_percentile(p) / 1e6
+        for suffix, p in PERCENTILES.items()
+    }
     out |= {f"{name}Max": whole.get_max_value() / 1e6, "samples": whole.get_total_count()}
-    out["medians_us"] = [round(statistics.median(samples) / 1e3, 3) for samples in rounds if samples]
+    out["medians_us"] = [
+        round(statistics.median(samples) / 1e3, 3) for samples in rounds if samples
+    ]
     return out
 
 
 def latency_figure(
-    row: str, kind: str, samples: Mapping[str, list[list[int]]], pair: Pair, *, bar: float | None = None, **settings: Any
+    row: str,
+    kind: str,
+    samples: Mapping[str, list[list[int]]],
+    pair: Pair,
+    *,
+    bar: float | None = None,
+    **settings: Any,
 ) -> dict[str, Any]:
     """A figure of medians: the median over the rounds of each round's p50, in microseconds."""
     results = {key: latencies(kind, rounds) for key, rounds in samples.items()}
     value, against = (statistics.median(results[s.key]["medians_us"]) for s in pair.both)
-    p99 = {f"{s.key}_p99_us": round(results[s.key][f"{kind}Latency99pct"] * 1e3, 1) for s in pair.both}
-    return figure(row, "us", value, against, pair, results, lower_is_better=True, bar=bar, **p99, **settings)
+    p99 = {
+        f"{s.key}_p99_us": round(results[s.key][f"{kind}Latency99pct"] * 1e3, 1) for s in pair.both
+    }
+    return figure(
+        row, "us", value, against, pair, results, lower_is_better=True, bar=bar, **p99, **settings
+    )
 
 
 def rate_figure(
@@ -79,9 +101,12 @@ def rate_figure(
     per_record: float = 1,
     **settings: Any,
 ) -> dict[str, Any]:
-    """A figure of rates: medians of the rounds.  `per_record` turns the unit into records, for OpenMessaging's `field`."""
+    """A figure of rates: medians of the rounds.  `per_record` turns the unit into records, for
+    OpenMessaging's `field`."""
     results = {
-        key: {field: statistics.median(runs) / per_record, "runs": [round(r, 3) for r in runs]} for key, runs in rates.items() if runs
+        key: {field: statistics.median(runs) / per_record, "runs": [round(r, 3) for r in runs]}
+        for key, runs in rates.items()
+        if runs
     }
     value, against = (statistics.median(rates[s.key]) for s in pair.both)
     return figure(row, unit, value, against, pair, results, bar=bar, **settings)
@@ -91,7 +116,11 @@ def figure(
     row: str, unit: str, value: float, against: float | None, pair: Pair, results: Mapping[str, Any], *,
     lower_is_better: bool = False, bar: float | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    factor = None if not against or not value else (against / value if lower_is_better else value / against)
+    factor = (
+        None
+        if not against or not value
+        else (against / value if lower_is_better else value / against)
+    )
     out: dict[str, Any] = {"lower_is_better": lower_is_better, "factor": factor}
     if pair not in _told:  # once for the brokers' life is enough
         _told.append(pair)

@@ -1,7 +1,8 @@
 """Kafka's own performance tools in a JVM that stays warm.
 
-Owns: a JVM with Kafka's jars and a py4j gateway, in which ProducerPerformance and ConsumerPerformance are called as their command lines
-would, again and again, and the reading of the lines that they print.
+Owns: a JVM with Kafka's jars and a py4j gateway, in which ProducerPerformance and
+ConsumerPerformance are called as their command lines would, again and again, and the reading of the
+lines that they print.
 """
 
 from __future__ import annotations
@@ -17,7 +18,12 @@ from versus import jars, systems
 PRODUCER = "org.apache.kafka.tools.ProducerPerformance"
 CONSUMER = "org.apache.kafka.tools.ConsumerPerformance"
 UNBATCHED = {"batch.size": 0, "linger.ms": 0}
-BATCHED = {"batch.size": 1 << 20, "linger.ms": 5, "buffer.memory": 128 << 20, "max.request.size": 4 << 20}
+BATCHED = {
+    "batch.size": 1 << 20,
+    "linger.ms": 5,
+    "buffer.memory": 128 << 20,
+    "max.request.size": 4 << 20,
+}
 
 
 class PerfTools:
@@ -26,7 +32,13 @@ class PerfTools:
 
         path = os.pathsep.join(str(jar) for jar in [*jars.jars("broker"), jars.pyspark_jar("py4j")])
         command = ["java", "-cp", path, "-Xmx1g", "-Dlog4j2.level=off", "py4j.GatewayServer", "0"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert self.process.stdout is not None
         port = int(self.process.stdout.readline())
         self.lines: queue.Queue[str] = queue.Queue()
@@ -38,17 +50,41 @@ class PerfTools:
         for line in self.process.stdout:
             self.lines.put(line.strip())
 
-    def produce(self, address: str, topic: str, records: int, size: int, properties: dict[str, Any]) -> float:
+    def produce(
+        self, address: str, topic: str, records: int, size: int, properties: dict[str, Any]
+    ) -> float:
         """Records a second of one run of ProducerPerformance."""
-        props = [f"{k}={v}" for k, v in {"bootstrap.servers": address, "acks": 1, **properties}.items()]
-        arguments = ["--topic", topic, "--num-records", str(records), "--record-size", str(size), "--throughput", "-1"]
+        props = [
+            f"{k}={v}" for k, v in {"bootstrap.servers": address, "acks": 1, **properties}.items()
+        ]
+        arguments = [
+            "--topic",
+            topic,
+            "--num-records",
+            str(records),
+            "--record-size",
+            str(size),
+            "--throughput",
+            "-1",
+        ]
         self._main(PRODUCER, [*arguments, "--producer-props", *props])
-        line = self._line(lambda line: line.startswith(f"{records} records sent") and "99th" in line)
+        line = self._line(
+            lambda line: line.startswith(f"{records} records sent") and "99th" in line
+        )
         return float(line.split(",")[1].split()[0])
 
     def consume(self, address: str, topic: str, records: int) -> float:
-        """Bytes a second of one run of ConsumerPerformance, by its own figure without the time to join a group."""
-        arguments = ["--topic", topic, "--messages", str(records), "--bootstrap-server", address, "--hide-header"]
+        """Bytes a second of one run of ConsumerPerformance, by its own figure without the time to
+        join a group."""
+        arguments = [
+            "--topic",
+            topic,
+            "--messages",
+            str(records),
+            "--bootstrap-server",
+            address,
+            "--hide-header",
+        ]
         self._main(CONSUMER, [*arguments, "--fetch-size", str(4 << 20)])
         line = self._line(lambda line: line.count(",") >= 9)
         return float(line.split(",")[-2]) * (1 << 20)

@@ -1,7 +1,9 @@
-"""The report of a comparison: Markdown with plots, made from the JSON of a run and from nothing else.
+"""The report of a comparison: Markdown with plots, made from the JSON of a run and from nothing
+else.
 
-Owns: what a reader sees first (bars and whether they were reached), the tables, the plots, and the plain words: how it was measured,
-what was not, and what bounds a figure whose bar was missed.  Running it again on the same JSON gives the same text.
+Owns: what a reader sees first (bars and whether they were reached), the tables, the plots, and the
+plain words: how it was measured, what was not, and what bounds a figure whose bar was missed.
+Running it again on the same JSON gives the same text.
 """
 
 from __future__ import annotations
@@ -93,7 +95,10 @@ def text(figures: list[Figure], name: str, plots: list[str]) -> str:
     first = figures[0]["settings"]
     loads = [f["settings"]["load_average"] for f in figures]
     commits = sorted({f["settings"]["commit"] for f in figures})
-    parts = ["# kdirect beside Apache Kafka", f"Made from [{name}]({name}) by `{COMMAND}`; do not edit."]
+    parts = [
+        "# kdirect beside Apache Kafka",
+        f"Made from [{name}]({name}) by `{COMMAND}`; do not edit.",
+    ]
     parts.append(
         _table(
             ("", ""),
@@ -113,10 +118,19 @@ def text(figures: list[Figure], name: str, plots: list[str]) -> str:
     if bounds:
         parts += ["### What bounds those that were missed", bounds]
     parts += ["## Plots", *(f"![{plot}]({plot})" for plot in plots)] if plots else []
-    parts += ["## All figures", "`factor`: how many times better kdirect is. `spread`: lowest and highest round."]
+    parts += [
+        "## All figures",
+        "`factor`: how many times better kdirect is. `spread`: lowest and highest round.",
+    ]
     for row in dict.fromkeys(f["row"] for f in figures):
         parts += [f"### {TITLES.get(row, row)}", _rows([f for f in figures if f["row"] == row])]
-    parts += ["## How it was measured", METHOD, _set_up(figures), "## What was not measured, and why", NOT_MEASURED]
+    parts += [
+        "## How it was measured",
+        METHOD,
+        _set_up(figures),
+        "## What was not measured, and why",
+        NOT_MEASURED,
+    ]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -147,7 +161,8 @@ def _verdict(met: bool) -> str:
 
 
 def _bounds(figures: list[Figure]) -> str:
-    """The words for rows that missed a bar; they were found with a profile and hold for the machine of the committed result."""
+    """The words for rows that missed a bar; they were found with a profile and hold for the machine
+    of the committed result."""
     words = json.loads(Path(__file__).with_name("bounds.json").read_text())
     missed = []
     for f in figures:
@@ -165,17 +180,30 @@ def _rows(figures: list[Figure]) -> str:
     for f in figures:
         s = f["settings"]
         more = [f"`{k}={v}`" for k, v in s.get("settings_of_kdirect", {}).items()]
-        more += [f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us" for k, v in s.items() if k.endswith(("p99_us", "p50_us"))]
         more += [
-            f"{k.replace('_', ' ')} {v:g}" for k, v in s.items() if "cpu" in k and isinstance(v, int | float) and not isinstance(v, bool)
+            f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us"
+            for k, v in s.items()
+            if k.endswith(("p99_us", "p50_us"))
+        ]
+        more += [
+            f"{k.replace('_', ' ')} {v:g}"
+            for k, v in s.items()
+            if "cpu" in k and isinstance(v, int | float) and not isinstance(v, bool)
         ]
         for name, limit in s.get("limits", {}).items():
             unit = "B/s" if name.endswith("per_s") else "rows/s"
-            more.append(f"{name.split(',')[0].removesuffix('_bytes_per_s').replace('_', ' ')} {quantity(limit, unit)}")
+            more.append(
+                f"{name.split(',')[0].removesuffix('_bytes_per_s').replace('_', ' ')} {quantity(limit, unit)}"
+            )
         if "mb_per_s" in s:
             more.append(f"{s['mb_per_s']} and {s['kafka_mb_per_s']} MB/s")
-        durations = {key: r["durations_ms"] for key, r in s["results"].items() if "durations_ms" in r}
-        more += [f"{key}: " + ", ".join(f"{k} {v:g}" for k, v in d.items()) + " ms" for key, d in durations.items()]
+        durations = {
+            key: r["durations_ms"] for key, r in s["results"].items() if "durations_ms" in r
+        }
+        more += [
+            f"{key}: " + ", ".join(f"{k} {v:g}" for k, v in d.items()) + " ms"
+            for key, d in durations.items()
+        ]
         lines.append((_at(s), quantity(f["value"], f["unit"]), _spread(f, "kdirect"), quantity(f["against_value"], f["unit"]),
                       _spread(f, "kafka"), _factor(s["factor"]), "; ".join(more)))  # fmt: skip
     how = figures[0]["settings"].get("how")
@@ -213,13 +241,21 @@ def _set_up(figures: list[Figure]) -> str:
     found = next((f["settings"]["set_up"] for f in figures if "set_up" in f["settings"]), None)
     if found is None:
         return ""
-    lines = [(f"{system}: `{key}`", f"`{value}`") for system, settings in found.items() for key, value in settings.items()]
-    return "Settings of the brokers, where they are not the defaults:\n\n" + _table(("setting", "value"), lines)
+    lines = [
+        (f"{system}: `{key}`", f"`{value}`")
+        for system, settings in found.items()
+        for key, value in settings.items()
+    ]
+    return "Settings of the brokers, where they are not the defaults:\n\n" + _table(
+        ("setting", "value"), lines
+    )
 
 
 def _table(head: tuple[str, ...], lines: list[tuple[str, ...]]) -> str:
     rows = [head, tuple("---" for _ in head), *lines]
-    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+    return "\n".join(
+        "| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows
+    )
 
 
 def draw(figures: list[Figure], target: Path) -> list[str]:
@@ -236,7 +272,9 @@ def draw(figures: list[Figure], target: Path) -> list[str]:
             continue
         across = min(3, len(present))
         down = -(-len(present) // across)
-        canvas, axes = pyplot.subplots(down, across, figsize=(4.6 * across, 3.3 * down), squeeze=False)
+        canvas, axes = pyplot.subplots(
+            down, across, figsize=(4.6 * across, 3.3 * down), squeeze=False
+        )
         for panel, row in zip(axes.flat, present, strict=False):
             _panel(panel, [f for f in figures if f["row"] == row], row)
         for panel in list(axes.flat)[len(present) :]:
@@ -250,20 +288,28 @@ def draw(figures: list[Figure], target: Path) -> list[str]:
 
 
 def _panel(panel: Any, figures: list[Figure], row: str) -> None:
-    axis = next((a for a in AXES if len({f["settings"].get(a) for f in figures}) == len(figures) > 1), None)
+    axis = next(
+        (a for a in AXES if len({f["settings"].get(a) for f in figures}) == len(figures) > 1), None
+    )
     unit = figures[0]["unit"]
     scale: Callable[[float], float] = (lambda v: v / 1e6) if unit == "B/s" else (lambda v: v)
     labels = [f"{f['settings'][axis]:,}" if axis else "" for f in figures]
-    for shift, (key, name, colour) in enumerate((("value", "kdirect", "#0b6e99"), ("against_value", "Kafka", "#c9752d"))):
+    for shift, (key, name, colour) in enumerate(
+        (("value", "kdirect", "#0b6e99"), ("against_value", "Kafka", "#c9752d"))
+    ):
         heights = [scale(f[key] or 0) for f in figures]
-        panel.bar([i + 0.4 * shift for i in range(len(figures))], heights, 0.38, label=name, color=colour)
+        panel.bar(
+            [i + 0.4 * shift for i in range(len(figures))], heights, 0.38, label=name, color=colour
+        )
     panel.set_xticks([i + 0.2 for i in range(len(figures))], labels, fontsize=7)
     if len(figures) > 1:
         panel.set_yscale("log")
     else:
         panel.set_ylim(bottom=0)  # two bars side by side are read by their lengths
     panel.set_ylabel(
-        {"B/s": "MB/s"}.get(unit, unit) + (", less is better" if figures[0]["settings"]["lower_is_better"] else ""), fontsize=8
+        {"B/s": "MB/s"}.get(unit, unit)
+        + (", less is better" if figures[0]["settings"]["lower_is_better"] else ""),
+        fontsize=8,
     )
     panel.set_title(TITLES.get(row, row), fontsize=8)
     if axis:

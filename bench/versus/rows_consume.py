@@ -1,7 +1,8 @@
-"""Consuming: one record at a time, bandwidth, empty fetches, a growing backlog (KafkaDirect, figures 18 and 20).
+"""Consuming: one record at a time, bandwidth, empty fetches, a growing backlog (KafkaDirect,
+figures 18 and 20).
 
-kdirect: `Consumer` over shm.  Kafka: Fetch requests over a bare socket where one request is what is measured (the fastest client there
-is), ConsumerPerformance for bandwidth.
+kdirect: `Consumer` over shm.  Kafka: Fetch requests over a bare socket where one request is what is
+measured (the fastest client there is), ConsumerPerformance for bandwidth.
 """
 
 from __future__ import annotations
@@ -31,12 +32,17 @@ class Fetches:
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         name = topic.encode()
         head = struct.pack(">hhih", 1, 4, 0, -1) + struct.pack(">iiiib", -1, 0, 0, 64 << 20, 0)
-        self.prefix = head + struct.pack(">ih", 1, len(name)) + name + struct.pack(">ii", 1, partition)
+        self.prefix = (
+            head + struct.pack(">ih", 1, len(name)) + name + struct.pack(">ii", 1, partition)
+        )
         self.frame = struct.pack(">i", len(self.prefix) + 12)
-        self.at = 4 + 4 + 4 + 2 + len(name) + 4 + 4  # of the error code: correlation, throttle, count, name, count, partition
+        self.at = (
+            4 + 4 + 4 + 2 + len(name) + 4 + 4
+        )  # of the error code: correlation, throttle, count, name, count, partition
 
     def __call__(self, offset: int, max_bytes: int) -> memoryview:
-        """The record bytes; at least one batch if there is one, which is what `max_bytes` of 1 asks for."""
+        """The record bytes; at least one batch if there is one, which is what `max_bytes` of 1 asks
+        for."""
         self.socket.sendall(self.frame + self.prefix + struct.pack(">qi", offset, max_bytes))
         body = self._exactly(struct.unpack(">i", self._exactly(4))[0])
         error, _, _, aborted = struct.unpack_from(">hqqi", body, self.at)
@@ -62,7 +68,9 @@ class Fetches:
 def consumer(both: Pair, topic: str, offset: int, **settings: Any) -> Any:
     import kdirect
 
-    opened = kdirect.Consumer({"bootstrap.servers": both.kdirect.address, "transport": "shm", **settings})
+    opened = kdirect.Consumer(
+        {"bootstrap.servers": both.kdirect.address, "transport": "shm", **settings}
+    )
     opened.assign({kdirect.TopicPartition(topic, 0): offset})
     return opened
 
@@ -75,14 +83,22 @@ def fill_one_by_one(both: Pair, topic: str, size: int, records: int) -> None:
     with both.kdirect.session.producer() as ours:
         for _ in range(records):
             ours.produce(topic, value, None, 0)
-    theirs = Producer({"bootstrap.servers": both.kafka.address, "batch.num.messages": 1, "linger.ms": 0, "acks": 1})
+    theirs = Producer(
+        {
+            "bootstrap.servers": both.kafka.address,
+            "batch.num.messages": 1,
+            "linger.ms": 0,
+            "acks": 1,
+        }
+    )
     for _ in range(records):
         theirs.produce(topic, value, partition=0)
     theirs.flush(60)
 
 
 def consume_latency(seconds: float, quick: bool) -> Figures:
-    """One record at a time: each committed before its consumer asks; and, apart, one poll a record out of a backlog."""
+    """One record at a time: each committed before its consumer asks; and, apart, one poll a record
+    out of a backlog."""
     from confluent_kafka import Consumer, TopicPartition
 
     out = []
@@ -98,7 +114,12 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                 opened = consumer(both, topic, (rounds + 1) * per_round)
                 state = {"kafka": 0}
 
-                def ours(producer: Any = producer, topic: str = topic, value: bytes = value, opened: Any = opened) -> list[int]:
+                def ours(
+                    producer: Any = producer,
+                    topic: str = topic,
+                    value: bytes = value,
+                    opened: Any = opened,
+                ) -> list[int]:
                     samples = []
                     for _ in range(per_round):
                         producer.produce_sync(topic, value, None, 0)
@@ -138,12 +159,31 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                 opened.close()
                 # Out of a backlog both hand out most records from memory of their own.
                 ours_backlog = consumer(both, topic, 0)
-                theirs_backlog = Consumer({"bootstrap.servers": both.kafka.address, "group.id": "backlog", "enable.auto.commit": False})
+                theirs_backlog = Consumer(
+                    {
+                        "bootstrap.servers": both.kafka.address,
+                        "group.id": "backlog",
+                        "enable.auto.commit": False,
+                    }
+                )
                 theirs_backlog.assign([TopicPartition(topic, 0, 0)])
                 polls = {"kdirect": ours_backlog.poll, "kafka": theirs_backlog.poll}
-                samples = turns(rounds, {key: lambda poll=poll: _polls(poll, per_round, size) for key, poll in polls.items()})
+                samples = turns(
+                    rounds,
+                    {
+                        key: lambda poll=poll: _polls(poll, per_round, size)
+                        for key, poll in polls.items()
+                    },
+                )
                 out.append(
-                    latency_figure("consume-latency.backlog", "endToEnd", samples, both, record_bytes=size, how="one poll() a record")
+                    latency_figure(
+                        "consume-latency.backlog",
+                        "endToEnd",
+                        samples,
+                        both,
+                        record_bytes=size,
+                        how="one poll() a record",
+                    )
                 )
                 ours_backlog.close()
                 theirs_backlog.close()
@@ -187,7 +227,9 @@ def drain(both: Pair, topic: str, records: int, partitions: int = 1) -> float:
     import kdirect
 
     begin = time.perf_counter()
-    with kdirect.Consumer({"bootstrap.servers": both.kdirect.address, "transport": "shm"}) as opened:
+    with kdirect.Consumer(
+        {"bootstrap.servers": both.kdirect.address, "transport": "shm"}
+    ) as opened:
         opened.assign({kdirect.TopicPartition(topic, p): 0 for p in range(partitions)})
         done = 0
         while done < records:
@@ -205,7 +247,10 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
     total = (8 << 20) if quick else (384 << 20)
     rounds = 1 if quick else 3
     with pair() as both:
-        copied, mapped = _memcpy_rate(1 << 20, 0.05 if quick else 1), _mapped_rate(8 << 20 if quick else 256 << 20)
+        copied, mapped = (
+            _memcpy_rate(1 << 20, 0.05 if quick else 1),
+            _mapped_rate(8 << 20 if quick else 256 << 20),
+        )
         for size in sizes:
             records = min(total, (128 << 20) if size < 512 else total) // size
             with both.topic("bulk") as topic:
@@ -231,10 +276,17 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
                         bar=5.0 if big else None,
                         per_record=size,
                         record_bytes=size,
-                        limits={"memcpy_bytes_per_s": copied, "memcpy_from_a_newly_mapped_file_bytes_per_s": mapped},
+                        limits={
+                            "memcpy_bytes_per_s": copied,
+                            "memcpy_from_a_newly_mapped_file_bytes_per_s": mapped,
+                        },
                         ratio_to_memcpy=rate / copied,
                         ratio_to_memcpy_of_new_mapping=rate / mapped,
-                        **({"memcpy_bar": 0.9, "memcpy_bar_met": rate >= 0.9 * copied} if big else {}),
+                        **(
+                            {"memcpy_bar": 0.9, "memcpy_bar_met": rate >= 0.9 * copied}
+                            if big
+                            else {}
+                        ),
                         kdirect_broker_cpu_s=round(cpu, 2),
                         kafka_broker_cpu_s=round(kafka_cpu, 2),
                     )
@@ -243,8 +295,8 @@ def consume_bandwidth(seconds: float, quick: bool) -> Figures:
 
 
 def _mapped_rate(total: int) -> float:
-    """Bytes a second of copying a file on tmpfs that is made and mapped as a segment is, into warm memory: what any reader of a log's file
-    pays at least."""
+    """Bytes a second of copying a file on tmpfs that is made and mapped as a segment is, into warm
+    memory: what any reader of a log's file pays at least."""
     from kdirect.log.mapped import allocate_huge
     from kdirect.rdma.contract import Memory
 
@@ -267,7 +319,8 @@ def _mapped_rate(total: int) -> float:
 
 
 def empty_fetch(seconds: float, quick: bool) -> Figures:
-    """Asking an idle topic for news: kdirect's slot READ (from Python, and in its own loop) and a whole poll(0); Kafka's empty Fetch."""
+    """Asking an idle topic for news: kdirect's slot READ (from Python, and in its own loop) and a
+    whole poll(0); Kafka's empty Fetch."""
     out = []
     rounds = 1 if quick else 3
     turn_s = 0.1 if quick else seconds / (rounds * 4)
@@ -292,7 +345,12 @@ def empty_fetch(seconds: float, quick: bool) -> Figures:
             for _ in range(n):
                 fetches(10, 1 << 20)
 
-        calls: dict[str, Callable[[int], Any]] = {"kdirect": refreshes, "loop": slots.poll, "poll": polls, "kafka": empty}
+        calls: dict[str, Callable[[int], Any]] = {
+            "kdirect": refreshes,
+            "loop": slots.poll,
+            "poll": polls,
+            "kafka": empty,
+        }
         cpu: dict[str, float] = dict.fromkeys(calls, 0.0)
         count: dict[str, int] = dict.fromkeys(calls, 0)
 
@@ -325,7 +383,10 @@ def empty_fetch(seconds: float, quick: bool) -> Figures:
                 kafka_fetches_per_core_of_broker=round(1e6 / max(per_fetch, 1e-3)),
             )  # fmt: skip
             if key == "kdirect":
-                found["settings"] |= {"cpu_bar": "zero CPU of the broker", "cpu_bar_met": cpu[key] == 0}
+                found["settings"] |= {
+                    "cpu_bar": "zero CPU of the broker",
+                    "cpu_bar_met": cpu[key] == 0,
+                }
             out.append(found)
         fetches.close()
         opened.close()
@@ -341,11 +402,22 @@ def backlog(seconds: float, quick: bool) -> Figures:
         for total in (4 << 20,) if quick else (128 << 20, 256 << 20, 512 << 20, 1 << 30):
             out.append(_seconds_per_gb("backlog", both, total, 1, size, rounds))
         for partitions in (2,) if quick else (1, 4, 16, 64):
-            out.append(_seconds_per_gb("backlog.partitions", both, 4 << 20 if quick else 256 << 20, partitions, size, rounds))
+            out.append(
+                _seconds_per_gb(
+                    "backlog.partitions",
+                    both,
+                    4 << 20 if quick else 256 << 20,
+                    partitions,
+                    size,
+                    rounds,
+                )
+            )
     return out
 
 
-def _seconds_per_gb(row: str, both: Pair, total: int, partitions: int, size: int, rounds: int) -> dict[str, Any]:
+def _seconds_per_gb(
+    row: str, both: Pair, total: int, partitions: int, size: int, rounds: int
+) -> dict[str, Any]:
     records = total // size // partitions * partitions
     gigabytes = records * size / 1e9
     with both.topic("backlog", partitions) as topic:
@@ -358,6 +430,9 @@ def _seconds_per_gb(row: str, both: Pair, total: int, partitions: int, size: int
             run()
         times = turns(rounds, runs)
     value, against = (statistics.median(times[s.key]) for s in both.both)
-    results = {key: {"consumeRate": 1e9 / size / statistics.median(t), "runs": [round(x, 4) for x in t]} for key, t in times.items()}
+    results = {
+        key: {"consumeRate": 1e9 / size / statistics.median(t), "runs": [round(x, 4) for x in t]}
+        for key, t in times.items()
+    }
     return figure(row, "s/GB", value, against, both, results, lower_is_better=True, record_bytes=size, backlog_bytes=records * size,
                   partitions=partitions)  # fmt: skip

@@ -1,8 +1,9 @@
-"""From producer to consumer: latency at a steady rate, and many consumers of one topic (KafkaDirect, figure 19, and section 5.3's empty
-fetches).
+"""From producer to consumer: latency at a steady rate, and many consumers of one topic
+(KafkaDirect, figure 19, and section 5.3's empty fetches).
 
-The producer is a process of its own that keeps to a schedule, and latency counts from the moment at which a record was due.  Kafka's
-consumers are librdkafka's, which wait at the broker for the next record.
+The producer is a process of its own that keeps to a schedule, and latency counts from the moment at
+which a record was due.  Kafka's consumers are librdkafka's, which wait at the broker for the next
+record.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ CONSUMER_SPINS, BROKER_SPINS = {"poll.spin.us": "5000"}, {"rdma.spin.us": "3000"
 
 
 def open_consumer(system: System, topic: str, name: str, **more: Any) -> Any:
-    """A consumer that stands at the topic's end; `poll(seconds)` gives messages with `value()`.  `more`: settings of kdirect's."""
+    """A consumer that stands at the topic's end; `poll(seconds)` gives messages with `value()`.
+    `more`: settings of kdirect's."""
     if system.key == "kdirect":
         import kdirect
 
@@ -41,7 +43,8 @@ def open_consumer(system: System, topic: str, name: str, **more: Any) -> Any:
 
 
 def end_to_end(seconds: float, quick: bool) -> Figures:
-    """Records every 2 ms from one process to another: both sides set for latency, and kdirect with its defaults."""
+    """Records every 2 ms from one process to another: both sides set for latency, and kdirect with
+    its defaults."""
     out = []
     sizes = (100,) if quick else (100, 4096)
     rounds = 1 if quick else 3
@@ -52,11 +55,23 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
         for size in sizes:
             cpu: dict[str, list[float]] = {}
 
-            def run(name: str, system: System, size: int = size, cpu: dict[str, list[float]] = cpu, **more: Any) -> list[int]:
+            def run(
+                name: str,
+                system: System,
+                size: int = size,
+                cpu: dict[str, list[float]] = cpu,
+                **more: Any,
+            ) -> list[int]:
                 topic = f"paced-{time.monotonic_ns()}"
                 system.create(topic)
                 worker = Worker(
-                    role="paced", system=system.key, address=system.address, topics=[topic], rate=500.0, seconds=turn_s + WARM_S, size=size
+                    role="paced",
+                    system=system.key,
+                    address=system.address,
+                    topics=[topic],
+                    rate=500.0,
+                    seconds=turn_s + WARM_S,
+                    size=size,
                 )
                 opened = open_consumer(system, topic, topic, **more)
                 _there(opened.poll(10))
@@ -69,8 +84,12 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
                     _there(message)
                     samples.append(now - STAMP.unpack_from(message.value())[0])
                 spent = time.monotonic() - began
-                cpu.setdefault(f"{name}_broker_cpu_cores", []).append((system.cpu_s() - broker) / spent)
-                cpu.setdefault(f"{name}_consumer_cpu_cores", []).append((time.process_time() - own) / spent)
+                cpu.setdefault(f"{name}_broker_cpu_cores", []).append(
+                    (system.cpu_s() - broker) / spent
+                )
+                cpu.setdefault(f"{name}_consumer_cpu_cores", []).append(
+                    (time.process_time() - own) / spent
+                )
                 worker.result()
                 opened.close()
                 system.delete(topic)
@@ -95,13 +114,22 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
                     bar=10.0,
                     record_bytes=size,
                     rate_per_s=500,
-                    how=how + "kdirect spins longer than records are apart, at the consumer and at the broker, which takes their cores",
+                    how=how
+                    + "kdirect spins longer than records are apart, at the consumer and at the broker, which takes their cores",
                     settings_of_kdirect={**CONSUMER_SPINS, **BROKER_SPINS},
-                    **{name: cores for name, cores in used.items() if not name.startswith("defaults")},
+                    **{
+                        name: cores
+                        for name, cores in used.items()
+                        if not name.startswith("defaults")
+                    },
                 )
             )
             samples["kdirect"] = samples.pop("defaults")
-            used |= {name.replace("defaults", "kdirect"): cores for name, cores in used.items() if name.startswith("defaults")}
+            used |= {
+                name.replace("defaults", "kdirect"): cores
+                for name, cores in used.items()
+                if name.startswith("defaults")
+            }
             out.append(
                 latency_figure(
                     "end-to-end.defaults",
@@ -111,14 +139,19 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
                     record_bytes=size,
                     rate_per_s=500,
                     how=how + "kdirect with its defaults, which spin for a moment and then sleep",
-                    **{name: cores for name, cores in used.items() if not name.startswith("defaults")},
+                    **{
+                        name: cores
+                        for name, cores in used.items()
+                        if not name.startswith("defaults")
+                    },
                 )
             )
     return out
 
 
 def consumer_scaling(seconds: float, quick: bool) -> Figures:
-    """1 to 64 consumers of a topic with 500 records a second, all in one process, polled in turn: what the broker pays for them."""
+    """1 to 64 consumers of a topic with 500 records a second, all in one process, polled in turn:
+    what the broker pays for them."""
     out = []
     rate = 500.0
     counts = (1, 4) if quick else (1, 4, 16, 64)
@@ -138,7 +171,13 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
                 topic = f"many-{time.monotonic_ns()}"
                 system.create(topic)
                 worker = Worker(
-                    role="paced", system=system.key, address=system.address, topics=[topic], rate=rate, seconds=turn_s, size=100
+                    role="paced",
+                    system=system.key,
+                    address=system.address,
+                    topics=[topic],
+                    rate=rate,
+                    seconds=turn_s,
+                    size=100,
                 )
                 consumers = [open_consumer(system, topic, f"{topic}-{i}") for i in range(count)]
                 for opened in consumers:
@@ -152,12 +191,16 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
                     found = False
                     for opened in consumers:
                         while (message := opened.poll(0)) is not None:
-                            samples.append(time.monotonic_ns() - STAMP.unpack_from(message.value())[0])
+                            samples.append(
+                                time.monotonic_ns() - STAMP.unpack_from(message.value())[0]
+                            )
                             found = True
                     if not found:
                         time.sleep(0.0002)
                     if time.monotonic() - began > turn_s + 20:
-                        raise RuntimeError(f"{expected - len(samples)} of {expected} records did not arrive")
+                        raise RuntimeError(
+                            f"{expected - len(samples)} of {expected} records did not arrive"
+                        )
                 spent = time.monotonic() - began
                 cpu[system.key].append((system.cpu_s() - before) / spent)
                 received[system.key].append(len(samples) / spent)
@@ -185,7 +228,10 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
                     lower_is_better=True,
                     consumers=count,
                     rate_per_s=rate,
-                    **{f"{s.key}_p50_us": round(results[s.key]["endToEndLatency50pct"] * 1e3) for s in both.both},
+                    **{
+                        f"{s.key}_p50_us": round(results[s.key]["endToEndLatency50pct"] * 1e3)
+                        for s in both.both
+                    },
                     how="CPU of the broker, the producer's records included; latency as seen by one process that polls all consumers",
                 )
             )
@@ -193,5 +239,7 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
 
 
 def _there(message: Any) -> None:
-    if message is None or (getattr(message, "error", None) is not None and message.error() is not None):
+    if message is None or (
+        getattr(message, "error", None) is not None and message.error() is not None
+    ):
         raise RuntimeError("a record did not arrive")

@@ -1,7 +1,9 @@
-"""Producing: latency one at a time, bandwidth into one partition, partitions 1 to 8 (KafkaDirect, figures 10 to 13).
+"""Producing: latency one at a time, bandwidth into one partition, partitions 1 to 8 (KafkaDirect,
+figures 10 to 13).
 
-kdirect: `Producer.produce_sync` and `produce` over shm.  Kafka: librdkafka one at a time, ProducerPerformance for bandwidth, librdkafka
-in a process for each partition for the scaling.  acks=1 everywhere at Kafka; with one broker that is all of them.
+kdirect: `Producer.produce_sync` and `produce` over shm.  Kafka: librdkafka one at a time,
+ProducerPerformance for bandwidth, librdkafka in a process for each partition for the scaling.
+acks=1 everywhere at Kafka; with one broker that is all of them.
 """
 
 from __future__ import annotations
@@ -59,12 +61,41 @@ def produce_latency(seconds: float, quick: bool) -> Figures:
                 value = b"v" * size
                 opened = {s.key: one_at_a_time(s, topic) for s in both.both}
                 sends = {key: send for key, (send, _) in opened.items()}
-                warm(1, {key: lambda send=send: _closed_loop(send, value, turn_s / 2) for key, send in sends.items()})
-                samples = turns(rounds, {key: lambda send=send: _closed_loop(send, value, turn_s) for key, send in sends.items()})
-                out.append(latency_figure("produce-latency", "publish", samples, both, bar=bar, record_bytes=size, batching="none", acks=1))
+                warm(
+                    1,
+                    {
+                        key: lambda send=send: _closed_loop(send, value, turn_s / 2)
+                        for key, send in sends.items()
+                    },
+                )
+                samples = turns(
+                    rounds,
+                    {
+                        key: lambda send=send: _closed_loop(send, value, turn_s)
+                        for key, send in sends.items()
+                    },
+                )
+                out.append(
+                    latency_figure(
+                        "produce-latency",
+                        "publish",
+                        samples,
+                        both,
+                        bar=bar,
+                        record_bytes=size,
+                        batching="none",
+                        acks=1,
+                    )
+                )
                 if size in (512, 4096):
                     samples = turns(
-                        rounds, {key: lambda send=send: _closed_loop(send, value, turn_s / 2, pause_s=0.01) for key, send in sends.items()}
+                        rounds,
+                        {
+                            key: lambda send=send: _closed_loop(
+                                send, value, turn_s / 2, pause_s=0.01
+                            )
+                            for key, send in sends.items()
+                        },
                     )
                     out.append(
                         latency_figure(
@@ -82,7 +113,9 @@ def produce_latency(seconds: float, quick: bool) -> Figures:
     return out
 
 
-def _closed_loop(send: Callable[[bytes], Any], value: bytes, seconds: float, pause_s: float = 0) -> list[int]:
+def _closed_loop(
+    send: Callable[[bytes], Any], value: bytes, seconds: float, pause_s: float = 0
+) -> list[int]:
     samples = []
     clock = time.perf_counter_ns
     end = time.perf_counter() + seconds
@@ -96,30 +129,45 @@ def _closed_loop(send: Callable[[bytes], Any], value: bytes, seconds: float, pau
 
 
 def produce_bandwidth(seconds: float, quick: bool) -> Figures:
-    """Unbatched and pipelined into one partition; then with batching, a call a record and (kdirect) columns."""
+    """Unbatched and pipelined into one partition; then with batching, a call a record and (kdirect)
+    columns."""
     import kdirect
 
     out = []
     sizes = {512: 60.0} if quick else BANDWIDTH_BARS
     rounds = 1 if quick else 3
     turn_s = 0.1 if quick else seconds / (rounds * len(sizes) * 5)
-    with pair() as both, kdirect.connect({"bootstrap.servers": both.kdirect.address, "transport": "shm"}).producer() as plain:
-        lingering = kdirect.Producer({"bootstrap.servers": both.kdirect.address, "transport": "shm", "linger.ms": 5})
+    with (
+        pair() as both,
+        kdirect.connect(
+            {"bootstrap.servers": both.kdirect.address, "transport": "shm"}
+        ).producer() as plain,
+    ):
+        lingering = kdirect.Producer(
+            {"bootstrap.servers": both.kdirect.address, "transport": "shm", "linger.ms": 5}
+        )
         for size, bar in sizes.items():
             value = b"v" * size
             limits = {
                 "memcpy_bytes_per_s": _memcpy_rate(size, turn_s / 4),
                 "memcpy_into_new_files_bytes_per_s": _new_file_rate(size, turn_s / 4),
             }
-            for name, producer, properties in (("none", plain, UNBATCHED), ("linger 5 ms, 1 MiB", lingering, BATCHED)):
+            for name, producer, properties in (
+                ("none", plain, UNBATCHED),
+                ("linger 5 ms, 1 MiB", lingering, BATCHED),
+            ):
                 with both.topic("bandwidth") as topic:
                     runs = {
                         "kdirect": _ours(both, producer, topic, value),
-                        "kafka": lambda n, topic=topic, properties=properties: _theirs(both, topic, n, size, properties),
+                        "kafka": lambda n, topic=topic, properties=properties: _theirs(
+                            both, topic, n, size, properties
+                        ),
                     }
                     rates = _timed(rounds, runs, turn_s, size)
                     rates = {key: [r * size for r in values] for key, values in rates.items()}
-                    cpu = _cpu_us(both, topic, runs, turn_s, statistics.median(rates["kdirect"]) / size)
+                    cpu = _cpu_us(
+                        both, topic, runs, turn_s, statistics.median(rates["kdirect"]) / size
+                    )
                     row = "produce-bandwidth" if name == "none" else "produce-bandwidth.batched"
                     out.append(
                         rate_figure(
@@ -142,7 +190,10 @@ def produce_bandwidth(seconds: float, quick: bool) -> Figures:
                     "kdirect": _ours_columns(both, plain, topic, value),
                     "kafka": lambda n, topic=topic: _theirs(both, topic, n, size, BATCHED),
                 }
-                rates = {key: [r * size for r in values] for key, values in _timed(rounds, runs, turn_s, size).items()}
+                rates = {
+                    key: [r * size for r in values]
+                    for key, values in _timed(rounds, runs, turn_s, size).items()
+                }
                 out.append(
                     rate_figure(
                         "produce-bandwidth.columns",
@@ -185,28 +236,39 @@ def _theirs(both: Pair, topic: str, records: int, size: int, properties: Any) ->
     return rate
 
 
-def _timed(rounds: int, runs: dict[str, Callable[[int], float]], turn_s: float, size: int) -> dict[str, list[float]]:
-    """Records a second by turns of about `turn_s` each, after a warm-up that also tells how many records that is."""
+def _timed(
+    rounds: int, runs: dict[str, Callable[[int], float]], turn_s: float, size: int
+) -> dict[str, list[float]]:
+    """Records a second by turns of about `turn_s` each, after a warm-up that also tells how many
+    records that is."""
     counts = {}
     for key, run in runs.items():
         rate = run(500)
         rate = run(max(500, int(min(rate * turn_s, (512 << 20) / size))))
         counts[key] = max(500, int(min(rate * turn_s, (1 << 30) / size)))
-    return turns(rounds, {key: lambda key=key, run=run: run(counts[key]) for key, run in runs.items()})
+    return turns(
+        rounds, {key: lambda key=key, run=run: run(counts[key]) for key, run in runs.items()}
+    )
 
 
-def _cpu_us(both: Pair, topic: str, runs: dict[str, Callable[[int], float]], turn_s: float, rate: float) -> dict[str, float]:
+def _cpu_us(
+    both: Pair, topic: str, runs: dict[str, Callable[[int], float]], turn_s: float, rate: float
+) -> dict[str, float]:
     """CPU of kdirect's broker for a record, from one more turn (Kafka's is in produce-scaling)."""
     count = max(500, int(rate * turn_s))
     before = both.kdirect.cpu_s()
     runs["kdirect"](count)
-    return {"kdirect_broker_cpu_us_per_record": round((both.kdirect.cpu_s() - before) / count * 1e6, 3)}
+    return {
+        "kdirect_broker_cpu_us_per_record": round((both.kdirect.cpu_s() - before) / count * 1e6, 3)
+    }
 
 
 def _ours_columns(both: Pair, producer: Any, topic: str, value: bytes) -> Callable[[int], float]:
     import pyarrow as pa
 
-    columns = pa.record_batch({"value": pa.array([value] * max(1, (8 << 20) // len(value)), pa.binary())})
+    columns = pa.record_batch(
+        {"value": pa.array([value] * max(1, (8 << 20) // len(value)), pa.binary())}
+    )
 
     def run(records: int) -> float:
         done = 0
@@ -225,7 +287,8 @@ def _ours_columns(both: Pair, producer: Any, topic: str, value: bytes) -> Callab
 
 
 def produce_scaling(seconds: float, quick: bool) -> Figures:
-    """Unbatched 4 KiB records into 1 to 8 partitions, a producer process for each; what a record costs the broker."""
+    """Unbatched 4 KiB records into 1 to 8 partitions, a producer process for each; what a record
+    costs the broker."""
     out = []
     size = 4096
     partitions = (1, 2) if quick else (1, 2, 4, 8)
@@ -235,11 +298,21 @@ def produce_scaling(seconds: float, quick: bool) -> Figures:
         for count in partitions:
             costs: dict[str, list[float]] = {s.key: [] for s in both.both}
 
-            def run(system: System, count: int = count, costs: dict[str, list[float]] = costs) -> float:
+            def run(
+                system: System, count: int = count, costs: dict[str, list[float]] = costs
+            ) -> float:
                 topic = f"scaling-{count}-{time.monotonic_ns()}"
                 system.create(topic, count)
                 workers = [
-                    Worker(role="flood", system=system.key, address=system.address, topic=topic, partition=p, size=size, seconds=turn_s)
+                    Worker(
+                        role="flood",
+                        system=system.key,
+                        address=system.address,
+                        topic=topic,
+                        partition=p,
+                        size=size,
+                        seconds=turn_s,
+                    )
                     for p in range(count)
                 ]
                 before = system.cpu_s()
@@ -252,7 +325,10 @@ def produce_scaling(seconds: float, quick: bool) -> Figures:
                 return size * sum(r["records"] / r["seconds"] for r in results)
 
             rates = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
-            cost = {f"{key}_broker_cpu_us_per_record": round(statistics.median(c), 2) for key, c in costs.items()}
+            cost = {
+                f"{key}_broker_cpu_us_per_record": round(statistics.median(c), 2)
+                for key, c in costs.items()
+            }
             out.append(
                 rate_figure(
                     "produce-scaling",

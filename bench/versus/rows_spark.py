@@ -1,7 +1,9 @@
-"""Spark in bulk: batch read, AvailableNow stream and sink by value size, kdirect's connector beside Spark's Kafka connector.
+"""Spark in bulk: batch read, AvailableNow stream and sink by value size, kdirect's connector beside
+Spark's Kafka connector.
 
-Owns: the session that has both connectors (the settings of `kdirect_spark.session_builder`, one task slot), and the limits beside them:
-a Python source that yields ready batches, a Python sink that counts.  All in one session, in turns.
+Owns: the session that has both connectors (the settings of `kdirect_spark.session_builder`, one
+task slot), and the limits beside them: a Python source that yields ready batches, a Python sink
+that counts.  All in one session, in turns.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from versus.rows_consume import fill_in_bulk
 from versus.systems import Pair, System, pair
 
 Figures = list[dict[str, Any]]
-# Bytes of a value, bytes of all of them, and the bar.  A stream has more to read, since starting one takes a second or two of its time.
+# Bytes of a value, bytes of all of them, and the bar.  A stream has more to read, since starting
+# one takes a second or two of its time.
 READ_SIZES = ((100, 160 << 20, 3.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 2.0))
 STREAM_SIZES = ((100, 512 << 20, 3.0), (1024, 3 << 30, 2.7), (10240, 3 << 30, 1.8))
 SINK_SIZES = ((100, 256 << 20, 1.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 3.0))
@@ -72,7 +75,11 @@ def scratch() -> str:
 
 def source(reader: Any, system: System, topic: str) -> Any:
     name = "kdirect" if system.key == "kdirect" else "kafka"
-    return reader.format(name).option("kafka.bootstrap.servers", system.address).option("subscribe", topic)
+    return (
+        reader.format(name)
+        .option("kafka.bootstrap.servers", system.address)
+        .option("subscribe", topic)
+    )
 
 
 def spark_read(seconds: float, quick: bool) -> Figures:
@@ -80,7 +87,12 @@ def spark_read(seconds: float, quick: bool) -> Figures:
 
     def frames(both: Pair, topic: str, records: int) -> dict[str, Callable[[], float]]:
         read = {s.key: source(session().read, s, topic).load() for s in both.both}
-        ready = session().read.format("ready-batches").option("address", both.kdirect.address).option("topic", topic)
+        ready = (
+            session()
+            .read.format("ready-batches")
+            .option("address", both.kdirect.address)
+            .option("topic", topic)
+        )
         read["ready"] = ready.option("rows", records).load()
         return {key: lambda frame=frame: records / to_noop(frame) for key, frame in read.items()}
 
@@ -88,8 +100,8 @@ def spark_read(seconds: float, quick: bool) -> Figures:
 
 
 def spark_available_now(seconds: float, quick: bool) -> Figures:
-    """A streaming query over all that waits, its checkpoint on tmpfs, from start() to its end; and one over a single record, which shows
-    what starting and ending a query take."""
+    """A streaming query over all that waits, its checkpoint on tmpfs, from start() to its end; and
+    one over a single record, which shows what starting and ending a query take."""
     out = []
     if not quick:
         with pair() as both, both.topic("one") as topic:
@@ -100,9 +112,15 @@ def spark_available_now(seconds: float, quick: bool) -> Figures:
                 run(), run()
             times = {key: [1 / rate for rate in rates] for key, rates in turns(5, runs).items()}
             value, against = (statistics.median(times[s.key]) for s in both.both)
-            results = {key: {"seconds": [round(t, 3) for t in spent]} for key, spent in times.items()}
+            results = {
+                key: {"seconds": [round(t, 3) for t in spent]} for key, spent in times.items()
+            }
             row = "spark-available-now.one-record"
-            out.append(figure(row, "s", value, against, both, results, lower_is_better=True, master="local[1]"))
+            out.append(
+                figure(
+                    row, "s", value, against, both, results, lower_is_better=True, master="local[1]"
+                )
+            )
 
     def streams(both: Pair, topic: str, records: int) -> dict[str, Callable[[], float]]:
         return {s.key: lambda s=s: records / _run_to_end(s, topic, records) for s in both.both}
@@ -113,7 +131,11 @@ def spark_available_now(seconds: float, quick: bool) -> Figures:
 def _run_to_end(system: System, topic: str, records: int) -> float:
     """Seconds of an AvailableNow query that reads `records`."""
     frame = source(session().readStream, system, topic).option("startingOffsets", "earliest").load()
-    writer = frame.writeStream.format("noop").trigger(availableNow=True).option("checkpointLocation", scratch())
+    writer = (
+        frame.writeStream.format("noop")
+        .trigger(availableNow=True)
+        .option("checkpointLocation", scratch())
+    )
     begin = time.perf_counter()
     query = writer.start()
     query.awaitTermination()
@@ -125,7 +147,10 @@ def _run_to_end(system: System, topic: str, records: int) -> float:
 
 
 def _reads(
-    row: str, make: Callable[[Pair, str, int], dict[str, Callable[[], float]]], every: tuple[tuple[int, int, float], ...], quick: bool
+    row: str,
+    make: Callable[[Pair, str, int], dict[str, Callable[[], float]]],
+    every: tuple[tuple[int, int, float], ...],
+    quick: bool,
 ) -> Figures:
     out = []
     rounds = 1 if quick else 3
@@ -136,14 +161,19 @@ def _reads(
             with both.topic("spark") as topic:
                 fill_in_bulk(both, topic, size, records)
                 runs = make(both, topic, records)
-                if size == every[0][0] or "ready" in runs:  # streams are long: one warms the JVM up for the other sizes
+                if (
+                    size == every[0][0] or "ready" in runs
+                ):  # streams are long: one warms the JVM up for the other sizes
                     for run in runs.values():
                         run()
                 rates = turns(rounds, runs)
             extra: dict[str, Any] = {}
             if "ready" in rates:
                 ready = statistics.median(rates["ready"])
-                extra = {"limits": {f"{READY}, rows/s": ready}, "ratio_to_ready": statistics.median(rates["kdirect"]) / ready}
+                extra = {
+                    "limits": {f"{READY}, rows/s": ready},
+                    "ratio_to_ready": statistics.median(rates["kdirect"]) / ready,
+                }
             out.append(
                 rate_figure(
                     row,
@@ -164,24 +194,36 @@ def _reads(
 
 
 def spark_sink(seconds: float, quick: bool) -> Figures:
-    """`df.write.format(...)` of rows that cost nothing to make: kdirect as it is, Kafka's sink tuned (linger 20 ms, batches of 1 MB)."""
+    """`df.write.format(...)` of rows that cost nothing to make: kdirect as it is, Kafka's sink
+    tuned (linger 20 ms, batches of 1 MB)."""
     out = []
     rounds = 1 if quick else 3
     with pair() as both:
         spark = session()
         for size, total, bar in SINK_SIZES[1:2] if quick else SINK_SIZES:
             rows = ((2 << 20) if quick else total) // size
-            frame = spark.range(0, rows, 1, 1).selectExpr(f"CAST(repeat('v', {size}) AS BINARY) AS value")
+            frame = spark.range(0, rows, 1, 1).selectExpr(
+                f"CAST(repeat('v', {size}) AS BINARY) AS value"
+            )
             with both.topic("sink") as topic:
                 writers = {
-                    "kdirect": frame.write.format("kdirect").option("kafka.bootstrap.servers", both.kdirect.address).option("topic", topic),
-                    "kafka": frame.write.format("kafka").option("kafka.bootstrap.servers", both.kafka.address).option("topic", topic),
+                    "kdirect": frame.write.format("kdirect")
+                    .option("kafka.bootstrap.servers", both.kdirect.address)
+                    .option("topic", topic),
+                    "kafka": frame.write.format("kafka")
+                    .option("kafka.bootstrap.servers", both.kafka.address)
+                    .option("topic", topic),
                     "counting": frame.write.format("counting-sink"),
                 }
                 for name, value in TUNED_SINK.items():
                     writers["kafka"] = writers["kafka"].option(name, value)
 
-                def run(key: str, writers: dict[str, Any] = writers, rows: int = rows, topic: str = topic) -> float:
+                def run(
+                    key: str,
+                    writers: dict[str, Any] = writers,
+                    rows: int = rows,
+                    topic: str = topic,
+                ) -> float:
                     begin = time.perf_counter()
                     writers[key].mode("append").save()
                     spent = time.perf_counter() - begin
@@ -192,7 +234,11 @@ def spark_sink(seconds: float, quick: bool) -> Figures:
 
                 for key in writers:
                     run(key)
-                rates = turns(rounds, {key: lambda key=key: run(key) for key in writers}, memory=0 if quick else 2 * total)
+                rates = turns(
+                    rounds,
+                    {key: lambda key=key: run(key) for key in writers},
+                    memory=0 if quick else 2 * total,
+                )
             counting = statistics.median(rates["counting"])
             ours = statistics.median(rates["kdirect"])
             out.append(

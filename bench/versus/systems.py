@@ -1,8 +1,9 @@
-"""The two systems under test: a broker of each in a process of its own, its log on tmpfs, on the cores that clients leave.
+"""The two systems under test: a broker of each in a process of its own, its log on tmpfs, on the
+cores that clients leave.
 
-Owns: starting, stopping, topics, and the CPU time of a broker.  Both have the same face (`System`); what is not the same is in
-`settings` and goes into the report.  With more than two cores the brokers have the upper half of them and clients the lower; with two,
-all share.
+Owns: starting, stopping, topics, and the CPU time of a broker.  Both have the same face (`System`);
+what is not the same is in `settings` and goes into the report.  With more than two cores the
+brokers have the upper half of them and clients the lower; with two, all share.
 """
 
 from __future__ import annotations
@@ -84,7 +85,8 @@ class System:
         raise NotImplementedError
 
     def truncate(self, topic: str) -> None:
-        """Delete the records of a topic of one partition, so that the next turn finds as much free memory as this one."""
+        """Delete the records of a topic of one partition, so that the next turn finds as much free
+        memory as this one."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -104,8 +106,24 @@ class Kdirect(System):
 
         properties = {**KDIRECT, **more}
         sets = [x for k, v in properties.items() for x in ("--set", f"{k}={v}")]
-        command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", "127.0.0.1:0", "--log-dirs", f"{directory}/kdirect", *sets]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, preexec_fn=_broker_cores)
+        command = [
+            sys.executable,
+            "-m",
+            "kdirect.cli",
+            "broker",
+            "--listeners",
+            "127.0.0.1:0",
+            "--log-dirs",
+            f"{directory}/kdirect",
+            *sets,
+        ]
+        self.process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            preexec_fn=_broker_cores,
+        )
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         if "ready on" not in line:
@@ -155,14 +173,23 @@ class Kafka(System):
         file = Path(directory, "server.properties")
         file.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
         logging = Path(directory, "log4j2.yaml")
-        logging.write_text("Configuration:\n  status: off\n  Loggers:\n    Root:\n      level: off\n")
+        logging.write_text(
+            "Configuration:\n  status: off\n  Loggers:\n    Root:\n      level: off\n"
+        )
         path = os.pathsep.join(str(jar) for jar in jars.jars("broker"))
         java = ["java", "-cp", path, f"-Dlog4j2.configurationFile={logging}"]
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        format_ = [*java, "-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", *format_arguments(cluster, str(file))]
+        format_ = [
+            *java,
+            "-XX:TieredStopAtLevel=1",
+            "kafka.tools.StorageTool",
+            *format_arguments(cluster, str(file)),
+        ]
         run = subprocess.run(format_, capture_output=True, text=True, check=False)
         if run.returncode:
-            raise RuntimeError(f"Kafka's storage was not formatted: {run.stdout[-1000:]}{run.stderr[-1000:]}")
+            raise RuntimeError(
+                f"Kafka's storage was not formatted: {run.stdout[-1000:]}{run.stderr[-1000:]}"
+            )
         self.errors = Path(directory, "kafka.err")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
@@ -178,13 +205,17 @@ class Kafka(System):
         deadline = time.monotonic() + 90
         while True:
             if self.process.poll() is not None:
-                raise RuntimeError(f"Kafka ended with status {self.process.returncode}: {self.errors.read_text()[-2000:]}")
+                raise RuntimeError(
+                    f"Kafka ended with status {self.process.returncode}: {self.errors.read_text()[-2000:]}"
+                )
             try:
                 if self.admin.list_topics(timeout=1).brokers:
                     return
             except KafkaException:
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"Kafka was not ready within 90 s: {self.errors.read_text()[-2000:]}") from None
+                    raise RuntimeError(
+                        f"Kafka was not ready within 90 s: {self.errors.read_text()[-2000:]}"
+                    ) from None
             time.sleep(0.1)
 
     def create(self, topic: str, partitions: int = 1) -> None:
@@ -194,7 +225,11 @@ class Kafka(System):
         deadline = time.monotonic() + 30  # until every partition has a leader
         while True:
             known = self.admin.list_topics(topic, timeout=10).topics[topic]
-            if known.error is None and len(known.partitions) == partitions and all(p.leader >= 0 for p in known.partitions.values()):
+            if (
+                known.error is None
+                and len(known.partitions) == partitions
+                and all(p.leader >= 0 for p in known.partitions.values())
+            ):
                 return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka's topic {topic} has no leaders")

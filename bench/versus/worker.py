@@ -1,10 +1,13 @@
 """A client in a process of its own: `python -m versus.worker '{"role": ..., "system": ...}'`.
 
-Says `ready`, starts when a line comes on its standard input, prints its result as one line of JSON.  Roles:
+Says `ready`, starts when a line comes on its standard input, prints its result as one line of JSON.
+Roles:
 
-- `flood`: unbatched, pipelined records into one partition, for `seconds`; the rate that was acknowledged.
-- `paced`: records at `rate` a second into `topics`, each with the moment at which it was due (nanoseconds of the monotonic clock, and
-  of the epoch in traffic-sensor JSON); every `burst_s` seconds `burst` more at once. Says how far behind its own schedule it was.
+- `flood`: unbatched, pipelined records into one partition, for `seconds`; the rate that was
+  acknowledged.
+- `paced`: records at `rate` a second into `topics`, each with the moment at which it was due
+  (nanoseconds of the monotonic clock, and of the epoch in traffic-sensor JSON); every `burst_s`
+  seconds `burst` more at once. Says how far behind its own schedule it was.
 
 The same code for both systems; only `open_producer` differs.
 """
@@ -21,7 +24,13 @@ from collections.abc import Callable
 from typing import Any
 
 STAMP = struct.Struct("<q")
-UNBATCHED = {"batch.num.messages": 1, "linger.ms": 0, "acks": 1, "max.in.flight": 5, "queue.buffering.max.messages": 1000}
+UNBATCHED = {
+    "batch.num.messages": 1,
+    "linger.ms": 0,
+    "acks": 1,
+    "max.in.flight": 5,
+    "queue.buffering.max.messages": 1000,
+}
 LOW_LATENCY = {"linger.ms": 0, "acks": 1, "socket.nagle.disable": True}
 
 
@@ -30,7 +39,10 @@ class Worker:
 
     def __init__(self, **call: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "versus.worker", json.dumps(call)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-m", "versus.worker", json.dumps(call)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         if self.process.stdout.readline() != "ready\n":
@@ -50,14 +62,20 @@ class Worker:
         return dict(json.loads(line))
 
 
-def open_producer(system: str, address: str, kafka: dict[str, Any]) -> tuple[Callable[..., None], Callable[[], Any], Callable[[], Any]]:
+def open_producer(
+    system: str, address: str, kafka: dict[str, Any]
+) -> tuple[Callable[..., None], Callable[[], Any], Callable[[], Any]]:
     """`send(topic, value, partition)`, `tend()` to be called now and then, `finish()`."""
     if system == "kdirect":
         import kdirect
 
         ours = kdirect.Producer({"bootstrap.servers": address, "transport": "shm"})
         produce = ours.produce
-        return lambda topic, value, partition: produce(topic, value, None, partition), lambda: None, lambda: (ours.flush(60), ours.close())
+        return (
+            lambda topic, value, partition: produce(topic, value, None, partition),
+            lambda: None,
+            lambda: (ours.flush(60), ours.close()),
+        )
     from confluent_kafka import Producer
 
     theirs = Producer({"bootstrap.servers": address, **kafka})
@@ -73,7 +91,9 @@ def open_producer(system: str, address: str, kafka: dict[str, Any]) -> tuple[Cal
     return send, lambda: theirs.poll(0), lambda: theirs.flush(60)
 
 
-def flood(system: str, address: str, topic: str, partition: int, size: int, seconds: float) -> dict[str, Any]:
+def flood(
+    system: str, address: str, topic: str, partition: int, size: int, seconds: float
+) -> dict[str, Any]:
     send, tend, finish = open_producer(system, address, UNBATCHED)
     value = os.urandom(size)
     send(topic, value, partition)
@@ -91,7 +111,14 @@ def flood(system: str, address: str, topic: str, partition: int, size: int, seco
 
 
 def paced(
-    system: str, address: str, topics: list[str], rate: float, seconds: float, size: int = 0, burst: int = 0, burst_s: float = 10
+    system: str,
+    address: str,
+    topics: list[str],
+    rate: float,
+    seconds: float,
+    size: int = 0,
+    burst: int = 0,
+    burst_s: float = 10,
 ) -> dict[str, Any]:
     send, tend, finish = open_producer(system, address, LOW_LATENCY)
     for topic in topics:
@@ -120,7 +147,8 @@ def paced(
 
 
 def _record(moment: int, size: int, epoch: int) -> bytes:
-    """`size` bytes that begin with the stamp, or, without a size, an observation of a traffic sensor."""
+    """`size` bytes that begin with the stamp, or, without a size, an observation of a traffic
+    sensor."""
     if size:
         return STAMP.pack(moment) + b"x" * (size - STAMP.size)
     return (

@@ -1,7 +1,7 @@
 """kdirect: a Kafka-compatible log that is read and written with one-sided RDMA.
 
-This module only names what users need; each name is loaded when it is first used, so that ``import kdirect``
-costs next to nothing.
+This module only names what users need; each name is loaded when it is first used, so that ``import
+kdirect`` costs next to nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,17 @@ _HOME = {
     "connect": "kdirect.client.session",
 }
 
-__all__ = ["Broker", "Consumer", "KdirectError", "Message", "Producer", "Record", "TopicPartition", "__version__", "connect"]
+__all__ = [
+    "Broker",
+    "Consumer",
+    "KdirectError",
+    "Message",
+    "Producer",
+    "Record",
+    "TopicPartition",
+    "__version__",
+    "connect",
+]
 
 
 def __getattr__(name: str) -> Any:

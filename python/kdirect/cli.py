@@ -1,8 +1,8 @@
 """The command line: ``kdirect broker`` and a few tools.
 
-Standard output carries what a script may want to read; everything else goes to standard error.  Exit status:
-0 well, 1 the thing failed, 2 the command or its configuration is wrong.  A KdirectError is one line, never a
-stack.
+Standard output carries what a script may want to read; everything else goes to standard error.
+Exit status: 0 well, 1 the thing failed, 2 the command or its configuration is wrong.  A
+KdirectError is one line, never a stack.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.parser.print_help(sys.stderr)
         return 2
     logging.basicConfig(
-        level=getattr(logging, options.log_level.upper()), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=getattr(logging, options.log_level.upper()),
+        stream=sys.stderr,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     try:
         return int(options.run(options))
@@ -43,7 +45,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kdirect: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter complains at exit
+        os.dup2(
+            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
+        )  # or the interpreter complains at exit
         return 1
     except KeyboardInterrupt:
         return 130
@@ -52,10 +56,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     common = _log_level_parser("info")
     client = argparse.ArgumentParser(add_help=False, parents=[_log_level_parser("warning")])
-    client.add_argument("--broker", "--bootstrap-servers", default=DEFAULT_BROKER, metavar="HOST:PORT", help=f"default {DEFAULT_BROKER}")
-    client.add_argument("--transport", default="auto", choices=("auto", "verbs", "shm", "tcp"), help="how records travel")
+    client.add_argument(
+        "--broker",
+        "--bootstrap-servers",
+        default=DEFAULT_BROKER,
+        metavar="HOST:PORT",
+        help=f"default {DEFAULT_BROKER}",
+    )
+    client.add_argument(
+        "--transport",
+        default="auto",
+        choices=("auto", "verbs", "shm", "tcp"),
+        help="how records travel",
+    )
 
-    parser = argparse.ArgumentParser(prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA.")
+    parser = argparse.ArgumentParser(
+        prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA."
+    )
     parser.set_defaults(run=None, parser=parser, log_level="info")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     _broker_parser(commands, common)
@@ -67,14 +84,20 @@ def _parser() -> argparse.ArgumentParser:
     create.add_argument("name")
     create.add_argument("--partitions", type=int, default=1)
     create.add_argument(
-        "--config", action="append", default=[], metavar="KEY=VALUE", help="a property of the topic, e.g. retention.ms=60000"
+        "--config",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a property of the topic, e.g. retention.ms=60000",
     )
     create.add_argument("--if-not-exists", action="store_true")
     create.set_defaults(run=_topic_create)
     listing = verbs.add_parser("list", parents=[client], help="list topics, one a line")
     listing.add_argument("--internal", action="store_true", help="the broker's own too")
     listing.set_defaults(run=_topic_list)
-    describe = verbs.add_parser("describe", parents=[client], help="show a topic's partitions, offsets and properties")
+    describe = verbs.add_parser(
+        "describe", parents=[client], help="show a topic's partitions, offsets and properties"
+    )
     describe.add_argument("name")
     describe.set_defaults(run=_topic_describe)
     delete = verbs.add_parser("delete", parents=[client], help="delete a topic")
@@ -82,19 +105,32 @@ def _parser() -> argparse.ArgumentParser:
     delete.add_argument("--if-exists", action="store_true")
     delete.set_defaults(run=_topic_delete)
 
-    produce = commands.add_parser("produce", parents=[client], help="produce the lines of standard input")
+    produce = commands.add_parser(
+        "produce", parents=[client], help="produce the lines of standard input"
+    )
     produce.add_argument("topic")
     produce.add_argument("--partition", type=int, help="default: by key, or spread")
-    produce.add_argument("--key-separator", metavar="TEXT", help="what stands between key and value in a line; default: lines have no key")
+    produce.add_argument(
+        "--key-separator",
+        metavar="TEXT",
+        help="what stands between key and value in a line; default: lines have no key",
+    )
     produce.set_defaults(run=_produce)
-    consume = commands.add_parser("consume", parents=[client], help="print a topic's values, one a line")
+    consume = commands.add_parser(
+        "consume", parents=[client], help="print a topic's values, one a line"
+    )
     consume.add_argument("topic")
     consume.add_argument("--partition", type=int, action="append", help="default: all")
-    consume.add_argument("--from", dest="start", default="earliest", metavar="earliest|latest|OFFSET")
+    consume.add_argument(
+        "--from", dest="start", default="earliest", metavar="earliest|latest|OFFSET"
+    )
     consume.add_argument("--count", type=int, help="stop after so many records")
     consume.add_argument("--follow", action="store_true", help="wait for more at the end")
     consume.add_argument(
-        "--show", default="value", choices=("value", "all"), help="all: partition, offset, timestamp, key, value, separated by tabs"
+        "--show",
+        default="value",
+        choices=("value", "all"),
+        help="all: partition, offset, timestamp, key, value, separated by tabs",
     )
     consume.set_defaults(run=_consume)
 
@@ -102,12 +138,29 @@ def _parser() -> argparse.ArgumentParser:
         "doctor", parents=[_log_level_parser("warning")], help="say step by step whether RDMA would be used, and why not",
         description="Looks at the whole path and ends with a real data READ. Exit status 0 when RDMA would be used, else 1.",
     )  # fmt: skip
-    doctor.add_argument("--broker", "--bootstrap-servers", "--bootstrap", default="", metavar="HOST:PORT", help="default: this host alone")
     doctor.add_argument(
-        "--transport", default="auto", choices=("auto", "verbs", "shm"), help="which one the exit status is about; auto: verbs"
+        "--broker",
+        "--bootstrap-servers",
+        "--bootstrap",
+        default="",
+        metavar="HOST:PORT",
+        help="default: this host alone",
     )
-    doctor.add_argument("--log-dirs", default="", metavar="DIRS", help="a broker's log directories, separated by commas")
-    doctor.add_argument("--bind-address", default="", metavar="ADDRESS", help="as rdma.bind.address")
+    doctor.add_argument(
+        "--transport",
+        default="auto",
+        choices=("auto", "verbs", "shm"),
+        help="which one the exit status is about; auto: verbs",
+    )
+    doctor.add_argument(
+        "--log-dirs",
+        default="",
+        metavar="DIRS",
+        help="a broker's log directories, separated by commas",
+    )
+    doctor.add_argument(
+        "--bind-address", default="", metavar="ADDRESS", help="as rdma.bind.address"
+    )
     doctor.add_argument("--device", default="", help="as rdma.device")
     doctor.add_argument("--gid-index", type=int, default=-1, help="as rdma.gid.index")
     doctor.set_defaults(run=_doctor)
@@ -119,24 +172,39 @@ def _parser() -> argparse.ArgumentParser:
 def _log_level_parser(default: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument(
-        "--log-level", default=default, choices=("debug", "info", "warning", "error"), help=f"for standard error, default {default}"
+        "--log-level",
+        default=default,
+        choices=("debug", "info", "warning", "error"),
+        help=f"for standard error, default {default}",
     )
     return parser
 
 
-# -- broker ------------------------------------------------------------------------------------------------
+# -- broker
+# ------------------------------------------------------------------------------------------------
 def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     broker = commands.add_parser(
         "broker", parents=[common], help="run a broker",
         description="Runs until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` when it serves. Flags beat the file.",
     )  # fmt: skip
-    broker.add_argument("--config", metavar="FILE", help="a Java properties file, such as Kafka's server.properties")
-    broker.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="settings", help="set a property; repeat for more")
+    broker.add_argument(
+        "--config", metavar="FILE", help="a Java properties file, such as Kafka's server.properties"
+    )
+    broker.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        dest="settings",
+        help="set a property; repeat for more",
+    )
     properties = broker.add_argument_group("properties (see docs/options.md)")
     for row in BROKER.rows:
         flags = ["--" + name.replace(".", "-") for name in (row.name, *row.aliases)]
         text = row.help.split(". ")[0].replace("%", "%%")
-        properties.add_argument(*flags, dest=f"property:{row.name}", metavar=row.kind.upper(), help=text)
+        properties.add_argument(
+            *flags, dest=f"property:{row.name}", metavar=row.kind.upper(), help=text
+        )
     broker.set_defaults(run=_broker)
 
 
@@ -146,7 +214,9 @@ def _broker(options: argparse.Namespace) -> int:
 
     properties: dict[str, Any] = dict(read_properties(options.config)) if options.config else {}
     flags = {
-        name.removeprefix("property:"): value for name, value in vars(options).items() if name.startswith("property:") and value is not None
+        name.removeprefix("property:"): value
+        for name, value in vars(options).items()
+        if name.startswith("property:") and value is not None
     }
     settings = _pairs(options.settings, "--set")
     for given in (settings, flags):
@@ -164,9 +234,14 @@ async def _serve(server: Any) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     log = logging.getLogger("kdirect.broker")
-    log.info("kdirect %s, log directories: %s", kdirect.__version__, ", ".join(str(d) for d in server.logs.log_dirs))
+    log.info(
+        "kdirect %s, log directories: %s",
+        kdirect.__version__,
+        ", ".join(str(d) for d in server.logs.log_dirs),
+    )
     await server.start()
-    # What there is by now stays: a collector that walked it again and again would hold everybody up for 20 ms each time.
+    # What there is by now stays: a collector that walked it again and again would hold everybody up
+    # for 20 ms each time.
     gc.collect()
     gc.freeze()
     print(f"kdirect broker ready on {server.bootstrap_servers.split(',')[0]}", flush=True)
@@ -182,27 +257,40 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not key.strip():
-            raise ConfigError(f"{flag} {text!r} is not KEY=VALUE", hint=f"write for example {flag} num.partitions=3")
+            raise ConfigError(
+                f"{flag} {text!r} is not KEY=VALUE",
+                hint=f"write for example {flag} num.partitions=3",
+            )
         out[key.strip()] = value.strip()
     return out
 
 
-# -- tools ---------------------------------------------------------------------------------------------------
+# -- tools
+# ---------------------------------------------------------------------------------------------------
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
-    return {"bootstrap.servers": options.broker, "transport": options.transport, "client.id": "kdirect-cli"}
+    return {
+        "bootstrap.servers": options.broker,
+        "transport": options.transport,
+        "client.id": "kdirect-cli",
+    }
 
 
 def _topic_create(options: argparse.Namespace) -> int:
     admin = kdirect.connect(_settings(options)).admin
     created = admin.create_topic(
-        options.name, options.partitions, configs=_pairs(options.config, "--config"), if_not_exists=options.if_not_exists
+        options.name,
+        options.partitions,
+        configs=_pairs(options.config, "--config"),
+        if_not_exists=options.if_not_exists,
     )
     print(f"created {options.name}" if created else f"{options.name} exists")
     return 0
 
 
 def _topic_list(options: argparse.Namespace) -> int:
-    for name, info in sorted(kdirect.connect(_settings(options)).admin.list_topics(internal=options.internal).items()):
+    for name, info in sorted(
+        kdirect.connect(_settings(options)).admin.list_topics(internal=options.internal).items()
+    ):
         print(f"{name}\t{info.partitions}")
     return 0
 
@@ -224,7 +312,9 @@ def _topic_describe(options: argparse.Namespace) -> int:
 
 
 def _topic_delete(options: argparse.Namespace) -> int:
-    deleted = kdirect.connect(_settings(options)).admin.delete_topic(options.name, if_exists=options.if_exists)
+    deleted = kdirect.connect(_settings(options)).admin.delete_topic(
+        options.name, if_exists=options.if_exists
+    )
     print(f"deleted {options.name}" if deleted else f"{options.name} does not exist")
     return 0
 
@@ -253,8 +343,14 @@ def _consume(options: argparse.Namespace) -> int:
         start = {"earliest": EARLIEST_OFFSET, "latest": LATEST_OFFSET}.get(options.start)
         start = int(options.start) if start is None else start
     except ValueError as e:
-        raise ConfigError(f"--from {options.start!r} is no offset", hint="give earliest, latest or a number") from e
-    indexes = options.partition if options.partition is not None else range(session.admin.describe_topic(options.topic).partitions)
+        raise ConfigError(
+            f"--from {options.start!r} is no offset", hint="give earliest, latest or a number"
+        ) from e
+    indexes = (
+        options.partition
+        if options.partition is not None
+        else range(session.admin.describe_topic(options.topic).partitions)
+    )
     tps = [TopicPartition(options.topic, i) for i in indexes]
     ends = session.latest_offsets(tps)
     left = options.count if options.count is not None else -1
@@ -268,7 +364,10 @@ def _consume(options: argparse.Namespace) -> int:
                 continue
             if options.show == "all":
                 key = b"" if message.key() is None else message.key()
-                out.write(b"%d\t%d\t%d\t%s\t" % (message.partition(), message.offset(), message.timestamp()[1], key))
+                out.write(
+                    b"%d\t%d\t%d\t%s\t"
+                    % (message.partition(), message.offset(), message.timestamp()[1], key)
+                )
             out.write((message.value() or b"") + b"\n")
             left -= 1
     out.flush()
@@ -279,7 +378,14 @@ def _doctor(options: argparse.Namespace) -> int:
     from kdirect import doctor
 
     directories = [d.strip() for d in options.log_dirs.split(",") if d.strip()]
-    questions = doctor.Questions(options.broker, options.transport, options.bind_address, options.device, options.gid_index, directories)
+    questions = doctor.Questions(
+        options.broker,
+        options.transport,
+        options.bind_address,
+        options.device,
+        options.gid_index,
+        directories,
+    )
     return doctor.run(questions)
 
 

@@ -1,7 +1,9 @@
-"""Reference pages written from the tables: ``python -m kdirect.docs DIR`` writes options.md, metrics.md and errors.md.
+"""Reference pages written from the tables: ``python -m kdirect.docs DIR`` writes options.md,
+metrics.md and errors.md.
 
-Owns the form of these pages, none of their words: a row's help text is its documentation.  Reads options.py, metrics.py and
-errors.py, and nothing else of kdirect.  A test fails when the pages in docs/ are not what this module writes.
+Owns the form of these pages, none of their words: a row's help text is its documentation.  Reads
+options.py, metrics.py and errors.py, and nothing else of kdirect.  A test fails when the pages in
+docs/ are not what this module writes.
 """
 
 from __future__ import annotations
@@ -16,12 +18,17 @@ from kdirect import errors, metrics, options
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.options import Option, Options
 
-_WRITTEN = "<!-- Written by `make docs` from python/kdirect/{source}; change that file instead. -->\n"
+_WRITTEN = (
+    "<!-- Written by `make docs` from python/kdirect/{source}; change that file instead. -->\n"
+)
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
     lines = [head, tuple("---" for _ in head), *rows]
-    return "".join("| " + " | ".join(cell.replace("\n", " ").replace("|", "\\|") for cell in line) + " |\n" for line in lines)
+    return "".join(
+        "| " + " | ".join(cell.replace("\n", " ").replace("|", "\\|") for cell in line) + " |\n"
+        for line in lines
+    )
 
 
 def _bytes(n: int) -> str:
@@ -91,23 +98,39 @@ def render_options(tables: Iterable[Options] | None = None) -> str:
         text.append(f"## {table.title}\n")
         if table.ignore_case:
             text.append("Names are matched in any case.\n")
-        text.append(_table(("option", "value", "default", "meaning"), ((_named(r), _kind(r), _value(r), _meaning(r)) for r in table.rows)))
+        text.append(
+            _table(
+                ("option", "value", "default", "meaning"),
+                ((_named(r), _kind(r), _value(r), _meaning(r)) for r in table.rows),
+            )
+        )
     return "\n".join(text)
 
 
 def render_metrics() -> str:
     """The text of docs/metrics.md."""
-    text = ["# Metrics\n", _WRITTEN.format(source="metrics.py"), "The keys of what `statistics()` methods return.\n"]
+    text = [
+        "# Metrics\n",
+        _WRITTEN.format(source="metrics.py"),
+        "The keys of what `statistics()` methods return.\n",
+    ]
     for room in dict.fromkeys(m.room for m in metrics.METRICS):
         text.append(f"## {room}\n")
         text.append(f"{metrics.ROOMS[room]}\n")
-        text.append(_table(("metric", "unit", "meaning"), ((f"`{m.name}`", m.unit, m.help) for m in metrics.METRICS if m.room == room)))
+        text.append(
+            _table(
+                ("metric", "unit", "meaning"),
+                ((f"`{m.name}`", m.unit, m.help) for m in metrics.METRICS if m.room == room),
+            )
+        )
     return "\n".join(text)
 
 
 def error_classes() -> list[type[KdirectError]]:
     """Every class of the tree, parents before children, siblings in order of definition."""
-    members = [c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, KdirectError)]
+    members = [
+        c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, KdirectError)
+    ]
 
     def walk(cls: type[KdirectError]) -> list[type[KdirectError]]:
         return [cls, *(found for c in members if c.__bases__[0] is cls for found in walk(c))]
@@ -121,7 +144,11 @@ def render_errors() -> str:
     for cls in error_classes():
         depth = len([c for c in cls.__mro__ if issubclass(c, KdirectError)]) - 1
         also = [c.__name__ for c in cls.__bases__ if not issubclass(c, KdirectError)]
-        name = "&nbsp;&nbsp;" * depth + f"`{cls.__name__}`" + "".join(f" (a `{n}`)" for n in also if n not in ("Exception",))
+        name = (
+            "&nbsp;&nbsp;" * depth
+            + f"`{cls.__name__}`"
+            + "".join(f" (a `{n}`)" for n in also if n not in ("Exception",))
+        )
         rows.append((name, "yes" if cls.retriable else "", " ".join((cls.__doc__ or "").split())))
     return "\n".join(
         [
@@ -136,7 +163,11 @@ def render_errors() -> str:
 
 def pages() -> dict[str, str]:
     """File name and text of every page."""
-    return {"options.md": render_options(), "metrics.md": render_metrics(), "errors.md": render_errors()}
+    return {
+        "options.md": render_options(),
+        "metrics.md": render_metrics(),
+        "errors.md": render_errors(),
+    }
 
 
 def stale(directory: Path) -> str:
@@ -145,14 +176,22 @@ def stale(directory: Path) -> str:
     for name, text in pages().items():
         path = directory / name
         old = path.read_text() if path.exists() else ""
-        out += difflib.unified_diff(old.splitlines(True), text.splitlines(True), f"{name} as it is", f"{name} as the tables have it")
+        out += difflib.unified_diff(
+            old.splitlines(True),
+            text.splitlines(True),
+            f"{name} as it is",
+            f"{name} as the tables have it",
+        )
     return "".join(out)
 
 
 def main(arguments: list[str]) -> None:
     """Write the pages into the directory named."""
     if len(arguments) != 1:
-        raise ConfigError("kdirect.docs takes one argument, the directory to write to", hint="python -m kdirect.docs docs")
+        raise ConfigError(
+            "kdirect.docs takes one argument, the directory to write to",
+            hint="python -m kdirect.docs docs",
+        )
     directory = Path(arguments[0])
     directory.mkdir(parents=True, exist_ok=True)
     for name, text in pages().items():

@@ -1,11 +1,14 @@
-"""``kdirect doctor``: the whole path from the kernel to a data READ, step by step, and whether RDMA would be used.
+"""``kdirect doctor``: the whole path from the kernel to a data READ, step by step, and whether RDMA
+would be used.
 
-Owns: the order of the steps, their printing, and the verdict.  Every check of the RDMA device is `kdirect.rdma.verbs_preflight`'s; the
-choice of a transport towards a broker is the client's own (`Session.transport`), so that what is said here is what a client would do.
-Nothing imports this module but the command line; it changes nothing and leaves nothing behind.
+Owns: the order of the steps, their printing, and the verdict.  Every check of the RDMA device is
+`kdirect.rdma.verbs_preflight`'s; the choice of a transport towards a broker is the client's own
+(`Session.transport`), so that what is said here is what a client would do. Nothing imports this
+module but the command line; it changes nothing and leaves nothing behind.
 
-Verdicts: ``ok``, ``NO`` (RDMA is not used because of it), ``note`` (worth knowing, decides nothing).  The exit status is 0 when the
-transport asked about would be used (`verbs`, unless another one is named), else 1.
+Verdicts: ``ok``, ``NO`` (RDMA is not used because of it), ``note`` (worth knowing, decides
+nothing).  The exit status is 0 when the transport asked about would be used (`verbs`, unless
+another one is named), else 1.
 """
 
 from __future__ import annotations
@@ -29,7 +32,8 @@ from kdirect.rdma.contract import Access, Memory
 OK, NO, NOTE = "ok", "NO", "note"
 PING_BYTES = 4096
 PING_TIMEOUT_MS = 5000
-# Kernels that refuse to register writable shared mappings of files, and the file systems they spare.
+# Kernels that refuse to register writable shared mappings of files, and the file systems they
+# spare.
 REFUSING_SINCE = (6, 5)
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
@@ -46,8 +50,9 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Questions:
-    """What to look at.  `transport`: which one the exit status is about (`verbs` or `shm`; `auto` means verbs).  The rest as the options
-    rdma.bind.address, rdma.device, rdma.gid.index; `log_dirs` are a broker's, `bootstrap` a running broker's address or empty."""
+    """What to look at.  `transport`: which one the exit status is about (`verbs` or `shm`; `auto`
+    means verbs).  The rest as the options rdma.bind.address, rdma.device, rdma.gid.index;
+    `log_dirs` are a broker's, `bootstrap` a running broker's address or empty."""
 
     bootstrap: str = ""
     transport: str = "auto"
@@ -69,7 +74,11 @@ def run(questions: Questions, out: TextIO | None = None) -> int:
         if finding.hint and finding.verdict != OK:
             print(f"{'':20} -> {finding.hint}", file=stream)
         stream.flush()
-    where = f"with the broker at {questions.bootstrap}" if questions.bootstrap else "on this host (no broker was named: --broker HOST:PORT)"
+    where = (
+        f"with the broker at {questions.bootstrap}"
+        if questions.bootstrap
+        else "on this host (no broker was named: --broker HOST:PORT)"
+    )
     reason = refused.get(wanted)
     if reason is None:
         print(f"\n{wanted} would be used {where}", file=stream)
@@ -78,20 +87,38 @@ def run(questions: Questions, out: TextIO | None = None) -> int:
     instead = f"transport=auto would take {rest[0]}" if rest else "no transport would work"
     if rest and rest[0] == "shm" and not questions.bootstrap:
         instead += " with a broker on this host, tcp with any other"
-    print(f"\n{wanted} would NOT be used {where}: {reason.step}: {reason.detail}; {instead}", file=stream)
+    print(
+        f"\n{wanted} would NOT be used {where}: {reason.step}: {reason.detail}; {instead}",
+        file=stream,
+    )
     return 1
 
 
 def examine(questions: Questions) -> Iterator[tuple[str, Finding]]:
     """(transport that the finding is about, or "", finding), in order."""
     uname = os.uname()
-    yield "", Finding("system", NOTE, f"kdirect {kdirect.__version__}, Python {platform.python_version()}, {uname.sysname} {uname.release}")
+    yield (
+        "",
+        Finding(
+            "system",
+            NOTE,
+            f"kdirect {kdirect.__version__}, Python {platform.python_version()}, {uname.sysname} {uname.release}",
+        ),
+    )
     kind = verbs_choice.container()
     if kind:
-        yield "", Finding("container", NOTE, f"this is {kind}", verbs_choice.container_hint().lstrip("; "))
+        yield (
+            "",
+            Finding(
+                "container", NOTE, f"this is {kind}", verbs_choice.container_hint().lstrip("; ")
+            ),
+        )
     for port in verbs_choice.devices():
         gids = ", ".join(map(str, port.gids)) or "none"
-        yield "", Finding("port", NOTE, f"{port.name}: {port.state}, {port.link_layer}; GIDs {gids}")
+        yield (
+            "",
+            Finding("port", NOTE, f"{port.name}: {port.state}, {port.link_layer}; GIDs {gids}"),
+        )
     for directory in questions.log_dirs:
         yield "", log_directory(directory)
     yield from _verbs(questions)
@@ -102,25 +129,38 @@ def examine(questions: Questions) -> Iterator[tuple[str, Finding]]:
         yield "tcp", Finding("tcp", NOTE, "works with any broker that is reached; none was named")
 
 
-# -- the host ------------------------------------------------------------------------------------------------
+# -- the host
+# ------------------------------------------------------------------------------------------------
 def _verbs(questions: Questions) -> Iterator[tuple[str, Finding]]:
     paths = [d for d in questions.log_dirs if os.path.isdir(d)]
-    steps = verbs_preflight.preflight(questions.bind_address, device=questions.device, gid_index=questions.gid_index, paths=paths)
+    steps = verbs_preflight.preflight(
+        questions.bind_address, device=questions.device, gid_index=questions.gid_index, paths=paths
+    )
     for step in steps:
         yield "verbs", Finding(step.name, OK if step.ok else NO, step.detail, step.hint)
 
 
 def log_directory(path: str) -> Finding:
-    """What file system a log directory is on, and whether this kernel registers what is mapped there."""
-    existing = next(p for p in [Path(path).absolute(), *Path(path).absolute().parents] if p.exists())
+    """What file system a log directory is on, and whether this kernel registers what is mapped
+    there."""
+    existing = next(
+        p for p in [Path(path).absolute(), *Path(path).absolute().parents] if p.exists()
+    )
     mount, kind = file_system(existing)
     free = shutil.disk_usage(existing).free >> 20
     detail = f"{path}: {kind} (mounted at {mount}), {free} MiB free"
     if not os.path.isdir(path):
-        return Finding("log directory", NOTE, detail + "; it does not exist yet", "a broker creates it")
+        return Finding(
+            "log directory", NOTE, detail + "; it does not exist yet", "a broker creates it"
+        )
     if kind not in MEMORY_FILE_SYSTEMS and _kernel() >= REFUSING_SINCE:
         detail += f"; kernels from {'.'.join(map(str, REFUSING_SINCE))} on do not register its mapped files for RDMA"
-        return Finding("log directory", NOTE, detail, "put log.dirs on tmpfs, hugetlbfs or a DAX device if producers are to write by verbs")
+        return Finding(
+            "log directory",
+            NOTE,
+            detail,
+            "put log.dirs on tmpfs, hugetlbfs or a DAX device if producers are to write by verbs",
+        )
     return Finding("log directory", NOTE, detail)
 
 
@@ -133,7 +173,9 @@ def file_system(path: Path) -> tuple[str, str]:
             left, _, right = line.partition(" - ")
             mount = re.sub(r"\\(\d{3})", lambda m: chr(int(m[1], 8)), left.split()[4])
             inside = real == mount or real.startswith(mount.rstrip("/") + "/")
-            if inside and (len(mount) >= len(best[0])):  # of two mounts on one place the later one is on top
+            if inside and (
+                len(mount) >= len(best[0])
+            ):  # of two mounts on one place the later one is on top
                 best = (mount, right.split()[0])
     return best
 
@@ -144,29 +186,44 @@ def _kernel() -> tuple[int, int]:
 
 
 def shm() -> Finding:
-    """Whether two queue pairs of the software RNIC reach one another in this process: a READ of random bytes."""
+    """Whether two queue pairs of the software RNIC reach one another in this process: a READ of
+    random bytes."""
     try:
         device = open_device("shm", shared=False)
         try:
             domain, cq = device.alloc_pd(), device.create_cq(64)
-            region = domain.register(Memory.anonymous(2 * PING_BYTES, "kdirect-doctor"), Access.LOCAL_WRITE | Access.REMOTE_READ)
+            region = domain.register(
+                Memory.anonymous(2 * PING_BYTES, "kdirect-doctor"),
+                Access.LOCAL_WRITE | Access.REMOTE_READ,
+            )
             proof = os.urandom(PING_BYTES)
             memoryview(region.memory)[PING_BYTES : 2 * PING_BYTES] = proof
             near, far = (domain.create_qp(cq, cq, max_send_wr=4, max_recv_wr=4) for _ in range(2))
             far.connect(near.address, False)
             near.connect(far.address, True)
             near.post_read(1, region, 0, PING_BYTES, region.address + PING_BYTES, region.rkey)
-            arrived = cq.wait(PING_TIMEOUT_MS) and cq.poll(1)[0].ok and bytes(memoryview(region.memory)[:PING_BYTES]) == proof
+            arrived = (
+                cq.wait(PING_TIMEOUT_MS)
+                and cq.poll(1)[0].ok
+                and bytes(memoryview(region.memory)[:PING_BYTES]) == proof
+            )
         finally:
             device.close()
     except (KdirectError, OSError) as e:
         return Finding("shm", NO, str(e), "use transport=tcp")
     if not arrived:
-        return Finding("shm", NO, f"a READ of {PING_BYTES} bytes did not bring them", "use transport=tcp")
-    return Finding("shm", OK, f"a READ of {PING_BYTES} bytes through this host's memory brought the right bytes")
+        return Finding(
+            "shm", NO, f"a READ of {PING_BYTES} bytes did not bring them", "use transport=tcp"
+        )
+    return Finding(
+        "shm",
+        OK,
+        f"a READ of {PING_BYTES} bytes through this host's memory brought the right bytes",
+    )
 
 
-# -- the broker ------------------------------------------------------------------------------------------------
+# -- the broker
+# ------------------------------------------------------------------------------------------------
 def _broker(questions: Questions) -> Iterator[tuple[str, Finding]]:
     settings = {"bootstrap.servers": questions.bootstrap, "client.id": "kdirect-doctor"}
     known = {row.name for row in CLIENT.rows}

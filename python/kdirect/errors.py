@@ -1,8 +1,8 @@
 """The one tree of errors.
 
-Every exception that kdirect raises on purpose is a `KdirectError`.  A message names the thing; `hint`
-says what to do about it and is printed behind the message.  `retriable` tells callers whether the same
-call may succeed later without a change by the user.
+Every exception that kdirect raises on purpose is a `KdirectError`.  A message names the thing;
+`hint` says what to do about it and is printed behind the message.  `retriable` tells callers
+whether the same call may succeed later without a change by the user.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ class ConfigError(KdirectError, ValueError):
 
 
 class TopicCollisionError(ConfigError):
-    """A topic's name differs from that of another only in '.' and '_', which Kafka's metrics do not tell apart."""
+    """A topic's name differs from that of another only in '.' and '_', which Kafka's metrics do not
+    tell apart."""
 
 
 class FormatError(KdirectError, ValueError):
@@ -50,7 +51,8 @@ class CorruptBatchError(FormatError):
 
 
 class BatchTooLargeError(CorruptBatchError):
-    """A record batch that stands for more than its reader takes (`max.batch.bytes`); it may be sound."""
+    """A record batch that stands for more than its reader takes (`max.batch.bytes`); it may be
+    sound."""
 
 
 class UnsupportedFormatError(FormatError):
@@ -107,7 +109,13 @@ class BrokerError(KdirectError):
     """The broker answered with an error.  `code` is Kafka's error code, `name` its name."""
 
     def __init__(
-        self, message: str, *, hint: str = "", code: int = -1, name: str = "UNKNOWN_SERVER_ERROR", retriable: bool = False
+        self,
+        message: str,
+        *,
+        hint: str = "",
+        code: int = -1,
+        name: str = "UNKNOWN_SERVER_ERROR",
+        retriable: bool = False,
     ) -> None:
         super().__init__(message, hint=hint)
         self.code = code
@@ -137,7 +145,8 @@ class AccessDeniedError(KdirectError):
 
 
 class RefusedError(KdirectError):
-    """Within the broker: a request for access is answered with the protocol's error `code`; clients raise what they make of it."""
+    """Within the broker: a request for access is answered with the protocol's error `code`; clients
+    raise what they make of it."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -162,7 +171,8 @@ class DeliveryError(KdirectError):
 
 
 class BufferFullError(KdirectError, BufferError):
-    """A producer has no room for another record: too much is not acknowledged.  The record was not taken."""
+    """A producer has no room for another record: too much is not acknowledged.  The record was not
+    taken."""
 
     retriable = True
 

@@ -1,7 +1,7 @@
 """Words the whole project shares.  No I/O, no imports from other rooms.
 
-`offset` is a record offset, `position` a byte position in a segment file, `address` a memory address.
-Intervals are half-open.
+`offset` is a record offset, `position` a byte position in a segment file, `address` a memory
+address. Intervals are half-open.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ LATEST_OFFSET = -1
 
 
 class TopicPartition(NamedTuple):
-    """A partition of a topic; prints as ``topic-partition``, as Kafka's directories do.  A tuple, because it is a key everywhere and a
-    tuple hashes in C."""
+    """A partition of a topic; prints as ``topic-partition``, as Kafka's directories do.  A tuple,
+    because it is a key everywhere and a tuple hashes in C."""
 
     topic: str
     partition: int
@@ -49,11 +49,21 @@ class Record(NamedTuple):
 def check_topic_name(name: str) -> str:
     """Return `name`, or raise ConfigError: Kafka's rules for topic names."""
     if not isinstance(name, str) or not name:
-        raise ConfigError("a topic name is empty", hint="give 1 to 249 characters of a-z A-Z 0-9 . _ -")
+        raise ConfigError(
+            "a topic name is empty", hint="give 1 to 249 characters of a-z A-Z 0-9 . _ -"
+        )
     if name in (".", ".."):
-        raise ConfigError(f"topic name {name!r} is not allowed", hint="it is a directory name; choose another")
+        raise ConfigError(
+            f"topic name {name!r} is not allowed", hint="it is a directory name; choose another"
+        )
     if len(name) > TOPIC_NAME_MAX:
-        raise ConfigError(f"topic name of {len(name)} characters is too long", hint=f"use at most {TOPIC_NAME_MAX}")
+        raise ConfigError(
+            f"topic name of {len(name)} characters is too long",
+            hint=f"use at most {TOPIC_NAME_MAX}",
+        )
     if not _TOPIC_NAME.match(name):
-        raise ConfigError(f"topic name {name!r} has a character that is not allowed", hint="use a-z A-Z 0-9 . _ - only")
+        raise ConfigError(
+            f"topic name {name!r} has a character that is not allowed",
+            hint="use a-z A-Z 0-9 . _ - only",
+        )
     return name

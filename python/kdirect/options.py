@@ -1,7 +1,7 @@
 """The one table of options: broker properties, client settings and Spark options.
 
-Law: every knob a user can turn is a row here; parsing, defaults, checks and the pages in docs/ come from
-the row.  An unknown name is an error that names the nearest known one.
+Law: every knob a user can turn is a row here; parsing, defaults, checks and the pages in docs/ come
+from the row.  An unknown name is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from kdirect.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row.  `kind` is one of str, int, long, float, bool, list, ms, bytes, enum.  `default` None means none (required where
-    `required`).  `choices` for enum.  `low`/`high` bound numbers (inclusive); integers have at most 64 bits.
+    """One row.  `kind` is one of str, int, long, float, bool, list, ms, bytes, enum.  `default`
+    None means none (required where `required`).  `choices` for enum.  `low`/`high` bound numbers
+    (inclusive); integers have at most 64 bits.
 
-    `only` is the one value that may be given, where Kafka knows others, and `why` the reason, which the refusal tells.  `synonym`
-    is the broker's property of the same meaning, which is the default of a topic's."""
+    `only` is the one value that may be given, where Kafka knows others, and `why` the reason, which
+    the refusal tells.  `synonym` is the broker's property of the same meaning, which is the default
+    of a topic's."""
 
     name: str
     kind: str
@@ -42,7 +44,9 @@ class Option:
         try:
             out = _PARSERS[self.kind](value)
         except (TypeError, ValueError) as e:
-            raise ConfigError(f"option {self.name}: {value!r} is not {_A_KIND[self.kind]}", hint=self._remedy()) from e
+            raise ConfigError(
+                f"option {self.name}: {value!r} is not {_A_KIND[self.kind]}", hint=self._remedy()
+            ) from e
         if self.kind == "enum":
             for choice in self.choices:
                 if choice.lower() == out.lower():
@@ -54,21 +58,33 @@ class Option:
             raise self._refused(value)
         if isinstance(out, int | float) and not isinstance(out, bool):
             if isinstance(out, int) and not -1 << 63 <= out < 1 << 63:
-                raise ConfigError(f"option {self.name}: {value!r} is out of range", hint="give a number of at most 64 bits")
-            if (self.low is not None and out < self.low) or (self.high is not None and out > self.high):
-                raise ConfigError(f"option {self.name}: {value!r} is out of range", hint=self._remedy())
+                raise ConfigError(
+                    f"option {self.name}: {value!r} is out of range",
+                    hint="give a number of at most 64 bits",
+                )
+            if (self.low is not None and out < self.low) or (
+                self.high is not None and out > self.high
+            ):
+                raise ConfigError(
+                    f"option {self.name}: {value!r} is out of range", hint=self._remedy()
+                )
         return self.check(out) if self.check else out
 
     def _refused(self, value: Any) -> ConfigError:
         why = f": {self.why}" if self.why else ""
-        return ConfigError(f"option {self.name}: {value!r} is not allowed{why}", hint=self._remedy())
+        return ConfigError(
+            f"option {self.name}: {value!r} is not allowed{why}", hint=self._remedy()
+        )
 
     def _remedy(self) -> str:
         if self.only is not None:
             return f"the only value is {config_text(self.only) or 'an empty list'}"
         if self.choices:
             return "use one of " + ", ".join(self.choices)
-        bounds = [f"at least {self.low:g}" if self.low is not None else "", f"at most {self.high:g}" if self.high is not None else ""]
+        bounds = [
+            f"at least {self.low:g}" if self.low is not None else "",
+            f"at most {self.high:g}" if self.high is not None else "",
+        ]
         text = " and ".join(b for b in bounds if b)
         default = "" if self.default is None else f" (default {self.default})"
         return f"give {_A_KIND[self.kind]}{' ' + text if text else ''}{default}"
@@ -129,7 +145,11 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
     "float": float,
     "bool": _parse_bool,
     "bytes": _parse_bytes,
-    "list": lambda v: list(v) if isinstance(v, list | tuple) else [p.strip() for p in str(v).split(",") if p.strip()],
+    "list": lambda v: (
+        list(v)
+        if isinstance(v, list | tuple)
+        else [p.strip() for p in str(v).split(",") if p.strip()]
+    ),
 }
 
 
@@ -155,7 +175,11 @@ class Options:
         row = self._by_name.get(self._fold(name))
         if row is None:
             near = difflib.get_close_matches(self._fold(name), self._by_name, n=1, cutoff=0.5)
-            hint = f"did you mean {self._by_name[near[0]].name}?" if near else f"see docs/options.md, {self.title}"
+            hint = (
+                f"did you mean {self._by_name[near[0]].name}?"
+                if near
+                else f"see docs/options.md, {self.title}"
+            )
             raise ConfigError(f"unknown option {name!r}", hint=hint)
         return row
 
@@ -164,7 +188,8 @@ class Options:
         out = {row.name: row.default for row in self.rows}
         for name, value in given.items():
             row = self.find(name)
-            # None where that is the default: as if it were not given (settings that were resolved before).
+            # None where that is the default: as if it were not given (settings that were resolved
+            # before).
             out[row.name] = None if value is None and row.default is None else row.parse(value)
         for row in self.rows:
             if row.required and out[row.name] is None:
@@ -174,13 +199,19 @@ class Options:
 
 def _must_preallocate(value: bool) -> bool:
     if not value:
-        raise ConfigError("preallocation cannot be switched off", hint="leave preallocate at true: RDMA writes need bytes that exist")
+        raise ConfigError(
+            "preallocation cannot be switched off",
+            hint="leave preallocate at true: RDMA writes need bytes that exist",
+        )
     return value
 
 
 def _gzip_level(value: int) -> int:
     if value == 0:
-        raise ConfigError("option compression.gzip.level: '0' is no level", hint="give 1 to 9, or -1 for the usual one")
+        raise ConfigError(
+            "option compression.gzip.level: '0' is no level",
+            hint="give 1 to 9, or -1 for the usual one",
+        )
     return value
 
 
@@ -382,58 +413,221 @@ CLIENT = Options("Client settings", (
 
 # fmt: on
 _DURATION = re.compile(r"\s*(\d+)\s*(us|ms|s|m|min|h|d|)\s*\Z")
-_DURATION_MS = {"us": 0.001, "ms": 1, "": 1, "s": 1000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
+_DURATION_MS = {
+    "us": 0.001,
+    "ms": 1,
+    "": 1,
+    "s": 1000,
+    "m": 60_000,
+    "min": 60_000,
+    "h": 3_600_000,
+    "d": 86_400_000,
+}
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of Spark's way to write a time span: ``500ms``, ``30s``, ``15m``, ``2h``, ``1d``; a bare number is ms."""
+    """Milliseconds of Spark's way to write a time span: ``500ms``, ``30s``, ``15m``, ``2h``,
+    ``1d``; a bare number is ms."""
     m = _DURATION.match(str(text).lower())
     if m is None:
-        raise ConfigError(f"{text!r} is not a time span", hint="write for example 500ms, 30s, 15m, 2h or 1d")
+        raise ConfigError(
+            f"{text!r} is not a time span", hint="write for example 500ms, 30s, 15m, 2h or 1d"
+        )
     return int(int(m[1]) * _DURATION_MS[m[2]])
 
 
-# Names, defaults and precedence are those of Spark's Kafka connector; what it does not have stands last.  None: not given.
-# fmt: off
-SPARK = Options("Spark options", (
-    Option("kafka.bootstrap.servers", "list", None, "host:port of the broker (a list: the first that answers).", required=True,
-           aliases=("bootstrap.servers",)),
-    Option("assign", "str", None, 'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, subscribe and subscribePattern.'),
-    Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
-    Option("subscribePattern", "str", None, "Source: a regular expression; topics whose whole name matches are read, later ones too."),
-    Option("startingTimestamp", "int", None, "Source: start at the first record of this time (ms since 1970) or later, on every partition. "
-           "Goes before startingOffsetsByTimestamp and startingOffsets; all three count for a new query only.", low=0),
-    Option("startingOffsetsByTimestamp", "str", None, 'Source: start times (ms since 1970) by partition, as JSON `{"topic":{"0":1700000000000}}`. '
-           "Goes before startingOffsets."),
-    Option("startingOffsets", "str", None, 'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 latest). '
-           "Default: latest for a stream, earliest for a batch."),
-    Option("startingOffsetsByTimestampStrategy", "enum", "error", "Source: what a start time does that is later than every record of a partition.",
-           choices=("error", "latest")),
-    Option("endingTimestamp", "int", None, "Batch source: end before the first record of this time or later. Goes before the other ending options.", low=0),
-    Option("endingOffsetsByTimestamp", "str", None, "Batch source: end times (ms since 1970) by partition, as JSON. Goes before endingOffsets."),
-    Option("endingOffsets", "str", None, 'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}` (-1 latest; not included).'),
-    Option("failOnDataLoss", "bool", True, "Source: fail when records were deleted before the query read them; `false` goes on without them and says so in the log."),
-    Option("kafkaConsumer.pollTimeoutMs", "ms", 120000, "Source: how long a task may wait for the broker; a `request.timeout.ms` that is given goes before it.", low=1),
-    Option("fetchOffset.numRetries", "int", 3, "Source: how often a failed look at the broker's offsets is repeated.", low=0),
-    Option("fetchOffset.retryIntervalMs", "ms", 10, "Source: how long to wait before each repetition.", low=0),
-    Option("maxOffsetsPerTrigger", "int", None, "Stream source: records of one micro-batch at most, shared out pro rata (pyspark 4.2 or later).", low=1),
-    Option("minOffsetsPerTrigger", "int", None, "Stream source: records to wait for before a micro-batch, maxTriggerDelay long (pyspark 4.2 or later).", low=1),
-    Option("maxTriggerDelay", "str", 900_000, "Stream source: how long minOffsetsPerTrigger may hold back a micro-batch (15m).", check=duration_ms),
-    Option("minPartitions", "int", None, "Source: Spark partitions at least; large ranges of offsets are split.", low=1),
-    Option("maxRecordsPerPartition", "int", None, "Source: offsets of one Spark partition at most; larger ranges are split.", low=1),
-    Option("groupIdPrefix", "str", None, "Not available: kdirect's source joins no consumer group."),
-    Option("kafka.group.id", "str", None, "Stream source: commit what each micro-batch has read as this group's offsets, so that lag shows in Kafka's tools.",
-           aliases=("group.id",)),
-    Option("includeHeaders", "bool", False, "Source: add the column headers. The sink writes a headers column whenever there is one."),
-    Option("columns", "list", None, "Source: the rows have these columns only, for example `value,offset`, in the order that they have without it. A batch "
-           "query that reads columns (docs/spark.md) needs no telling."),
-    Option("topic", "str", None, "Sink: the topic to write to; goes before a topic column."),
-    Option("prefetchBytes", "bytes", 16 << 20, "Source: decoded bytes a task may hold ahead of Spark.", low=1),
-    Option("arrowBatchBytes", "bytes", 1 << 20, "Source: size of the Arrow batches handed to Spark.", low=1024, high=256 << 20),
-    Option("partitionDiscoveryIntervalMs", "ms", 1000, "Stream source: how often to look for new topics and partitions.", low=0),
-    Option("taskStatisticsDir", "str", None, "Source: an existing directory where each task writes a JSON line of what its reader did (READs, bytes, transport)."),
-    Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
-    Option("queryName", "str", None, "Spark's own, handed to a stream's sink."),
-    Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
-), ignore_case=True)
+# Names, defaults and precedence are those of Spark's Kafka connector; what it does not have stands
+# last.  None: not given. fmt: off
+SPARK = Options(
+    "Spark options",
+    (
+        Option(
+            "kafka.bootstrap.servers",
+            "list",
+            None,
+            "host:port of the broker (a list: the first that answers).",
+            required=True,
+            aliases=("bootstrap.servers",),
+        ),
+        Option(
+            "assign",
+            "str",
+            None,
+            'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, subscribe and subscribePattern.',
+        ),
+        Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
+        Option(
+            "subscribePattern",
+            "str",
+            None,
+            "Source: a regular expression; topics whose whole name matches are read, later ones too.",
+        ),
+        Option(
+            "startingTimestamp",
+            "int",
+            None,
+            "Source: start at the first record of this time (ms since 1970) or later, on every partition. "
+            "Goes before startingOffsetsByTimestamp and startingOffsets; all three count for a new query only.",
+            low=0,
+        ),
+        Option(
+            "startingOffsetsByTimestamp",
+            "str",
+            None,
+            'Source: start times (ms since 1970) by partition, as JSON `{"topic":{"0":1700000000000}}`. '
+            "Goes before startingOffsets.",
+        ),
+        Option(
+            "startingOffsets",
+            "str",
+            None,
+            'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 latest). '
+            "Default: latest for a stream, earliest for a batch.",
+        ),
+        Option(
+            "startingOffsetsByTimestampStrategy",
+            "enum",
+            "error",
+            "Source: what a start time does that is later than every record of a partition.",
+            choices=("error", "latest"),
+        ),
+        Option(
+            "endingTimestamp",
+            "int",
+            None,
+            "Batch source: end before the first record of this time or later. Goes before the other ending options.",
+            low=0,
+        ),
+        Option(
+            "endingOffsetsByTimestamp",
+            "str",
+            None,
+            "Batch source: end times (ms since 1970) by partition, as JSON. Goes before endingOffsets.",
+        ),
+        Option(
+            "endingOffsets",
+            "str",
+            None,
+            'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}` (-1 latest; not included).',
+        ),
+        Option(
+            "failOnDataLoss",
+            "bool",
+            True,
+            "Source: fail when records were deleted before the query read them; `false` goes on without them and says so in the log.",
+        ),
+        Option(
+            "kafkaConsumer.pollTimeoutMs",
+            "ms",
+            120000,
+            "Source: how long a task may wait for the broker; a `request.timeout.ms` that is given goes before it.",
+            low=1,
+        ),
+        Option(
+            "fetchOffset.numRetries",
+            "int",
+            3,
+            "Source: how often a failed look at the broker's offsets is repeated.",
+            low=0,
+        ),
+        Option(
+            "fetchOffset.retryIntervalMs",
+            "ms",
+            10,
+            "Source: how long to wait before each repetition.",
+            low=0,
+        ),
+        Option(
+            "maxOffsetsPerTrigger",
+            "int",
+            None,
+            "Stream source: records of one micro-batch at most, shared out pro rata (pyspark 4.2 or later).",
+            low=1,
+        ),
+        Option(
+            "minOffsetsPerTrigger",
+            "int",
+            None,
+            "Stream source: records to wait for before a micro-batch, maxTriggerDelay long (pyspark 4.2 or later).",
+            low=1,
+        ),
+        Option(
+            "maxTriggerDelay",
+            "str",
+            900_000,
+            "Stream source: how long minOffsetsPerTrigger may hold back a micro-batch (15m).",
+            check=duration_ms,
+        ),
+        Option(
+            "minPartitions",
+            "int",
+            None,
+            "Source: Spark partitions at least; large ranges of offsets are split.",
+            low=1,
+        ),
+        Option(
+            "maxRecordsPerPartition",
+            "int",
+            None,
+            "Source: offsets of one Spark partition at most; larger ranges are split.",
+            low=1,
+        ),
+        Option(
+            "groupIdPrefix", "str", None, "Not available: kdirect's source joins no consumer group."
+        ),
+        Option(
+            "kafka.group.id",
+            "str",
+            None,
+            "Stream source: commit what each micro-batch has read as this group's offsets, so that lag shows in Kafka's tools.",
+            aliases=("group.id",),
+        ),
+        Option(
+            "includeHeaders",
+            "bool",
+            False,
+            "Source: add the column headers. The sink writes a headers column whenever there is one.",
+        ),
+        Option(
+            "columns",
+            "list",
+            None,
+            "Source: the rows have these columns only, for example `value,offset`, in the order that they have without it. A batch "
+            "query that reads columns (docs/spark.md) needs no telling.",
+        ),
+        Option("topic", "str", None, "Sink: the topic to write to; goes before a topic column."),
+        Option(
+            "prefetchBytes",
+            "bytes",
+            16 << 20,
+            "Source: decoded bytes a task may hold ahead of Spark.",
+            low=1,
+        ),
+        Option(
+            "arrowBatchBytes",
+            "bytes",
+            1 << 20,
+            "Source: size of the Arrow batches handed to Spark.",
+            low=1024,
+            high=256 << 20,
+        ),
+        Option(
+            "partitionDiscoveryIntervalMs",
+            "ms",
+            1000,
+            "Stream source: how often to look for new topics and partitions.",
+            low=0,
+        ),
+        Option(
+            "taskStatisticsDir",
+            "str",
+            None,
+            "Source: an existing directory where each task writes a JSON line of what its reader did (READs, bytes, transport).",
+        ),
+        Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
+        Option("queryName", "str", None, "Spark's own, handed to a stream's sink."),
+        Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
+    ),
+    ignore_case=True,
+)
 # fmt: on

@@ -16,7 +16,8 @@ from kdirect.format import protocol as p
 
 
 class Raw:
-    """A blocking connection.  Requests may be sent without waiting for answers; `closed` tells that the broker hung up."""
+    """A blocking connection.  Requests may be sent without waiting for answers; `closed` tells that
+    the broker hung up."""
 
     def __init__(self, servers: str, timeout_s: float = 10) -> None:
         host, _, port = servers.partition(",")[0].rpartition(":")
@@ -58,7 +59,9 @@ class Raw:
         """The answer to the oldest unanswered request."""
         key, version, correlation_id = self.waiting.pop(0)
         frame = self.receive_frame()
-        assert frame, f"the broker closed the connection instead of answering {p.APIS[key].name} version {version}"
+        assert frame, (
+            f"the broker closed the connection instead of answering {p.APIS[key].name} version {version}"
+        )
         got, response = p.decode_response(key, version, frame)
         assert got == correlation_id
         return response

@@ -28,7 +28,8 @@ def flip(path, position, bit):
 
 @pytest.fixture
 def damaged(broker):
-    """(broker, ten batches of a record each, the sixth of which says that it lies 2**40 offsets higher)."""
+    """(broker, ten batches of a record each, the sixth of which says that it lies 2**40 offsets
+    higher)."""
     session = kdirect.connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"})
     session.admin.create_topic("t", 1)
     partition = broker.server.logs.partitions[TP]
@@ -44,7 +45,9 @@ def damaged(broker):
 
 def fetch(cluster, offset):
     r = protocol.FetchRequest
-    partition = r.FetchTopic.FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20)
+    partition = r.FetchTopic.FetchPartition(
+        partition=0, fetch_offset=offset, partition_max_bytes=1 << 20
+    )
     answer = cluster.connection_for(TP).request(
         r(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1,
           forgotten_topics_data=[], rack_id="", topics=[r.FetchTopic(topic="t", partitions=[partition])])
@@ -54,21 +57,32 @@ def fetch(cluster, offset):
 
 def test_fetch_answers_corrupt_message_and_the_broker_logs_it_once(damaged, caplog):
     broker, batches, path = damaged
-    with Cluster({"bootstrap.servers": broker.bootstrap_servers}) as cluster, caplog.at_level(logging.ERROR, "kdirect.broker"):
+    with (
+        Cluster({"bootstrap.servers": broker.bootstrap_servers}) as cluster,
+        caplog.at_level(logging.ERROR, "kdirect.broker"),
+    ):
         good = fetch(cluster, 0)
         assert good.error_code == 0
-        assert [b.base_offset for b in iterate_batches(good.records)] == [0, 1, 2, 3, 4], "what is before the damage is sent"
+        assert [b.base_offset for b in iterate_batches(good.records)] == [0, 1, 2, 3, 4], (
+            "what is before the damage is sent"
+        )
         for _ in range(20):
             assert fetch(cluster, 5).error_code == ErrorCode.CORRUPT_MESSAGE
         assert fetch(cluster, 10).error_code == 0, "the end of the log is not concerned"
     told = [r.getMessage() for r in caplog.records if "damaged" in r.getMessage()]
     assert len(told) == 1
-    assert str(path) in told[0] and f"position {batches[5].position} of the segment" in told[0] and "restore the segment" in told[0]
+    assert (
+        str(path) in told[0]
+        and f"position {batches[5].position} of the segment" in told[0]
+        and "restore the segment" in told[0]
+    )
 
 
 def test_a_stock_client_gets_no_record_of_the_damaged_batch(damaged):
     broker, _, _ = damaged
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "log_level": 0})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "log_level": 0}
+    )
     consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
     got, errors, until = [], [], time.monotonic() + 3
     while time.monotonic() < until and not errors:
@@ -81,7 +95,9 @@ def test_a_stock_client_gets_no_record_of_the_damaged_batch(damaged):
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
 def test_a_lookup_by_time_is_refused_at_once(damaged, transport):
     broker, batches, _ = damaged
-    session = kdirect.connect({"bootstrap.servers": broker.bootstrap_servers, "transport": transport})
+    session = kdirect.connect(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": transport}
+    )
     assert session.offsets_for_times({TP: batches[0].base_timestamp})[TP] == 0
     began = time.monotonic()
     with pytest.raises(CorruptLogError, match="t-0"):
@@ -96,7 +112,9 @@ def test_a_consumer_goes_on_after_a_seek_past_the_damage(damaged, transport):
     partition.roll()
     with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
         producer.produce("t", b"later")
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": transport}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": transport}
+    ) as consumer:
         consumer.assign({TP: 0})
         assert [m.offset() for m in consumer.consume(5, 5)] == [0, 1, 2, 3, 4]
         with pytest.raises(kdirect.errors.KdirectError, match="offset 5") as caught:
@@ -120,6 +138,8 @@ def test_damaged_offsets_of_groups_are_told_at_the_start(tmp_path):
         session.close()
     batches = list(iterate_batches(path.read_bytes()[:size]))
     flip(path, batches[0].position + 6, 1)
-    with pytest.raises(CorruptLogError, match=rf"record 0 of __consumer_offsets.*position {batches[0].position} of") as caught:
+    with pytest.raises(
+        CorruptLogError, match=rf"record 0 of __consumer_offsets.*position {batches[0].position} of"
+    ) as caught:
         kdirect.Broker(log_dirs=tmp_path).start()
     assert "restore it, or move it away" in caught.value.hint

@@ -22,11 +22,22 @@ CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
 def confluent_values(servers, topic, count, **more):
     """The first `count` (key, value) of a topic, read to the end by assigned partitions."""
     consumer = confluent_kafka.Consumer(
-        {"bootstrap.servers": servers, "group.id": "reader", "enable.auto.commit": False, "check.crcs": True, **more}
+        {
+            "bootstrap.servers": servers,
+            "group.id": "reader",
+            "enable.auto.commit": False,
+            "check.crcs": True,
+            **more,
+        }
     )
     try:
         partitions = consumer.list_topics(topic, 10).topics[topic].partitions
-        consumer.assign([confluent_kafka.TopicPartition(topic, i, confluent_kafka.OFFSET_BEGINNING) for i in partitions])
+        consumer.assign(
+            [
+                confluent_kafka.TopicPartition(topic, i, confluent_kafka.OFFSET_BEGINNING)
+                for i in partitions
+            ]
+        )
         out = []
         deadline = time.monotonic() + 20
         while len(out) < count and time.monotonic() < deadline:
@@ -45,7 +56,9 @@ def confluent_producer(servers, **more):
 def deliver(producer, topic, items, **more):
     failed = []
     for key, value in items:
-        producer.produce(topic, value, key=key, on_delivery=lambda e, _: failed.append(e) if e else None, **more)
+        producer.produce(
+            topic, value, key=key, on_delivery=lambda e, _: failed.append(e) if e else None, **more
+        )
     assert producer.flush(20) == 0
     assert failed == []
 
@@ -56,7 +69,11 @@ def test_confluent_produces_and_consumes(broker, codec, acks):
     client = confluent_admin.AdminClient({"bootstrap.servers": broker.bootstrap_servers})
     client.create_topics([confluent_admin.NewTopic("t", 2, 1)])["t"].result(10)
     items = [(b"key %d" % i, b"%s %d " % (codec.encode(), i) * 30) for i in range(300)]
-    deliver(confluent_producer(broker.bootstrap_servers, **{"compression.type": codec, "acks": acks}), "t", items)
+    deliver(
+        confluent_producer(broker.bootstrap_servers, **{"compression.type": codec, "acks": acks}),
+        "t",
+        items,
+    )
     assert sorted(confluent_values(broker.bootstrap_servers, "t", len(items))) == sorted(items)
 
 
@@ -65,16 +82,29 @@ def test_kafka_python_produces_and_confluent_consumes(broker, codec):
     """kafka-python is idempotent by default; its own codecs are those whose libraries are there."""
     items = [(b"k", b"%d" % i * 40) for i in range(100)]
     try:
-        producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, compression_type=None if codec == "none" else codec)
+        producer = kafka.KafkaProducer(
+            bootstrap_servers=broker.bootstrap_servers,
+            compression_type=None if codec == "none" else codec,
+        )
         futures = [producer.send("t", v, key=k, headers=[("h", b"1")]) for k, v in items]
         producer.flush(10)
         assert [f.get(5).offset for f in futures] == list(range(100))
         producer.close()
     except (AssertionError, RuntimeError) as e:
         assert f"Libraries for {codec} compression codec not found" in str(e)
-        deliver(confluent_producer(broker.bootstrap_servers, **{"compression.type": codec, "enable.idempotence": True}), "t", items)
+        deliver(
+            confluent_producer(
+                broker.bootstrap_servers, **{"compression.type": codec, "enable.idempotence": True}
+            ),
+            "t",
+            items,
+        )
     assert confluent_values(broker.bootstrap_servers, "t", 100) == items
-    consumer = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=10000)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=10000,
+    )
     if codec in ("none", "gzip"):  # those need no library of kafka-python's
         consumer.assign([kafka.TopicPartition("t", 0)])
         assert [(m.key, m.value) for _, m in zip(range(100), consumer)] == items
@@ -83,12 +113,16 @@ def test_kafka_python_produces_and_confluent_consumes(broker, codec):
 
 @pytest.mark.parametrize("acks", [0, 1, "all"])
 def test_kafka_python_acks(broker, acks):
-    producer = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, acks=acks, enable_idempotence=False)
+    producer = kafka.KafkaProducer(
+        bootstrap_servers=broker.bootstrap_servers, acks=acks, enable_idempotence=False
+    )
     for i in range(50):
         producer.send("t", b"%d" % i)
     producer.flush(10)
     producer.close()
-    assert [v for _, v in confluent_values(broker.bootstrap_servers, "t", 50)] == [b"%d" % i for i in range(50)]
+    assert [v for _, v in confluent_values(broker.bootstrap_servers, "t", 50)] == [
+        b"%d" % i for i in range(50)
+    ]
 
 
 def test_kcat(broker, kcat):
@@ -96,14 +130,28 @@ def test_kcat(broker, kcat):
 
     def kcat(*arguments, stdin=""):
         done = subprocess.run(
-            [program, "-b", broker.bootstrap_servers, *arguments], input=stdin, capture_output=True, text=True, timeout=30
+            [program, "-b", broker.bootstrap_servers, *arguments],
+            input=stdin,
+            capture_output=True,
+            text=True,
+            timeout=30,
         )
         assert done.returncode == 0, done.stderr
         return done.stdout
 
     for codec in CODECS:
-        kcat("-P", "-t", codec, "-K", ":", *(() if codec == "none" else ("-z", codec)), stdin="".join(f"k:{i}\n" for i in range(100)))
-        assert kcat("-C", "-t", codec, "-e", "-q", "-f", "%o %k %s\n") == "".join(f"{i} k {i}\n" for i in range(100))
+        kcat(
+            "-P",
+            "-t",
+            codec,
+            "-K",
+            ":",
+            *(() if codec == "none" else ("-z", codec)),
+            stdin="".join(f"k:{i}\n" for i in range(100)),
+        )
+        assert kcat("-C", "-t", codec, "-e", "-q", "-f", "%o %k %s\n") == "".join(
+            f"{i} k {i}\n" for i in range(100)
+        )
         # librdkafka before 2.11.1 compresses only if it finds Produce version 0 on offer.
         stored = broker.server.logs.partitions[kdirect.TopicPartition(codec, 0)].read(0, 1 << 20)
         assert codec in {b.compression for data in stored for b in iterate_batches(data)}
@@ -119,7 +167,10 @@ def test_an_idempotent_producer_over_a_lost_connection(broker):
         for connection in list(server._connections):
             connection.abort()
 
-    producer = confluent_producer(broker.bootstrap_servers, **{"enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 10})
+    producer = confluent_producer(
+        broker.bootstrap_servers,
+        **{"enable.idempotence": True, "linger.ms": 0, "batch.num.messages": 10},
+    )
     failed = []
     for i in range(2000):
         producer.produce("t", b"%d" % i, on_delivery=lambda e, _: failed.append(e) if e else None)
@@ -127,11 +178,16 @@ def test_an_idempotent_producer_over_a_lost_connection(broker):
             producer.poll(0)
             broker.server._loop.call_soon_threadsafe(cut_all, broker.server)
     assert producer.flush(30) == 0 and failed == []
-    assert [v for _, v in confluent_values(broker.bootstrap_servers, "t", 2000)] == [b"%d" % i for i in range(2000)]
-    assert broker.server.logs.partitions[kdirect.TopicPartition("t", 0)].log_end_offset == 2000, "and nothing twice"
+    assert [v for _, v in confluent_values(broker.bootstrap_servers, "t", 2000)] == [
+        b"%d" % i for i in range(2000)
+    ]
+    assert broker.server.logs.partitions[kdirect.TopicPartition("t", 0)].log_end_offset == 2000, (
+        "and nothing twice"
+    )
 
 
-# -- groups ------------------------------------------------------------------------------------------------
+# -- groups
+# ------------------------------------------------------------------------------------------------
 def test_two_members_share_a_topic_and_one_takes_over(broker):
     servers = broker.bootstrap_servers
     client = confluent_admin.AdminClient({"bootstrap.servers": servers})
@@ -152,7 +208,10 @@ def test_two_members_share_a_topic_and_one_takes_over(broker):
                     seen.append(message.value())
 
     seen: list[bytes] = []
-    poll_until(lambda: sorted(len(m.assignment()) for m in members) == [2, 2], "two members did not share four partitions")
+    poll_until(
+        lambda: sorted(len(m.assignment()) for m in members) == [2, 2],
+        "two members did not share four partitions",
+    )
     deliver(confluent_producer(servers), "t", [(b"%d" % i, b"%d" % i) for i in range(200)])
     poll_until(lambda: len(seen) >= 200, "not everything was consumed")
     for m in members:
@@ -237,7 +296,8 @@ def test_kafka_python_groups_commit_and_resume(broker):
     second.close()
 
 
-# -- offsets and administration ------------------------------------------------------------------------------
+# -- offsets and administration
+# ------------------------------------------------------------------------------
 def test_offsets_by_time(broker):
     servers = broker.bootstrap_servers
     base = 1_700_000_000_000
@@ -248,9 +308,17 @@ def test_offsets_by_time(broker):
     consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g"})
 
     def offset(when):
-        return consumer.offsets_for_times([confluent_kafka.TopicPartition("t", 0, when)], 10)[0].offset
+        return consumer.offsets_for_times([confluent_kafka.TopicPartition("t", 0, when)], 10)[
+            0
+        ].offset
 
-    assert [offset(base - 5), offset(base), offset(base + 1), offset(base + 50_000), offset(base + 99_000)] == [0, 0, 1, 50, 99]
+    assert [
+        offset(base - 5),
+        offset(base),
+        offset(base + 1),
+        offset(base + 50_000),
+        offset(base + 99_000),
+    ] == [0, 0, 1, 50, 99]
     assert offset(base + 99_001) == -1
     assert consumer.get_watermark_offsets(confluent_kafka.TopicPartition("t", 0), 10) == (0, 100)
     consumer.close()
@@ -262,16 +330,23 @@ def test_offsets_by_time(broker):
 def test_the_time_of_the_append(broker):
     servers = broker.bootstrap_servers
     client = confluent_admin.AdminClient({"bootstrap.servers": servers})
-    client.create_topics([confluent_admin.NewTopic("t", 1, 1, config={"message.timestamp.type": "LogAppendTime"})])["t"].result(10)
+    client.create_topics(
+        [confluent_admin.NewTopic("t", 1, 1, config={"message.timestamp.type": "LogAppendTime"})]
+    )["t"].result(10)
     before = time.time() * 1000
     told = []
     producer = confluent_producer(servers)
     producer.produce("t", b"x", timestamp=5, on_delivery=lambda e, m: told.append(m.timestamp()))
     producer.flush(10)
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g", "check.crcs": True})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "g", "check.crcs": True}
+    )
     consumer.assign([confluent_kafka.TopicPartition("t", 0, 0)])
     message = consumer.poll(10)
-    assert message.timestamp()[0] == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME and message.timestamp() == told[0]
+    assert (
+        message.timestamp()[0] == confluent_kafka.TIMESTAMP_LOG_APPEND_TIME
+        and message.timestamp() == told[0]
+    )
     assert before - 1000 <= message.timestamp()[1] <= time.time() * 1000 + 1000
     consumer.close()
 
@@ -279,7 +354,9 @@ def test_the_time_of_the_append(broker):
 def test_seek_and_reset(broker):
     servers = broker.bootstrap_servers
     deliver(confluent_producer(servers), "t", [(None, b"%d" % i) for i in range(100)])
-    consumer = kafka.KafkaConsumer(bootstrap_servers=servers, auto_offset_reset="earliest", consumer_timeout_ms=5000)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=servers, auto_offset_reset="earliest", consumer_timeout_ms=5000
+    )
     tp = kafka.TopicPartition("t", 0)
     consumer.assign([tp])
     consumer.seek(tp, 42)
@@ -302,34 +379,51 @@ def test_administration_by_confluent(broker):
         (confluent_admin.NewTopic("u", 1, 3), "INVALID_REPLICATION_FACTOR"),
         (confluent_admin.NewTopic("u", 0, 1), "INVALID_PARTITIONS"),
         (confluent_admin.NewTopic("u", 1, 1, config={"nonsense": "1"}), "INVALID_CONFIG"),
-        (confluent_admin.NewTopic("u", 1, 1, config={"cleanup.policy": "compact"}), "INVALID_CONFIG"),
+        (
+            confluent_admin.NewTopic("u", 1, 1, config={"cleanup.policy": "compact"}),
+            "INVALID_CONFIG",
+        ),
     ):
         with pytest.raises(confluent_kafka.KafkaException) as e:
             client.create_topics([bad])[bad.topic].result(10)
         assert says in e.value.args[0].name()
-    client.create_topics([confluent_admin.NewTopic("checked", 1, 1)], validate_only=True)["checked"].result(10)
+    client.create_topics([confluent_admin.NewTopic("checked", 1, 1)], validate_only=True)[
+        "checked"
+    ].result(10)
     assert set(client.list_topics(timeout=10).topics) == {"t"}
 
     resource = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
 
     def configs():
-        return {k: (v.value, v.is_default) for k, v in client.describe_configs([resource])[resource].result(10).items()}
+        return {
+            k: (v.value, v.is_default)
+            for k, v in client.describe_configs([resource])[resource].result(10).items()
+        }
 
-    assert configs()["retention.ms"] == ("12345", False) and configs()["segment.bytes"] == (str(64 << 20), True)
+    assert configs()["retention.ms"] == ("12345", False) and configs()["segment.bytes"] == (
+        str(64 << 20),
+        True,
+    )
     resource.add_incremental_config(
-        confluent_admin.ConfigEntry("retention.ms", "99", incremental_operation=confluent_admin.AlterConfigOpType.SET)
+        confluent_admin.ConfigEntry(
+            "retention.ms", "99", incremental_operation=confluent_admin.AlterConfigOpType.SET
+        )
     )
     client.incremental_alter_configs([resource])[resource].result(10)
     assert configs()["retention.ms"] == ("99", False)
     back = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
     back.add_incremental_config(
-        confluent_admin.ConfigEntry("retention.ms", None, incremental_operation=confluent_admin.AlterConfigOpType.DELETE)
+        confluent_admin.ConfigEntry(
+            "retention.ms", None, incremental_operation=confluent_admin.AlterConfigOpType.DELETE
+        )
     )
     client.incremental_alter_configs([back])[back].result(10)
     assert configs()["retention.ms"] == (str(7 * 86_400_000), True)
     wrong = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t")
     wrong.add_incremental_config(
-        confluent_admin.ConfigEntry("retention.ms", "soon", incremental_operation=confluent_admin.AlterConfigOpType.SET)
+        confluent_admin.ConfigEntry(
+            "retention.ms", "soon", incremental_operation=confluent_admin.AlterConfigOpType.SET
+        )
     )
     with pytest.raises(confluent_kafka.KafkaException, match=r"retention\.ms"):
         client.incremental_alter_configs([wrong])[wrong].result(10)
@@ -356,16 +450,23 @@ def test_group_administration(broker):
     servers = broker.bootstrap_servers
     deliver(confluent_producer(servers), "t", [(None, b"%d" % i) for i in range(10)])
     client = confluent_admin.AdminClient({"bootstrap.servers": servers})
-    given = confluent_kafka.ConsumerGroupTopicPartitions("g", [confluent_kafka.TopicPartition("t", 0, 7)])
+    given = confluent_kafka.ConsumerGroupTopicPartitions(
+        "g", [confluent_kafka.TopicPartition("t", 0, 7)]
+    )
     client.alter_consumer_group_offsets([given])["g"].result(10)
 
     def committed():
         asked = confluent_kafka.ConsumerGroupTopicPartitions("g")
-        return [(x.topic, x.partition, x.offset) for x in client.list_consumer_group_offsets([asked])["g"].result(10).topic_partitions]
+        return [
+            (x.topic, x.partition, x.offset)
+            for x in client.list_consumer_group_offsets([asked])["g"].result(10).topic_partitions
+        ]
 
     assert committed() == [("t", 0, 7)]
     assert {g.group_id for g in client.list_consumer_groups().result(10).valid} == {"g"}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g", "session.timeout.ms": 6000})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "g", "session.timeout.ms": 6000}
+    )
     consumer.subscribe(["t"])
     deadline = time.monotonic() + 15
     while (m := consumer.poll(0.2)) is None:
@@ -386,9 +487,16 @@ def test_administration_by_kafka_python(broker):
     assert client.list_topics() == ["t"]
     assert client.describe_topics(["t"])[0]["name"] == "t"
     assert client.describe_cluster()["controller_id"] == 1
-    for ask in (client.list_groups, client.describe_log_dirs, client.list_partition_reassignments, client.list_transactions):
+    for ask in (
+        client.list_groups,
+        client.describe_log_dirs,
+        client.list_partition_reassignments,
+        client.list_transactions,
+    ):
         ask()
-    anything = kafka.admin.ResourcePatternFilter(kafka.admin.ResourceType.ANY, None, kafka.admin.ACLResourcePatternType.ANY)
+    anything = kafka.admin.ResourcePatternFilter(
+        kafka.admin.ResourceType.ANY, None, kafka.admin.ACLResourcePatternType.ANY
+    )
     wanted = {
         "principal": None,
         "host": "*",
@@ -404,8 +512,12 @@ def test_administration_by_kafka_python(broker):
 
 def test_a_transactional_producer_gets_a_clear_error_at_once(broker):
     begin = time.monotonic()
-    with pytest.raises(confluent_kafka.KafkaException, match=r"(?i)transactional"):  # no name for it, or it would connect for ever
-        confluent_producer(broker.bootstrap_servers, **{"transactional.id": "tx"}).init_transactions(10)
+    with pytest.raises(
+        confluent_kafka.KafkaException, match=r"(?i)transactional"
+    ):  # no name for it, or it would connect for ever
+        confluent_producer(
+            broker.bootstrap_servers, **{"transactional.id": "tx"}
+        ).init_transactions(10)
     python = kafka.KafkaProducer(bootstrap_servers=broker.bootstrap_servers, transactional_id="tx")
     try:
         with pytest.raises(kafka.errors.KafkaError, match=r"(?i)transactional"):
@@ -418,11 +530,17 @@ def test_a_transactional_producer_gets_a_clear_error_at_once(broker):
 
 def test_an_unknown_topic_without_automatic_creation(broker_process):
     b = broker_process(auto_create_topics_enable=False)
-    producer = confluent_producer(b.bootstrap_servers, **{"message.timeout.ms": 3000, "topic.metadata.propagation.max.ms": 500})
+    producer = confluent_producer(
+        b.bootstrap_servers,
+        **{"message.timeout.ms": 3000, "topic.metadata.propagation.max.ms": 500},
+    )
     failed = []
     producer.produce("nowhere", b"x", on_delivery=lambda e, _: failed.append(e))
     producer.flush(10)
-    assert failed and failed[0].code() in (confluent_kafka.KafkaError._UNKNOWN_TOPIC, confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART)
+    assert failed and failed[0].code() in (
+        confluent_kafka.KafkaError._UNKNOWN_TOPIC,
+        confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART,
+    )
 
 
 def test_many_clients_at_once(broker):

@@ -81,7 +81,9 @@ log.segment.bytes=1073741824
 log.retention.check.interval.ms=300000
 """
     config = BrokerConfig(parse_properties(text))
-    assert config.listeners == (Listener("PLAINTEXT", "", 9092),) and config.advertised == (Listener("PLAINTEXT", "localhost", 9092),)
+    assert config.listeners == (Listener("PLAINTEXT", "", 9092),) and config.advertised == (
+        Listener("PLAINTEXT", "localhost", 9092),
+    )
     assert config["log.segment.bytes"] == 1 << 30 and "num.io.threads" in config.ignored
 
 
@@ -90,7 +92,10 @@ log.retention.check.interval.ms=300000
     [
         ("127.0.0.1:9092", [("PLAINTEXT", "127.0.0.1", 9092)]),
         ("PLAINTEXT://:0", [("PLAINTEXT", "", 0)]),
-        ("INTERNAL://h.example:1,plaintext://[::1]:65535", [("INTERNAL", "h.example", 1), ("PLAINTEXT", "::1", 65535)]),
+        (
+            "INTERNAL://h.example:1,plaintext://[::1]:65535",
+            [("INTERNAL", "h.example", 1), ("PLAINTEXT", "::1", 65535)],
+        ),
     ],
 )
 def test_listeners(text, expected):
@@ -98,7 +103,18 @@ def test_listeners(text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "host", "a:b:c", "h:70000", "SSL://h:1", "SASL_PLAINTEXT://h:1", "://h:1", "h:-1", "CONTROLLER://h:1"]
+    "text",
+    [
+        "",
+        "host",
+        "a:b:c",
+        "h:70000",
+        "SSL://h:1",
+        "SASL_PLAINTEXT://h:1",
+        "://h:1",
+        "h:-1",
+        "CONTROLLER://h:1",
+    ],
 )
 def test_bad_listeners(text):
     with pytest.raises(ConfigError, match="listeners"):
@@ -123,16 +139,22 @@ def test_bad_properties(properties, says):
 
 
 def test_keywords_have_underscores_for_dots_and_go_first():
-    config = BrokerConfig.from_arguments({"num.partitions": 2, "broker.id": 5}, num_partitions=4, node_id=None)
+    config = BrokerConfig.from_arguments(
+        {"num.partitions": 2, "broker.id": 5}, num_partitions=4, node_id=None
+    )
     assert config["num.partitions"] == 4 and config["node.id"] == 5
 
 
-# -- the embedded broker -----------------------------------------------------------------------------------
+# -- the embedded broker
+# -----------------------------------------------------------------------------------
 def test_importing_kdirect_loads_next_to_nothing():
-    code = (
-        "import sys, kdirect; print([m for m in ('kafka', 'pyarrow', 'asyncio', 'kdirect.broker', 'kdirect.client') if m in sys.modules])"
+    code = "import sys, kdirect; print([m for m in ('kafka', 'pyarrow', 'asyncio', 'kdirect.broker', 'kdirect.client') if m in sys.modules])"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "[]"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"
     assert set(kdirect.__all__) <= set(dir(kdirect))
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = kdirect.nothing
@@ -186,20 +208,35 @@ def test_a_damaged_topics_file_is_named(tmp_path):
 def test_a_file_of_wrong_bytes_is_named_at_the_start_and_may_be_removed(tmp_path, name, data):
     with kdirect.Broker(log_dirs=tmp_path) as broker:
         kdirect.connect(broker.bootstrap_servers).admin.create_topic("t", 1)
-        with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as producer:
+        with kdirect.Producer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+        ) as producer:
             assert producer.send("t", b"x", partition=0).result(10).offset() == 0
     (tmp_path / name).write_bytes(data)
-    with pytest.raises(CorruptLogError, match=rf"{name} is damaged: .*; restore it, or remove it: "):
+    with pytest.raises(
+        CorruptLogError, match=rf"{name} is damaged: .*; restore it, or remove it: "
+    ):
         kdirect.Broker(log_dirs=tmp_path).start()
     (tmp_path / name).unlink()
     broker = kdirect.Broker(log_dirs=tmp_path)
-    with broker, kdirect.Producer({"bootstrap.servers": broker.start().bootstrap_servers, "transport": "tcp"}) as producer:
+    with (
+        broker,
+        kdirect.Producer(
+            {"bootstrap.servers": broker.start().bootstrap_servers, "transport": "tcp"}
+        ) as producer,
+    ):
         assert producer.send("t", b"x", partition=0).result(10).offset() == 1
 
 
-# -- the command -------------------------------------------------------------------------------------------
+# -- the command
+# -------------------------------------------------------------------------------------------
 def run(*arguments, timeout=60):
-    return subprocess.run([sys.executable, "-m", "kdirect.cli", *map(str, arguments)], capture_output=True, text=True, timeout=timeout)
+    return subprocess.run(
+        [sys.executable, "-m", "kdirect.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
 
 
 def one_line_error(result, status):
@@ -216,30 +253,43 @@ def test_the_command_starts_with_flags_file_and_settings(broker_process, tmp_pat
     )
     command = [sys.executable, "-m", "kdirect.cli", "broker", "--config", tmp_path / "server.properties", "--listeners", "127.0.0.1:0",
                "--log-dirs", tmp_path / "log", "--num-partitions", "3", "--set", "auto.create.topics.enable=false"]  # fmt: skip
-    process = subprocess.Popen([str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     try:
         ready = process.stdout.readline()
         assert ready.startswith("kdirect broker ready on 127.0.0.1:")
         admin = kdirect.connect({"bootstrap.servers": ready.split()[-1], "transport": "tcp"}).admin
         values = {name: entry.value for name, entry in admin.describe_configs(broker=1).items()}
-        assert (values["num.partitions"], values["auto.create.topics.enable"], values["message.max.bytes"]) == ("3", "false", "2000")
+        assert (
+            values["num.partitions"],
+            values["auto.create.topics.enable"],
+            values["message.max.bytes"],
+        ) == ("3", "false", "2000")
         assert (tmp_path / "log" / "topics.json").exists() and not (tmp_path / "elsewhere").exists()
     finally:
         process.terminate()
         _, errors = process.communicate(timeout=30)
     assert process.returncode == 0
-    assert "num.io.threads means nothing" in errors and "stopped" in errors and "Traceback" not in errors
+    assert (
+        "num.io.threads means nothing" in errors
+        and "stopped" in errors
+        and "Traceback" not in errors
+    )
 
 
 def test_a_port_in_use(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        assert f"cannot listen on {address}" in one_line_error(run("broker", "--listeners", address, "--log-dirs", tmp_path / "a"), 1)
+        assert f"cannot listen on {address}" in one_line_error(
+            run("broker", "--listeners", address, "--log-dirs", tmp_path / "a"), 1
+        )
 
 
 @pytest.fixture
 def command(capsysbinary, monkeypatch):
-    """``command(*arguments, stdin=b"")`` runs one command in this process: (status, standard output, standard error)."""
+    """``command(*arguments, stdin=b"")`` runs one command in this process: (status, standard
+    output, standard error)."""
 
     def call(*arguments, stdin=b""):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
@@ -262,9 +312,13 @@ def test_the_command_says_what_is_wrong(command, tmp_path):
     assert "not KEY=VALUE" in error(2, "--set", "nonsense")
     assert "'x' is not an integer" in error(2, "--num-partitions", "x")
     assert "cannot read the properties file" in error(2, "--config", tmp_path / "none")
-    assert "cannot be used" in error(1, "--listeners", "127.0.0.1:0", "--log-dirs", "/proc/1/kdirect")
+    assert "cannot be used" in error(
+        1, "--listeners", "127.0.0.1:0", "--log-dirs", "/proc/1/kdirect"
+    )
     with kdirect.Broker(log_dirs=tmp_path / "held"):
-        assert "in use by another broker" in error(1, "--listeners", "127.0.0.1:0", "--log-dirs", tmp_path / "held")
+        assert "in use by another broker" in error(
+            1, "--listeners", "127.0.0.1:0", "--log-dirs", tmp_path / "held"
+        )
 
 
 def test_commands_without_arguments_and_the_version(command):
@@ -282,12 +336,17 @@ def test_tools(broker, command):
         assert status == 0, errors
         return out
 
-    assert output("topic", "create", "t", "--partitions", 2, "--config", "retention.ms=60000") == "created t\n"
+    assert (
+        output("topic", "create", "t", "--partitions", 2, "--config", "retention.ms=60000")
+        == "created t\n"
+    )
     status, _, errors = command("topic", "create", "t", *at)
     assert status == 1 and "TOPIC_ALREADY_EXISTS" in errors
     output("produce", "t", "--partition", 1, "--key-separator", ":", stdin=b"a:1\nb:2\n3\n")
     assert output("consume", "t") == "1\n2\n3\n"
-    assert output("consume", "t", "--from", 1, "--partition", 1, "--count", 1, "--show", "all").split("\t")[3:] == ["b", "2\n"]
+    assert output(
+        "consume", "t", "--from", 1, "--partition", 1, "--count", 1, "--show", "all"
+    ).split("\t")[3:] == ["b", "2\n"]
     assert output("topic", "list") == "t\t2\n"
     described = output("topic", "describe", "t")
     assert "partition 1\toffsets [0, 3)" in described and "config retention.ms\t60000" in described

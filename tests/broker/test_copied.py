@@ -42,7 +42,13 @@ def test_consumers_go_on_behind_what_kafkas_cleaner_removed(tmp_path):
         for start in (0, 10, 30, 90):
             wanted = [o for o in left if o >= start]
             got: list[int] = []
-            other = confluent_kafka.Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": "g", "enable.auto.commit": False})
+            other = confluent_kafka.Consumer(
+                {
+                    "bootstrap.servers": b.bootstrap_servers,
+                    "group.id": "g",
+                    "enable.auto.commit": False,
+                }
+            )
             other.assign([confluent_kafka.TopicPartition("t", 0, start)])
             deadline = time.monotonic() + 15
             while len(got) < len(wanted) and time.monotonic() < deadline:
@@ -62,7 +68,9 @@ def test_consumers_go_on_behind_what_kafkas_cleaner_removed(tmp_path):
 
 def test_what_groups_had_committed_in_kafka_outlives_the_brokers_retention(tmp_path):
     def record(o):
-        return group_records.offset_key("g", "t", o), group_records.offset_value(CommittedOffset(100 + o, -1, "", NOW - DAY))
+        return group_records.offset_key("g", "t", o), group_records.offset_value(
+            CommittedOffset(100 + o, -1, "", NOW - DAY)
+        )
 
     segment(tmp_path / "t-0", 0, range(3))
     segment(tmp_path / "t-1", 0, range(3))
@@ -70,7 +78,10 @@ def test_what_groups_had_committed_in_kafka_outlives_the_brokers_retention(tmp_p
     for _ in range(2):
         with kdirect.Broker(log_dirs=tmp_path, log_retention_bytes=1) as b:
             offsets = b.server.offsets.offsets("g")
-            assert {tp: c.offset for tp, c in offsets.items()} == {TopicPartition("t", 0): 100, TopicPartition("t", 1): 101}
+            assert {tp: c.offset for tp, c in offsets.items()} == {
+                TopicPartition("t", 0): 100,
+                TopicPartition("t", 1): 101,
+            }
             partition = b.server.logs.partitions[TopicPartition("__consumer_offsets", 0)]
             assert (partition.config.retention_ms, partition.config.retention_bytes) == (-1, -1)
             b.server.logs.apply_retention(NOW)

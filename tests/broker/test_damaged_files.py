@@ -1,6 +1,8 @@
-"""Every file that a broker reads when it starts, damaged in every way: it goes on without the file, or says which it is and what to do.
+"""Every file that a broker reads when it starts, damaged in every way: it goes on without the file,
+or says which it is and what to do.
 
-A traceback says neither.  What a start that succeeds has to be able to do: give out producer ids, and take and return records.
+A traceback says neither.  What a start that succeeds has to be able to do: give out producer ids,
+and take and return records.
 """
 
 from __future__ import annotations
@@ -15,11 +17,21 @@ import kdirect
 from kdirect.errors import KdirectError
 from kdirect.model import TopicPartition
 
-REMEDIES = ("remove it", "remove ", "restore", "move it away", "set node.id", "use other log.dirs", "use log.dirs of one cluster")
+REMEDIES = (
+    "remove it",
+    "remove ",
+    "restore",
+    "move it away",
+    "set node.id",
+    "use other log.dirs",
+    "use log.dirs of one cluster",
+)
 
 
 def random_text(rng: random.Random) -> bytes:
-    return "".join(rng.choice('{}[]":,=# \n0123456789abtrue-٣é\u2028') for _ in range(rng.randrange(1, 200))).encode()
+    return "".join(
+        rng.choice('{}[]":,=# \n0123456789abtrue-٣é\u2028') for _ in range(rng.randrange(1, 200))
+    ).encode()
 
 
 def other_number(rng: random.Random, data: bytes) -> bytes:
@@ -27,7 +39,9 @@ def other_number(rng: random.Random, data: bytes) -> bytes:
     words = data.split(b" ") if b" " in data else data.split(b"\n")
     numbers = [i for i, w in enumerate(words) if w.strip().lstrip(b"-").isdigit()]
     if numbers:
-        words[rng.choice(numbers)] = rng.choice([b"-1", b"99999999999", b"9" * 30, b"9" * 6000, b"1e999", b"0x10", b"\xd9\xa3"])
+        words[rng.choice(numbers)] = rng.choice(
+            [b"-1", b"99999999999", b"9" * 30, b"9" * 6000, b"1e999", b"0x10", b"\xd9\xa3"]
+        )
     return (b" " if b" " in data else b"\n").join(words)
 
 
@@ -54,12 +68,19 @@ DAMAGES = {
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Log directories of a broker that stopped, and of one that was killed, with all files that there are."""
+    """Log directories of a broker that stopped, and of one that was killed, with all files that
+    there are."""
     path = tmp_path_factory.mktemp("whole") / "log"
-    with kdirect.Broker(log_dirs=str(path), listeners="127.0.0.1:0", log_segment_bytes=16384) as broker:
+    with kdirect.Broker(
+        log_dirs=str(path), listeners="127.0.0.1:0", log_segment_bytes=16384
+    ) as broker:
         session = kdirect.connect(broker.bootstrap_servers)
         session.admin.create_topic("t", 2, configs={"retention.ms": "123456789"})
-        settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp", "batch.bytes": 4096}
+        settings = {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "transport": "tcp",
+            "batch.bytes": 4096,
+        }
         with kdirect.Producer(settings) as producer:
             for i in range(60):
                 producer.produce("t", bytes(1000), partition=i % 2)
@@ -86,11 +107,17 @@ def start_and_use(path: Path) -> None:
     broker = kdirect.Broker(log_dirs=str(path), listeners="127.0.0.1:0", log_segment_bytes=16384)
     broker.start()
     try:
-        session = kdirect.connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"})
+        session = kdirect.connect(
+            {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+        )
         try:
             if not session.admin.list_topics():
                 session.admin.create_topic("t", 2)
-            settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp", "delivery.timeout.ms": 3000}
+            settings = {
+                "bootstrap.servers": broker.bootstrap_servers,
+                "transport": "tcp",
+                "delivery.timeout.ms": 3000,
+            }
             with kdirect.Producer(settings) as producer:
                 producer.send("t", b"x", partition=0).result(20)
             kdirect.connect(producer.settings).close()
@@ -115,7 +142,8 @@ def test_a_damaged_file_is_named_with_the_remedy_or_done_without(logs, tmp_path,
         try:
             start_and_use(path)
         except KdirectError as e:
-            # A number that is another node's, or a cluster that is another, is told of the whole directory.
+            # A number that is another node's, or a cluster that is another, is told of the whole
+            # directory.
             where = victim.parent if victim.parent != path or "belongs to" in str(e) else victim
             if str(where) not in str(e) or not any(remedy in str(e) for remedy in REMEDIES):
                 wrong.append(f"{name}: {type(e).__name__}: {e}")

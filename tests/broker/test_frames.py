@@ -1,4 +1,5 @@
-"""The frame parser: any cutting of the stream gives the same frames; broken sizes are declared, not obeyed."""
+"""The frame parser: any cutting of the stream gives the same frames; broken sizes are declared, not
+obeyed."""
 
 from __future__ import annotations
 
@@ -31,7 +32,10 @@ def framed(*frames: bytes) -> bytes:
     return b"".join(struct.pack(">i", len(f)) + f for f in frames)
 
 
-@given(st.lists(st.binary(max_size=300), max_size=30), st.lists(st.integers(1, 400), min_size=1, max_size=50))
+@given(
+    st.lists(st.binary(max_size=300), max_size=30),
+    st.lists(st.integers(1, 400), min_size=1, max_size=50),
+)
 def test_frames_do_not_depend_on_how_the_stream_is_cut(frames, cuts):
     parser = FrameParser(1000)
     data = framed(*frames)
@@ -65,7 +69,8 @@ def test_sizes_out_of_range(size):
 
 
 def test_a_promise_costs_nothing():
-    """A prefix that announces 100 MB makes the buffer grow with the bytes that come, not with the promise."""
+    """A prefix that announces 100 MB makes the buffer grow with the bytes that come, not with the
+    promise."""
     parser = FrameParser(100 << 20)
     feed(parser, struct.pack(">i", 100 << 20) + b"x" * 1000)
     assert len(parser.writable()) <= INITIAL_BYTES

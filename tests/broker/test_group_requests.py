@@ -23,7 +23,9 @@ def broker():
         yield b
 
 
-def join(connection, group, *, version=7, instance=None, protocol="range", session=300, client="raw"):
+def join(
+    connection, group, *, version=7, instance=None, protocol="range", session=300, client="raw"
+):
     message = build(p.JoinGroupRequest, group_id=group, session_timeout_ms=session, rebalance_timeout_ms=60000, member_id="",
                     group_instance_id=instance, protocol_type="consumer", protocols=[{"name": protocol, "metadata": b""}])  # fmt: skip
     connection.next_id += 1
@@ -37,7 +39,13 @@ def stable_member(connection, group):
     answer = join(connection, group, version=2)
     assert answer.error_code == 0
     given = [{"member_id": answer.member_id, "assignment": b"a"}]
-    sync = build(p.SyncGroupRequest, group_id=group, generation_id=answer.generation_id, member_id=answer.member_id, assignments=given)
+    sync = build(
+        p.SyncGroupRequest,
+        group_id=group,
+        generation_id=answer.generation_id,
+        member_id=answer.member_id,
+        assignments=given,
+    )
     assert connection.call(sync, 1).error_code == 0
 
 
@@ -49,10 +57,17 @@ def test_names_that_are_too_long_are_refused_and_other_groups_go_on(broker, raw,
     assert join(connection, "g", instance=LONG).error_code == E.INVALID_REQUEST
     assert join(connection, "g", protocol=LONG).error_code == E.INVALID_REQUEST
     assert join(connection, "g", client="c" * 32760).error_code == E.INVALID_REQUEST
-    part = {"partition_index": 0, "committed_offset": 1, "committed_metadata": None, "committed_leader_epoch": -1}
+    part = {
+        "partition_index": 0,
+        "committed_offset": 1,
+        "committed_metadata": None,
+        "committed_leader_epoch": -1,
+    }
     commit = build(p.OffsetCommitRequest, group_id=LONG, generation_id_or_member_epoch=-1, member_id="",
                    topics=[{"name": "t", "partitions": [part]}])  # fmt: skip
-    connection.call(build(p.MetadataRequest, topics=[{"name": "t"}], allow_auto_topic_creation=True), 8)
+    connection.call(
+        build(p.MetadataRequest, topics=[{"name": "t"}], allow_auto_topic_creation=True), 8
+    )
     assert connection.call(commit, 8).topics[0].partitions[0].error_code == E.INVALID_GROUP_ID
     stable_member(connection, "after")
     groups = broker.server.groups.coordinator.groups
@@ -60,7 +75,9 @@ def test_names_that_are_too_long_are_refused_and_other_groups_go_on(broker, raw,
     until(lambda: not any(g.members for g in groups.values()), what="the end of the sessions")
 
 
-def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(broker, raw, until, monkeypatch, caplog):
+def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(
+    broker, raw, until, monkeypatch, caplog
+):
     connection = raw()
     for group in ("bad", "good"):
         stable_member(connection, group)
@@ -81,8 +98,8 @@ def test_a_group_that_cannot_be_saved_does_not_stop_the_timer_of_all(broker, raw
 
 
 def test_a_group_is_empty_as_soon_as_its_last_session_has_ended(broker, raw, until):
-    """The last member is a real client that is killed.  A request that comes before the timer of its session has had its turn finds the
-    group as it is: without members."""
+    """The last member is a real client that is killed.  A request that comes before the timer of
+    its session has had its turn finds the group as it is: without members."""
     session = kdirect.connect(broker.bootstrap_servers)
     session.admin.create_topic("t", 1)
     session.close()
@@ -97,7 +114,9 @@ print("joined", flush=True)
 while True:
     consumer.poll(0.1)
 """
-    client = subprocess.Popen([sys.executable, "-c", code, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True)
+    client = subprocess.Popen(
+        [sys.executable, "-c", code, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True
+    )
     assert client.stdout is not None and client.stdout.readline() == "joined\n"
     client.kill()
     client.wait(10)

@@ -43,11 +43,31 @@ class World:
                 self.answers[effect.token] = effect.result
 
     def join(
-        self, member="", *, group="g", instance=None, protocols=(("range", b"m"),), session=10000, rebalance=60000, kind="consumer", **more
+        self,
+        member="",
+        *,
+        group="g",
+        instance=None,
+        protocols=(("range", b"m"),),
+        session=10000,
+        rebalance=60000,
+        kind="consumer",
+        **more,
     ):
         self.tokens += 1
         effects = self.coordinator.join(
-            self.tokens, group, member, instance, self.client, "/host", session, rebalance, kind, list(protocols), self.now, **more
+            self.tokens,
+            group,
+            member,
+            instance,
+            self.client,
+            "/host",
+            session,
+            rebalance,
+            kind,
+            list(protocols),
+            self.now,
+            **more,
         )
         self.take(effects)
         return self.tokens
@@ -60,7 +80,11 @@ class World:
 
     def sync(self, generation, member, assignments=(), *, instance=None, group="g"):
         self.tokens += 1
-        self.take(self.coordinator.sync(self.tokens, group, generation, member, instance, None, None, assignments, self.now))
+        self.take(
+            self.coordinator.sync(
+                self.tokens, group, generation, member, instance, None, None, assignments, self.now
+            )
+        )
         return self.tokens
 
     def heartbeat(self, generation, member, instance=None):
@@ -89,7 +113,11 @@ def two_members():
     assert second not in w.answers and w.heartbeat(1, leader) == E.REBALANCE_IN_PROGRESS
     again = w.join(leader)
     assert w.answers[again].generation == w.answers[second].generation == 2
-    assert w.answers[again].leader == leader and len(w.answers[again].members) == 2 and w.answers[second].members == ()
+    assert (
+        w.answers[again].leader == leader
+        and len(w.answers[again].members) == 2
+        and w.answers[second].members == ()
+    )
     waiting = w.sync(2, follower)
     assert waiting not in w.answers and w.group.state == COMPLETING
     w.sync(2, leader, [(leader, b"one"), (follower, b"two")])
@@ -101,11 +129,20 @@ def test_one_member_joins_syncs_and_leaves():
     w = World()
     token, member = w.joined()
     answer = w.answers[token]
-    assert (answer.error, answer.generation, answer.protocol, answer.leader) == (0, 1, "range", member)
+    assert (answer.error, answer.generation, answer.protocol, answer.leader) == (
+        0,
+        1,
+        "range",
+        member,
+    )
     assert answer.members == ((member, None, b"m"),)
     assert w.answers[w.sync(1, member, [(member, b"x")])].assignment == b"x"
     assert w.persisted == 1
-    assert w.heartbeat(1, member) == 0 and w.heartbeat(2, member) == E.ILLEGAL_GENERATION and w.heartbeat(1, "who") == E.UNKNOWN_MEMBER_ID
+    assert (
+        w.heartbeat(1, member) == 0
+        and w.heartbeat(2, member) == E.ILLEGAL_GENERATION
+        and w.heartbeat(1, "who") == E.UNKNOWN_MEMBER_ID
+    )
     assert w.leave(member) == 0
     assert w.group.state == EMPTY and w.group.generation == 2
     assert w.heartbeat(2, member) == E.UNKNOWN_MEMBER_ID
@@ -136,7 +173,11 @@ def test_a_rebalance_goes_on_without_those_who_do_not_come():
         for member in (leader, follower):
             w.coordinator.heartbeat("g", 2, member, None, w.now)
     answer = w.answers[token]
-    assert answer.generation == 3 and answer.leader == newcomer and [m[0] for m in answer.members] == [newcomer]
+    assert (
+        answer.generation == 3
+        and answer.leader == newcomer
+        and [m[0] for m in answer.members] == [newcomer]
+    )
 
 
 def test_a_leader_that_never_assigns_is_removed():
@@ -185,7 +226,8 @@ def test_bounds_of_what_a_member_may_ask():
 
 
 def test_names_that_no_record_can_hold_are_refused():
-    """A member's id is its client or instance id with 37 characters behind it; bytes count, not characters."""
+    """A member's id is its client or instance id with 37 characters behind it; bytes count, not
+    characters."""
     w = World()
     for long in ("g" * 32768, "ü" * 16384):
         assert w.answers[w.join(group=long)].error == E.INVALID_GROUP_ID
@@ -237,7 +279,13 @@ def static_pair():
 def test_a_restarted_static_member_takes_its_place_without_a_rebalance():
     w, a, b = static_pair()
     back = w.answers[w.join(instance="i2")]
-    assert back.error == 0 and back.generation == 2 and back.member_id != b and back.leader == a and w.group.state == STABLE
+    assert (
+        back.error == 0
+        and back.generation == 2
+        and back.member_id != b
+        and back.leader == a
+        and w.group.state == STABLE
+    )
     assert w.answers[w.sync(2, back.member_id, instance="i2")].assignment == b"B"
     assert w.heartbeat(2, b, "i2") == E.FENCED_INSTANCE_ID
     assert w.answers[w.join(b, instance="i2")].error == E.FENCED_INSTANCE_ID
@@ -248,7 +296,11 @@ def test_a_restarted_static_leader_does_not_assign_again():
     old_client = w.answers[w.join(instance="i1")]
     assert old_client.leader == a and old_client.member_id != a and old_client.members == ()
     new_client = w.answers[w.join(instance="i1", understands_skip=True)]
-    assert new_client.leader == new_client.member_id and len(new_client.members) == 2 and new_client.skip_assignment
+    assert (
+        new_client.leader == new_client.member_id
+        and len(new_client.members) == 2
+        and new_client.skip_assignment
+    )
     assert w.group.state == STABLE
 
 
@@ -278,7 +330,10 @@ def test_commits_are_checked_like_heartbeats():
     assert check("g", 1, leader, None, w.now) == E.ILLEGAL_GENERATION
     assert check("g", -1, "", None, w.now) == E.UNKNOWN_MEMBER_ID
     assert check("", -1, "", None, w.now) == E.INVALID_GROUP_ID
-    assert check("alone", -1, "", None, w.now) == 0 and check("alone", 3, "m", None, w.now) == E.UNKNOWN_MEMBER_ID
+    assert (
+        check("alone", -1, "", None, w.now) == 0
+        and check("alone", 3, "m", None, w.now) == E.UNKNOWN_MEMBER_ID
+    )
     assert check("new", 3, "m", None, w.now) == E.ILLEGAL_GENERATION
 
 
@@ -296,11 +351,19 @@ def test_a_random_walk_answers_every_token_once_and_ends_empty(seed, round_):
         what = rng.random()
         if what < 0.15:
             instance = rng.choice([None, None, "s1", "s2"])
-            token = w.join(instance=instance, protocols=[("range", rng.choice([b"1", b"2"]))], understands_skip=rng.random() < 0.5)
+            token = w.join(
+                instance=instance,
+                protocols=[("range", rng.choice([b"1", b"2"]))],
+                understands_skip=rng.random() < 0.5,
+            )
             asked.add(token)
         elif what < 0.45:
             who, instance = member()
-            asked.add(w.join(who, instance=instance, protocols=[("range", rng.choice([b"1", b"1", b"2"]))]))
+            asked.add(
+                w.join(
+                    who, instance=instance, protocols=[("range", rng.choice([b"1", b"1", b"2"]))]
+                )
+            )
         elif what < 0.65:
             who, instance = member()
             generation = w.coordinator.groups["g"].generation if "g" in w.coordinator.groups else 0
@@ -310,7 +373,9 @@ def test_a_random_walk_answers_every_token_once_and_ends_empty(seed, round_):
             group = w.coordinator.groups.get("g")
             for m in list(group.members.values()) if group else []:
                 if rng.random() < 0.8:
-                    w.coordinator.heartbeat("g", group.generation, m.member_id, m.instance_id, w.now)
+                    w.coordinator.heartbeat(
+                        "g", group.generation, m.member_id, m.instance_id, w.now
+                    )
         elif what < 0.85:
             w.leave(*member())
         else:
@@ -323,7 +388,12 @@ def test_a_random_walk_answers_every_token_once_and_ends_empty(seed, round_):
             assert all(m.join_token is None for m in group.members.values())
         if group and group.state == STABLE:
             assert all(m.sync_token is None for m in group.members.values())
-        waiting = {t for m in (group.members.values() if group else []) for t in (m.join_token, m.sync_token) if t is not None}
+        waiting = {
+            t
+            for m in (group.members.values() if group else [])
+            for t in (m.join_token, m.sync_token)
+            if t is not None
+        }
         assert asked - set(w.answers) == waiting
     for _ in range(60):
         w.pass_time(60000)

@@ -19,7 +19,8 @@ BATCH = encode_records([(None, b"value", [], 1)])
 
 @pytest.fixture
 def told(tmp_path: Path):
-    """(worker, head, heads that the worker has told of); order 0 was reserved and never came, order 1 waits."""
+    """(worker, head, heads that the worker has told of); order 0 was reserved and never came, order
+    1 waits."""
     told: list[object] = []
     device = SimNetwork(1).device("broker")
     worker = ProduceWorker(
@@ -30,7 +31,15 @@ def told(tmp_path: Path):
     with LogManager([tmp_path], LogConfig(segment_bytes=1 << 16)) as logs:
         partition = logs.create_partition(TopicPartition("t", 0))
         segment = partition.ensure_head(1)
-        head = worker.open_head(partition.kernel, segment.base_offset, 0, 0, shared=True, entries=16, hole_timeout_ms=TIMEOUT_MS)
+        head = worker.open_head(
+            partition.kernel,
+            segment.base_offset,
+            0,
+            0,
+            shared=True,
+            entries=16,
+            hole_timeout_ms=TIMEOUT_MS,
+        )
         assert worker.offer(head, 1, BATCH) == []
         worker.step()
         yield worker, head, told
@@ -57,8 +66,9 @@ def test_a_hole_is_given_up_sooner_when_its_producer_is_gone(told):
 
 
 def test_the_owner_is_told_of_a_hole_that_was_too_old_when_its_producer_went(told):
-    """The broker stood still for longer than a hole may last, and the first it heard was that the producer is
-    gone: the head ended, nobody was told, and nothing was appended to the partition any more."""
+    """The broker stood still for longer than a hole may last, and the first it heard was that the
+    producer is gone: the head ended, nobody was told, and nothing was appended to the partition any
+    more."""
     worker, head, heads = told
     worker.set_time(1_000_000 + 3 * TIMEOUT_MS * 1_000_000)
     worker.hurry(head, 5)

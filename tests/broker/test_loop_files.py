@@ -39,7 +39,21 @@ class Watch:
          "mmap.__new__")
     )  # fmt: skip
     CALLS = (
-        (os, ("posix_fallocate", "fsync", "fdatasync", "ftruncate", "truncate", "statvfs", "stat", "fstat", "pread", "sendfile")),
+        (
+            os,
+            (
+                "posix_fallocate",
+                "fsync",
+                "fdatasync",
+                "ftruncate",
+                "truncate",
+                "statvfs",
+                "stat",
+                "fstat",
+                "pread",
+                "sendfile",
+            ),
+        ),
         (kdirect.log.segment, ("Mapping", "punch_hole")),
         (kdirect.log.index, ("Mapping",)),
         (kdirect.log.head, ("Mapping", "allocate_huge")),
@@ -62,7 +76,11 @@ class Watch:
         return watched
 
     def note(self, what: str, args: Any) -> None:
-        if not self.on or threading.current_thread().name != "kdirect-broker" or not self._concerns_the_log(args):
+        if (
+            not self.on
+            or threading.current_thread().name != "kdirect-broker"
+            or not self._concerns_the_log(args)
+        ):
             return
         where, frame = [], sys._getframe()
         while frame is not None:
@@ -73,7 +91,8 @@ class Watch:
         self.seen.append(f"{what}{args!r} in {' < '.join(where)}")
 
     def _concerns_the_log(self, args: Any) -> bool:
-        """Not memory without a name, nor what Python and the shm transport look up in /proc when a queue pair is opened."""
+        """Not memory without a name, nor what Python and the shm transport look up in /proc when a
+        queue pair is opened."""
         what = args[0] if args else ""
         if isinstance(what, int):
             what = os.readlink(f"/proc/self/fd/{what}")
@@ -106,15 +125,20 @@ def broker(tmp_path: Path, watch: Watch) -> Iterator[kdirect.Broker]:
         watch.on = False
 
 
-def test_the_watch_sees_file_work_on_the_loop(broker: kdirect.Broker, watch: Watch, on_loop: Any, tmp_path: Any) -> None:
+def test_the_watch_sees_file_work_on_the_loop(
+    broker: kdirect.Broker, watch: Watch, on_loop: Any, tmp_path: Any
+) -> None:
     watch.on = True
     on_loop(broker, lambda: (tmp_path / "a").write_bytes(b"x"))
     on_loop(broker, lambda: os.stat(tmp_path / "a"))
-    on_loop(broker, lambda: broker.server.logs.create_partition(kdirect.TopicPartition("direct", 0)))
+    on_loop(
+        broker, lambda: broker.server.logs.create_partition(kdirect.TopicPartition("direct", 0))
+    )
     assert {w.partition("(")[0] for w in watch.seen} >= {"open", "stat", "os.mkdir"}
 
 
-# -- every kind of request -----------------------------------------------------------------------------------
+# -- every kind of request
+# -----------------------------------------------------------------------------------
 
 
 def started(directory: Path, **properties: Any) -> kdirect.Broker:
@@ -167,7 +191,9 @@ def administer(connection: Any, session: Any) -> None:
     for acks in (-1, 0):
         produce(connection, "changed", b"3", acks=acks)
     admin.describe_configs("changed")
-    admin.list_offsets({tp: kdirect.EARLIEST_OFFSET}) if hasattr(kdirect, "EARLIEST_OFFSET") else None
+    admin.list_offsets({tp: kdirect.EARLIEST_OFFSET}) if hasattr(
+        kdirect, "EARLIEST_OFFSET"
+    ) else None
     admin.delete_records({tp: 1})
     admin.commit_offsets("g", {tp: 1})
     assert admin.committed_offsets("g", [tp]) == {tp: 1}
@@ -175,11 +201,21 @@ def administer(connection: Any, session: Any) -> None:
     for timestamp in (0, -1, -2, -3):
         part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": timestamp}
         connection.call(
-            build(p.ListOffsetsRequest, replica_id=-1, isolation_level=0, topics=[{"name": "changed", "partitions": [part]}]), 7
+            build(
+                p.ListOffsetsRequest,
+                replica_id=-1,
+                isolation_level=0,
+                topics=[{"name": "changed", "partitions": [part]}],
+            ),
+            7,
         )
     connection.call(build(p.DescribeLogDirsRequest, topics=None), 1)
-    connection.call(build(p.InitProducerIdRequest, transactional_id=None, transaction_timeout_ms=1000), 4)
-    connection.call(build(p.MetadataRequest, topics=[{"name": "by-itself"}], allow_auto_topic_creation=True), 8)
+    connection.call(
+        build(p.InitProducerIdRequest, transactional_id=None, transaction_timeout_ms=1000), 4
+    )
+    connection.call(
+        build(p.MetadataRequest, topics=[{"name": "by-itself"}], allow_auto_topic_creation=True), 8
+    )
     connection.call(build(p.DeleteGroupsRequest, groups_names=["g"]), 2)
     admin.delete_topic("changed")
 
@@ -188,7 +224,13 @@ def fetch_all(connection: Any, topic: str) -> int:
     """Fetch from the beginning, over TCP; how many bytes."""
     offset, size = 0, 0
     while True:
-        part = {"partition": 0, "fetch_offset": offset, "partition_max_bytes": 50_000, "current_leader_epoch": -1, "log_start_offset": -1}
+        part = {
+            "partition": 0,
+            "fetch_offset": offset,
+            "partition_max_bytes": 50_000,
+            "current_leader_epoch": -1,
+            "log_start_offset": -1,
+        }
         request = build(
             p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=0, session_id=0,
             session_epoch=-1, topics=[{"topic": topic, "partitions": [part]}], forgotten_topics_data=[], rack_id="",
@@ -199,7 +241,11 @@ def fetch_all(connection: Any, topic: str) -> int:
         size += len(records)
         at = 0
         while at < len(records):
-            offset = int.from_bytes(records[at : at + 8], "big") + int.from_bytes(records[at + 23 : at + 27], "big") + 1
+            offset = (
+                int.from_bytes(records[at : at + 8], "big")
+                + int.from_bytes(records[at + 23 : at + 27], "big")
+                + 1
+            )
             at += 12 + int.from_bytes(records[at + 8 : at + 12], "big")
 
 
@@ -219,7 +265,9 @@ def test_no_request_makes_the_loop_touch_a_file(tmp_path: Path, watch: Watch, ra
                     assert fetch_all(connection, f"over-{transport}") > 300_000
                 write_and_read(session, settings, f"over-{transport}", 400)
                 administer(connection, session)
-                with kdirect.Consumer({**settings, "group.id": f"readers-{life}", "auto.offset.reset": "earliest"}) as consumer:
+                with kdirect.Consumer(
+                    {**settings, "group.id": f"readers-{life}", "auto.offset.reset": "earliest"}
+                ) as consumer:
                     consumer.subscribe([f"over-{transport}"])
                     assert consumer.consume(10, 20)
                     consumer.commit(asynchronous=False)
@@ -232,7 +280,9 @@ def test_no_request_makes_the_loop_touch_a_file(tmp_path: Path, watch: Watch, ra
     assert watch.seen == [], "\n".join(watch.seen)
 
 
-def test_who_waits_for_work_on_threads_does_not_wait_for_a_callback_that_fails(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_who_waits_for_work_on_threads_does_not_wait_for_a_callback_that_fails(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """It is logged, and the work counts as done."""
     threads = FileThreads([tmp_path])
     partition: Any = SimpleNamespace(directory=tmp_path / "t-0", topic_partition="t-0")
@@ -250,4 +300,6 @@ def test_who_waits_for_work_on_threads_does_not_wait_for_a_callback_that_fails(t
 
     assert asyncio.run(run()) < 20
     threads.close()
-    assert sorted(str(r.exc_info[1]) for r in caplog.records if r.exc_info) == [f"nobody expects {i}" for i in range(3)]
+    assert sorted(str(r.exc_info[1]) for r in caplog.records if r.exc_info) == [
+        f"nobody expects {i}" for i in range(3)
+    ]

@@ -30,7 +30,9 @@ def sample(fields, version: int, rng: random.Random, depth: int = 0) -> dict:
         if f.nullable_for_version_q(version) and rng.random() < 0.3:
             out[f.name] = None
         elif f.is_struct_array():
-            out[f.name] = [sample(f.array_of._fields, version, rng, depth + 1) for _ in range(rng.randrange(3))]
+            out[f.name] = [
+                sample(f.array_of._fields, version, rng, depth + 1) for _ in range(rng.randrange(3))
+            ]
         elif f.is_array():
             out[f.name] = [scalar(f.array_of._type_str, rng) for _ in range(rng.randrange(4))]
         elif f.is_struct():
@@ -58,7 +60,9 @@ def scalar(kind: str, rng: random.Random):
 
 
 def message_bytes(cls, version: int, rng: random.Random) -> bytes:
-    return bytes(schema.build(cls, **sample(cls._struct._fields, version, rng)).encode(version=version))
+    return bytes(
+        schema.build(cls, **sample(cls._struct._fields, version, rng)).encode(version=version)
+    )
 
 
 @pytest.mark.parametrize("api", p.APIS.values(), ids=lambda a: a.name)
@@ -71,7 +75,9 @@ def test_we_read_what_the_library_reads(api, seed):
                 ours, end = schema.decoder(cls, version)(memoryview(data), 0, len(data))
                 assert end == len(data)
                 flexible = cls.flexible_version_q(version)
-                decode = cls._struct.compiled_decode_from(version, compact=flexible, tagged=flexible, data_class=cls)
+                decode = cls._struct.compiled_decode_from(
+                    version, compact=flexible, tagged=flexible, data_class=cls
+                )
                 theirs, _ = decode(memoryview(data), 0)
                 assert ours.to_dict() == theirs.to_dict()
 
@@ -153,7 +159,9 @@ def test_null_is_refused_where_the_schema_has_none():
 
 def test_records_are_views_everything_else_is_copied():
     row = {"name": "t", "partition_data": [{"index": 0, "records": b"abc"}]}
-    message = schema.build(p.ProduceRequest, transactional_id=None, acks=1, timeout_ms=1, topic_data=[row])
+    message = schema.build(
+        p.ProduceRequest, transactional_id=None, acks=1, timeout_ms=1, topic_data=[row]
+    )
     data = bytearray(message.encode(version=9))
     decoded = schema.decode(p.ProduceRequest, 9, memoryview(data))
     records = decoded.topic_data[0].partition_data[0].records
@@ -167,13 +175,21 @@ def test_build_refuses_names_that_the_schema_lacks():
 
 
 def test_the_data_path_responses_are_what_the_schema_says():
-    fetched = [Fetched(3, 0, 100, 90, 5, [b"abc", memoryview(b"def")], 6), Fetched(4, 1, -1, -1, -1, [], 0)]
+    fetched = [
+        Fetched(3, 0, 100, 90, 5, [b"abc", memoryview(b"def")], 6),
+        Fetched(4, 1, -1, -1, -1, [], 0),
+    ]
     for version in range(4, 13):
         body = b"".join(fetch_response(version, 0, [("t", fetched), ("u" * 200, fetched)]))
         message, end = schema.decoder(p.FetchResponse, version)(memoryview(body), 0, len(body))
         assert end == len(body) and [t.topic for t in message.responses] == ["t", "u" * 200]
         one, two = message.responses[1].partitions
-        assert (one.partition_index, one.high_watermark, one.last_stable_offset, bytes(one.records)) == (3, 100, 90, b"abcdef")
+        assert (
+            one.partition_index,
+            one.high_watermark,
+            one.last_stable_offset,
+            bytes(one.records),
+        ) == (3, 100, 90, b"abcdef")
         assert (two.partition_index, two.error_code, bytes(two.records)) == (4, 1, b"")
     produced = [Produced(1, 0, 7, -1, 2, None), Produced(2, 3, -1, -1, -1, "x" * 200)]
     for version in range(11):
@@ -189,7 +205,14 @@ def test_the_data_path_responses_are_what_the_schema_says():
 names = st.text(max_size=40)
 
 
-@given(names, names, st.integers(0, 2**31 - 1), st.integers(-1, 2**63 - 1), names, st.integers(0, 2**62))
+@given(
+    names,
+    names,
+    st.integers(0, 2**31 - 1),
+    st.integers(-1, 2**63 - 1),
+    names,
+    st.integers(0, 2**62),
+)
 def test_offset_records(group, topic, partition, offset, metadata, when):
     committed = g.CommittedOffset(offset, 3, metadata, when)
     assert g.parse_key(g.offset_key(group, topic, partition)) == (group, topic, partition)
@@ -228,7 +251,11 @@ def test_group_records(record):
 def test_a_text_that_no_group_record_can_hold_is_a_declared_error():
     most, more = "ü" * 16383 + "u", "ü" * 16384
     assert g.parse_key(g.offset_key(most, "t", 0)) == (most, "t", 0)
-    for pack in (lambda: g.group_key(more), lambda: g.offset_key("g", more, 0), lambda: g.offset_value(g.CommittedOffset(1, 1, more, 1))):
+    for pack in (
+        lambda: g.group_key(more),
+        lambda: g.offset_key("g", more, 0),
+        lambda: g.offset_value(g.CommittedOffset(1, 1, more, 1)),
+    ):
         with pytest.raises(FormatError, match="32768 bytes"):
             pack()
 

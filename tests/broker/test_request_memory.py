@@ -1,4 +1,5 @@
-"""What requests under way hold in all: bounded, given back, and nobody waits for ever.  Real sockets, and the broker's own counters."""
+"""What requests under way hold in all: bounded, given back, and nobody waits for ever.  Real
+sockets, and the broker's own counters."""
 
 from __future__ import annotations
 
@@ -44,7 +45,9 @@ def answered(connection) -> bool:
     return bool(connection.receive_frame())
 
 
-def test_half_requests_of_many_connections_stay_below_the_bound_and_all_end_when_they_go_on(broker, raw, until):
+def test_half_requests_of_many_connections_stay_below_the_bound_and_all_end_when_they_go_on(
+    broker, raw, until
+):
     data = large_request()
     connections = [raw() for _ in range(CLIENTS)]
     peak = 0
@@ -91,7 +94,9 @@ def test_whoever_stops_halfway_does_not_hold_the_bound_for_ever(broker, raw, unt
         threading.Thread(target=push, args=(raw(),), daemon=True).start()
     until(lambda: broker.statistics()["broker_request_waits"] > 0, what="the bound")
     small = raw()
-    small.call(build(p.ApiVersionsRequest, client_software_name="x", client_software_version="1"), 3)  # small ones never wait
+    small.call(
+        build(p.ApiVersionsRequest, client_software_name="x", client_software_version="1"), 3
+    )  # small ones never wait
     honest = raw()
     honest.socket.settimeout(STALL_SECONDS * CLIENTS)
     honest.socket.sendall(large_request(1 << 20))
@@ -118,7 +123,8 @@ def test_an_announcement_holds_nothing_and_a_lost_connection_gives_all_back(brok
 
 
 def test_an_idle_connection_keeps_no_buffer_of_its_last_request(broker, raw, until):
-    """It was given back with the next request only: a thousand idle producers kept a thousand large buffers."""
+    """It was given back with the next request only: a thousand idle producers kept a thousand large
+    buffers."""
     connections = [raw() for _ in range(4)]
     for connection in connections:
         connection.send_bytes(large_request())
@@ -129,7 +135,9 @@ def test_an_idle_connection_keeps_no_buffer_of_its_last_request(broker, raw, unt
 
 
 def test_the_bound_is_at_least_one_request(tmp_path):
-    with pytest.raises(ConfigError, match=r"queued\.max\.request\.bytes: 1000 is below socket\.request\.max\.bytes"):
+    with pytest.raises(
+        ConfigError, match=r"queued\.max\.request\.bytes: 1000 is below socket\.request\.max\.bytes"
+    ):
         BrokerConfig({"queued.max.request.bytes": 1000})
     assert BrokerConfig({"queued.max.request.bytes": -1}).request_memory == -1
     assert BrokerConfig({}).request_memory == default_limit(104_857_600) >= 104_857_600

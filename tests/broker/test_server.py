@@ -1,4 +1,5 @@
-"""The server, frame by frame: answers of the right shape in the right order, and what it does with everything else."""
+"""The server, frame by frame: answers of the right shape in the right order, and what it does with
+everything else."""
 
 from __future__ import annotations
 
@@ -69,10 +70,18 @@ def fetched(answer):
     return answer.responses[0].partitions[0]
 
 
-# -- every API ---------------------------------------------------------------------------------------------
+# -- every API
+# ---------------------------------------------------------------------------------------------
 def sample(fields, version, nulls, text):
     """A request with one element in each array, or with null where null may be."""
-    values = {"bool": False, "float64": 0.0, "bytes": b"", "records": b"", "uuid": None, "string": text}
+    values = {
+        "bool": False,
+        "float64": 0.0,
+        "bytes": b"",
+        "records": b"",
+        "uuid": None,
+        "string": text,
+    }
     out = {}
     for f in fields:
         if not f.for_version_q(version) or f._tag is not None:
@@ -96,7 +105,10 @@ def test_every_version_of_every_api_is_answered_in_its_shape(broker, raw, nulls,
     connection = raw()
     create(connection)
     caplog.set_level(logging.WARNING, logger="kdirect")
-    advertised = {a.api_key: (a.min_version, a.max_version) for a in connection.call(build(p.ApiVersionsRequest), 0).api_keys}
+    advertised = {
+        a.api_key: (a.min_version, a.max_version)
+        for a in connection.call(build(p.ApiVersionsRequest), 0).api_keys
+    }
     assert advertised == {a.key: (a.low, a.high) for a in p.APIS.values()}
     for api in p.APIS.values():
         for version in range(api.low, api.high + 1):
@@ -148,7 +160,13 @@ def test_what_is_no_request_closes_its_connection_only(broker, raw, caplog, fram
 
 
 @pytest.mark.parametrize(
-    "head", [struct.pack(">i", -1), struct.pack(">i", 2**31 - 1), b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00"]
+    "head",
+    [
+        struct.pack(">i", -1),
+        struct.pack(">i", 2**31 - 1),
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+    ],
 )
 def test_what_is_no_frame_closes_its_connection(broker, raw, head):
     bad = raw()
@@ -171,7 +189,9 @@ def test_a_bombardment_with_garbage_leaves_others_alone(broker, raw, seed):
     host, port = broker.bootstrap_servers.split(":")
     connection = raw()
     create(connection)
-    valid = p.encode_request(build(p.MetadataRequest, topics=None, allow_auto_topic_creation=False), 4, 1, "x")
+    valid = p.encode_request(
+        build(p.MetadataRequest, topics=None, allow_auto_topic_creation=False), 4, 1, "x"
+    )
 
     def bombard(own: random.Random):
         for _ in range(60):
@@ -186,7 +206,9 @@ def test_a_bombardment_with_garbage_leaves_others_alone(broker, raw, seed):
                     data = bytes(damaged)
                 elif kind == 3:
                     api = own.choice(list(p.APIS.values()))
-                    body = struct.pack(">hhih", api.key, own.randint(api.low, api.high), 5, -1) + own.randbytes(own.randrange(200))
+                    body = struct.pack(
+                        ">hhih", api.key, own.randint(api.low, api.high), 5, -1
+                    ) + own.randbytes(own.randrange(200))
                     data = struct.pack(">i", len(body)) + body
                 try:
                     s.sendall(data)
@@ -196,12 +218,16 @@ def test_a_bombardment_with_garbage_leaves_others_alone(broker, raw, seed):
                 except (OSError, TimeoutError):
                     pass
 
-    threads = [threading.Thread(target=bombard, args=(random.Random(rng.random()),)) for _ in range(4)]
+    threads = [
+        threading.Thread(target=bombard, args=(random.Random(rng.random()),)) for _ in range(4)
+    ]
     for t in threads:
         t.start()
     expected = 0
     while any(t.is_alive() for t in threads):
-        assert appended(connection.call(produce(encode_single_bytes(b"%d" % expected)), 8)) == expected
+        assert (
+            appended(connection.call(produce(encode_single_bytes(b"%d" % expected)), 8)) == expected
+        )
         expected += 1
     for t in threads:
         t.join()
@@ -209,15 +235,21 @@ def test_a_bombardment_with_garbage_leaves_others_alone(broker, raw, seed):
     assert answer.high_watermark == expected > 0
 
 
-# -- order and waiting -------------------------------------------------------------------------------------
+# -- order and waiting
+# -------------------------------------------------------------------------------------
 def test_pipelined_requests_are_answered_in_order(broker, raw):
     connection = raw()
     create(connection)
     for i in range(1000):
         connection.send(
-            produce(encode_single_bytes(b"%d" % i)) if i % 3 else build(p.MetadataRequest, topics=[], allow_auto_topic_creation=False), 4
+            produce(encode_single_bytes(b"%d" % i))
+            if i % 3
+            else build(p.MetadataRequest, topics=[], allow_auto_topic_creation=False),
+            4,
         )
-    offsets = [appended(a) for i, a in enumerate([connection.receive() for _ in range(1000)]) if i % 3]
+    offsets = [
+        appended(a) for i, a in enumerate([connection.receive() for _ in range(1000)]) if i % 3
+    ]
     assert offsets == list(range(len(offsets)))
 
 
@@ -256,7 +288,8 @@ def test_a_fetch_waits_for_min_bytes(broker, raw):
 
 
 def test_a_fetch_is_woken_by_a_thread_of_its_own_kind(broker, raw):
-    """As an RDMA producer's worker does: records appear in the log, then `notify_from_thread` is called."""
+    """As an RDMA producer's worker does: records appear in the log, then `notify_from_thread` is
+    called."""
     connection = raw()
     create(connection)
     connection.send(fetch(0, max_wait_ms=30000), 11)
@@ -273,12 +306,18 @@ def test_a_deleted_topic_ends_the_wait(broker, raw):
     create(connection)
     connection.send(fetch(0, max_wait_ms=30000), 11)
     assert connection.silent_for(0.1)
-    assert other.call(build(p.DeleteTopicsRequest, topic_names=["t"], timeout_ms=1000), 4).responses[0].error_code == 0
+    assert (
+        other.call(build(p.DeleteTopicsRequest, topic_names=["t"], timeout_ms=1000), 4)
+        .responses[0]
+        .error_code
+        == 0
+    )
     assert fetched(connection.receive()).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def test_a_join_that_waits_holds_up_what_comes_behind_it(broker, raw):
-    """Kafka looks at a connection's next request when the one before is answered; groups count on it."""
+    """Kafka looks at a connection's next request when the one before is answered; groups count on
+    it."""
     first, second = raw(), raw()
 
     def join(member=""):
@@ -288,7 +327,13 @@ def test_a_join_that_waits_holds_up_what_comes_behind_it(broker, raw):
     assert first.call(join(member), 5).generation_id == 1
     newcomer = second.call(join(), 5).member_id
     second.send(join(newcomer), 5)
-    beat = build(p.HeartbeatRequest, group_id="g", generation_id=2, member_id=newcomer, group_instance_id=None)
+    beat = build(
+        p.HeartbeatRequest,
+        group_id="g",
+        generation_id=2,
+        member_id=newcomer,
+        group_instance_id=None,
+    )
     second.send(beat, 3)
     assert second.silent_for(0.2)
     answer = first.call(join(member), 5)
@@ -326,7 +371,8 @@ def test_a_client_that_does_not_read_is_not_read_from(broker, raw, until):
 
 @pytest.mark.parametrize("timestamp", [5, -3])
 def test_a_lookup_by_time_holds_up_nobody_else(broker, raw, until, monkeypatch, timestamp):
-    """It opens batches, which may take seconds; who asks for the ends of the log need not wait either."""
+    """It opens batches, which may take seconds; who asks for the ends of the log need not wait
+    either."""
     connection, other = raw(), raw()
     create(connection)
     connection.call(produce(encode_single_bytes(b"v", None, time.time_ns() // 1_000_000)), 8)
@@ -342,7 +388,12 @@ def test_a_lookup_by_time_holds_up_nobody_else(broker, raw, until, monkeypatch, 
 
     def ask(when):
         part = {"partition_index": 0, "current_leader_epoch": -1, "timestamp": when}
-        return build(p.ListOffsetsRequest, replica_id=-1, isolation_level=0, topics=[{"name": "t", "partitions": [part]}])
+        return build(
+            p.ListOffsetsRequest,
+            replica_id=-1,
+            isolation_level=0,
+            topics=[{"name": "t", "partitions": [part]}],
+        )
 
     try:
         connection.send(ask(timestamp), 7)
@@ -367,7 +418,8 @@ def test_a_closed_client_behind_a_waiting_join_is_noticed(broker, raw, until):
     assert BLOCKED_BYTES > 4000
 
 
-# -- errors ------------------------------------------------------------------------------------------------
+# -- errors
+# ------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 10])
 def test_errors_of_produce(broker, raw, version):
     connection = raw()
@@ -391,8 +443,14 @@ def test_errors_of_produce(broker, raw, version):
     damaged[-1] ^= 1
     assert code(produce(bytes(damaged))) == E.CORRUPT_MESSAGE
     assert code(produce(good[:-1])) in (E.CORRUPT_MESSAGE, E.INVALID_RECORD)
-    assert code(produce(os.urandom(100))) in (E.CORRUPT_MESSAGE, E.INVALID_RECORD, E.UNSUPPORTED_FOR_MESSAGE_FORMAT)
-    assert appended(connection.call(produce(good), version)) == 1, "nothing of what was refused is in the log"
+    assert code(produce(os.urandom(100))) in (
+        E.CORRUPT_MESSAGE,
+        E.INVALID_RECORD,
+        E.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+    )
+    assert appended(connection.call(produce(good), version)) == 1, (
+        "nothing of what was refused is in the log"
+    )
 
 
 @pytest.mark.parametrize("version", [0, 1, 2])
@@ -407,7 +465,9 @@ def test_produce_without_acknowledgement(broker, raw, until):
     connection = raw()
     create(connection)
     for _ in range(10):
-        connection.socket.sendall(p.encode_request(produce(encode_single_bytes(b"v"), acks=0), 8, 99, "raw"))
+        connection.socket.sendall(
+            p.encode_request(produce(encode_single_bytes(b"v"), acks=0), 8, 99, "raw")
+        )
     until(lambda: fetched(connection.call(fetch(0), 11)).high_watermark == 10)
     connection.socket.sendall(p.encode_request(produce(b"nonsense", acks=0), 8, 99, "raw"))
     assert connection.closed, "the only way to tell"
@@ -428,7 +488,10 @@ def test_errors_of_fetch(broker, raw, version):
     if version >= 9:
         assert code(epoch=5) == E.UNKNOWN_LEADER_EPOCH
     if version >= 7:
-        assert connection.call(fetch(session_id=5, session_epoch=1), version).error_code == E.FETCH_SESSION_ID_NOT_FOUND
+        assert (
+            connection.call(fetch(session_id=5, session_epoch=1), version).error_code
+            == E.FETCH_SESSION_ID_NOT_FOUND
+        )
 
 
 def test_limits_of_fetch(broker, raw):
@@ -441,7 +504,9 @@ def test_limits_of_fetch(broker, raw):
             connection.call(produce(batch, partition=partition), 8)
     assert len(fetched(connection.call(fetch(partition_max_bytes=1), 11)).records) == len(batch)
     assert len(fetched(connection.call(fetch(max_bytes=1), 11)).records) == len(batch)
-    assert len(fetched(connection.call(fetch(partition_max_bytes=2 * len(batch) + 7), 11)).records) == 2 * len(batch)
+    assert len(
+        fetched(connection.call(fetch(partition_max_bytes=2 * len(batch) + 7), 11)).records
+    ) == 2 * len(batch)
     request = fetch(max_bytes=3 * len(batch))
     request.topics[0].partitions.append(fetch(partition=1).topics[0].partitions[0])
     one, two = connection.call(request, 11).responses[0].partitions
@@ -450,17 +515,25 @@ def test_limits_of_fetch(broker, raw):
 
 def test_transactions_are_refused_clearly(broker, raw):
     connection = raw()
-    answer = connection.call(build(p.InitProducerIdRequest, transactional_id="tx", transaction_timeout_ms=1000), 1)
+    answer = connection.call(
+        build(p.InitProducerIdRequest, transactional_id="tx", transaction_timeout_ms=1000), 1
+    )
     assert answer.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
     answer = connection.call(build(p.FindCoordinatorRequest, key="tx", key_type=1), 2)
-    assert answer.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED and "transactions" in answer.error_message
+    assert (
+        answer.error_code == E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        and "transactions" in answer.error_message
+    )
 
 
 def test_metadata_creates_topics_only_if_asked(broker, raw):
     connection = raw()
 
     def ask(name, allow, version=8):
-        return connection.call(build(p.MetadataRequest, topics=[{"name": name}], allow_auto_topic_creation=allow), version).topics[0]
+        return connection.call(
+            build(p.MetadataRequest, topics=[{"name": name}], allow_auto_topic_creation=allow),
+            version,
+        ).topics[0]
 
     assert ask("new", False).error_code == E.UNKNOWN_TOPIC_OR_PARTITION
     assert ask("new", True).error_code == 0
@@ -469,7 +542,9 @@ def test_metadata_creates_topics_only_if_asked(broker, raw):
     names = {t.name for t in connection.call(build(p.MetadataRequest, topics=None), 8).topics}
     assert names == {"new"}
     topic_id = connection.call(build(p.MetadataRequest, topics=None), 12).topics[0].topic_id
-    by_id = connection.call(build(p.MetadataRequest, topics=[{"name": None, "topic_id": topic_id}]), 12).topics[0]
+    by_id = connection.call(
+        build(p.MetadataRequest, topics=[{"name": None, "topic_id": topic_id}]), 12
+    ).topics[0]
     assert by_id.name == "new"
     with kdirect.Broker(auto_create_topics_enable=False) as b:
         connection = raw(b.bootstrap_servers)
@@ -477,13 +552,22 @@ def test_metadata_creates_topics_only_if_asked(broker, raw):
 
 
 def test_a_name_that_collides_is_told_from_a_property_that_cannot_be(broker, raw):
-    """Kafka tells the two apart by their codes.  The word of one message in another once decided which code it was."""
+    """Kafka tells the two apart by their codes.  The word of one message in another once decided
+    which code it was."""
     connection = raw()
 
     def create_topic(name, **configs):
         rows = [{"name": k, "value": v} for k, v in configs.items()]
-        topic = {"name": name, "num_partitions": 1, "replication_factor": 1, "assignments": [], "configs": rows}
-        return connection.call(build(p.CreateTopicsRequest, topics=[topic], timeout_ms=10000), 5).topics[0]
+        topic = {
+            "name": name,
+            "num_partitions": 1,
+            "replication_factor": 1,
+            "assignments": [],
+            "configs": rows,
+        }
+        return connection.call(
+            build(p.CreateTopicsRequest, topics=[topic], timeout_ms=10000), 5
+        ).topics[0]
 
     assert create_topic("a.b").error_code == 0
     assert create_topic("a.b").error_code == E.TOPIC_ALREADY_EXISTS
@@ -492,7 +576,9 @@ def test_a_name_that_collides_is_told_from_a_property_that_cannot_be(broker, raw
         assert answer.error_code == E.INVALID_TOPIC_EXCEPTION and "a.b" in answer.error_message
     assert create_topic("other", collides="yes").error_code == E.INVALID_CONFIG
     assert create_topic("other", preallocate="collides").error_code == E.INVALID_CONFIG
-    answer = connection.call(build(p.MetadataRequest, topics=[{"name": "a_b"}], allow_auto_topic_creation=True), 8).topics[0]
+    answer = connection.call(
+        build(p.MetadataRequest, topics=[{"name": "a_b"}], allow_auto_topic_creation=True), 8
+    ).topics[0]
     assert answer.error_code == E.INVALID_TOPIC_EXCEPTION
 
 
@@ -503,7 +589,9 @@ def test_advertised_addresses(raw):
 
     with kdirect.Broker(listeners="0.0.0.0:0") as b:
         assert address(b) == b.bootstrap_servers and b.bootstrap_servers.startswith("127.0.0.1:")
-    with kdirect.Broker(listeners="127.0.0.1:0", advertised_listeners="PLAINTEXT://localhost:0") as b:
+    with kdirect.Broker(
+        listeners="127.0.0.1:0", advertised_listeners="PLAINTEXT://localhost:0"
+    ) as b:
         assert address(b) == b.bootstrap_servers and b.bootstrap_servers.startswith("localhost:")
     with kdirect.Broker(listeners=["127.0.0.1:0", "[::1]:0"]) as b:
         first, second = b.bootstrap_servers.split(",")
@@ -524,9 +612,15 @@ def test_statistics_are_named_in_the_table_of_metrics(broker, raw):
     connection.call(produce(b"nonsense"), 8)
     seen = broker.statistics()
     # No RDMA client yet: tests/client/test_statistics.py has one, and compares the whole.
-    assert {name for name in seen if name.startswith("broker_")} == {n for n in metrics.names("broker") if n.startswith("broker_")}
+    assert {name for name in seen if name.startswith("broker_")} == {
+        n for n in metrics.names("broker") if n.startswith("broker_")
+    }
     assert set(seen) < metrics.names("broker") | metrics.names("log")
-    assert (seen["broker_appends"], seen["broker_append_errors"], seen["log_partitions"]) == (1, 1, 1)
+    assert (seen["broker_appends"], seen["broker_append_errors"], seen["log_partitions"]) == (
+        1,
+        1,
+        1,
+    )
     assert seen["broker_requests"] == sum(seen["broker_requests_by_api"].values()) == 3
     assert seen["broker_bytes_in"] > 100 and seen["broker_bytes_out"] > 100
 
@@ -540,6 +634,8 @@ producer = kdirect.Producer(broker.bootstrap_servers)
 producer.produce("t", b"v")
 assert producer.flush(20) == 0
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60
+    )
     assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
     assert (tmp_path / "log" / ".kafka_cleanshutdown").exists()

@@ -1,4 +1,5 @@
-"""The broker's event loop does no file work: who needs a file made waits for it, and nobody else does."""
+"""The broker's event loop does no file work: who needs a file made waits for it, and nobody else
+does."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ SEGMENT_BYTES = 1 << 20
 
 
 class SlowDisk:
-    """File space is not given out while the disk is slow, in directories whose name begins with `prefix`."""
+    """File space is not given out while the disk is slow, in directories whose name begins with
+    `prefix`."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._plain = os.posix_fallocate
@@ -87,7 +89,11 @@ def batch(*values: bytes) -> bytes:
 def produce_request(topic: str, *values: bytes, partition: int = 0, acks: int = -1) -> Any:
     data = [{"index": partition, "records": batch(*values)}]
     return build(
-        p.ProduceRequest, transactional_id=None, acks=acks, timeout_ms=30_000, topic_data=[{"name": topic, "partition_data": data}]
+        p.ProduceRequest,
+        transactional_id=None,
+        acks=acks,
+        timeout_ms=30_000,
+        topic_data=[{"name": topic, "partition_data": data}],
     )
 
 
@@ -111,11 +117,15 @@ def create(raw: Any, *names: str, partitions: int = 1, **configs: str) -> None:
 
 def ping(raw: Any) -> None:
     """The broker answers what needs no file."""
-    raw.call(build(p.ApiVersionsRequest, client_software_name="test", client_software_version="1"), 3)
+    raw.call(
+        build(p.ApiVersionsRequest, client_software_name="test", client_software_version="1"), 3
+    )
     raw.call(build(p.MetadataRequest, topics=None), 8)
 
 
-def test_the_first_record_of_a_partition_waits_alone(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_the_first_record_of_a_partition_waits_alone(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     slow, other = raw(), raw()
     create(slow, "slow-a", "quick")
     disk.stop()
@@ -130,7 +140,9 @@ def test_the_first_record_of_a_partition_waits_alone(broker: kdirect.Broker, dis
     assert outcome(other.receive()) == (0, 3)
 
 
-def test_a_full_disk_is_told_to_those_who_asked_for_room(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_a_full_disk_is_told_to_those_who_asked_for_room(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     slow, other = raw(), raw()
     create(slow, "slow-a", "quick")
     disk.refuse = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -145,7 +157,9 @@ def test_a_full_disk_is_told_to_those_who_asked_for_room(broker: kdirect.Broker,
     assert outcome(slow.call(produce_request("slow-a", b"x"), 9)) == (0, 0)
 
 
-def test_a_full_head_is_rolled_while_others_are_served(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_a_full_head_is_rolled_while_others_are_served(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     slow, other = raw(), raw()
     create(slow, "slow-a", "quick")
     value = b"x" * 300_000
@@ -163,7 +177,9 @@ def test_a_full_head_is_rolled_while_others_are_served(broker: kdirect.Broker, d
     assert len(broker.server.logs.partitions[kdirect.TopicPartition("slow-a", 0)].segments) > 1
 
 
-def test_a_topic_deleted_while_room_is_made_answers_everybody(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_a_topic_deleted_while_room_is_made_answers_everybody(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     slow, other, admin = raw(), raw(), raw()
     create(slow, "slow-a", "quick")
     disk.stop()
@@ -184,7 +200,8 @@ def test_a_topic_deleted_while_room_is_made_answers_everybody(broker: kdirect.Br
 def test_a_deletion_is_finished_although_the_client_that_asked_for_it_goes(
     broker: kdirect.Broker, raw: Any, until: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody writes the partitions while their files go, whether or not somebody waits for the answer."""
+    """Nobody writes the partitions while their files go, whether or not somebody waits for the
+    answer."""
     other, admin = raw(), raw()
     create(other, "a")
     assert outcome(other.call(produce_request("a", b"x"), 9)) == (0, 0)
@@ -231,13 +248,20 @@ def test_a_broker_stops_while_room_is_made(tmp_path: Any, disk: SlowDisk, raw: A
         assert end == 1 if acknowledged else end <= 1
 
 
-def test_offsets_are_committed_in_order_while_room_is_made(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_offsets_are_committed_in_order_while_room_is_made(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     disk.prefix = "__consumer_offsets-"
     slow, other = raw(), raw()
     create(slow, "t")
 
     def commit(offset: int) -> Any:
-        part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": None, "committed_leader_epoch": -1}
+        part = {
+            "partition_index": 0,
+            "committed_offset": offset,
+            "committed_metadata": None,
+            "committed_leader_epoch": -1,
+        }
         return build(
             p.OffsetCommitRequest, group_id="g", generation_id_or_member_epoch=-1, member_id="",
             topics=[{"name": "t", "partitions": [part]}],
@@ -250,15 +274,21 @@ def test_offsets_are_committed_in_order_while_room_is_made(broker: kdirect.Broke
     third = raw()
     ping(third)
     assert outcome(third.call(produce_request("t", b"x"), 9)) == (0, 0)
-    fetch = build(p.OffsetFetchRequest, group_id="g", topics=[{"name": "t", "partition_indexes": [0]}])
-    assert third.call(fetch, 7).topics[0].partitions[0].committed_offset == -1, "not before it is in the log"
+    fetch = build(
+        p.OffsetFetchRequest, group_id="g", topics=[{"name": "t", "partition_indexes": [0]}]
+    )
+    assert third.call(fetch, 7).topics[0].partitions[0].committed_offset == -1, (
+        "not before it is in the log"
+    )
     disk.go()
     for connection in (slow, other):
         assert connection.receive().topics[0].partitions[0].error_code == 0
     assert third.call(fetch, 7).topics[0].partitions[0].committed_offset == 2
 
 
-def test_an_rdma_producer_waits_for_its_head_alone(broker: kdirect.Broker, disk: SlowDisk, raw: Any) -> None:
+def test_an_rdma_producer_waits_for_its_head_alone(
+    broker: kdirect.Broker, disk: SlowDisk, raw: Any
+) -> None:
     other = raw()
     create(other, "slow-a", "quick")
     disk.stop()
@@ -273,7 +303,9 @@ def test_an_rdma_producer_waits_for_its_head_alone(broker: kdirect.Broker, disk:
         writer.start()
         disk.wait_for_work()
         ping(other)
-        with kdirect.Producer({**settings, "client.id": "second"}) as second:  # with a connection of its own
+        with kdirect.Producer(
+            {**settings, "client.id": "second"}
+        ) as second:  # with a connection of its own
             assert second.produce_sync("quick", b"x", partition=0) == 0
         assert outcome(other.call(produce_request("quick", b"y"), 9))[0] == 0
         disk.go()
@@ -281,7 +313,9 @@ def test_an_rdma_producer_waits_for_its_head_alone(broker: kdirect.Broker, disk:
         assert told == [[0, 1, 2]]
 
 
-def test_creating_a_topic_holds_up_nobody(broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, raw: Any) -> None:
+def test_creating_a_topic_holds_up_nobody(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, raw: Any
+) -> None:
     """Nor do other changes of topics; they are done in the order of the requests."""
     slow, other = raw(), raw()
     create(slow, "quick")
@@ -295,7 +329,13 @@ def test_creating_a_topic_holds_up_nobody(broker: kdirect.Broker, monkeypatch: p
         plain(path, *more)
 
     monkeypatch.setattr(os, "mkdir", slow_mkdir)
-    topic = {"name": "made", "num_partitions": 3, "replication_factor": 1, "assignments": [], "configs": []}
+    topic = {
+        "name": "made",
+        "num_partitions": 3,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [],
+    }
     slow.send(build(p.CreateTopicsRequest, topics=[topic], timeout_ms=1000), 5)
     assert begun.wait(30)
     ping(other)
@@ -307,7 +347,9 @@ def test_creating_a_topic_holds_up_nobody(broker: kdirect.Broker, monkeypatch: p
     assert slow.receive().topics[0].error_code == 0
     assert third.receive().responses[0].error_code == 0
     ping(other)
-    assert "made" not in {t.name for t in other.call(build(p.MetadataRequest, topics=None), 8).topics}
+    assert "made" not in {
+        t.name for t in other.call(build(p.MetadataRequest, topics=None), 8).topics
+    }
 
 
 def test_who_is_to_get_a_head_that_a_thread_rolls_at_that_moment_gets_the_next(
@@ -331,7 +373,9 @@ def test_who_is_to_get_a_head_that_a_thread_rolls_at_that_moment_gets_the_next(
     session.close()
 
 
-def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)
     plain = HeadAccess.join
@@ -340,7 +384,10 @@ def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(broker: kd
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     monkeypatch.setattr(HeadAccess, "join", join)
-    with session.producer(**{"request.timeout.ms": "5000"}) as producer, pytest.raises(BrokerError, match="Too many open files"):
+    with (
+        session.producer(**{"request.timeout.ms": "5000"}) as producer,
+        pytest.raises(BrokerError, match="Too many open files"),
+    ):
         producer.produce_sync("a", b"x", partition=0)
     monkeypatch.setattr(HeadAccess, "join", plain)
     with session.producer() as producer:
@@ -353,7 +400,8 @@ def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(broker: kd
 def test_a_request_for_access_that_fails_for_want_of_a_descriptor_costs_nothing_else(
     broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, waits: bool
 ) -> None:
-    """It is answered, whether it had to wait or not, and what its client holds over the same connection stays."""
+    """It is answered, whether it had to wait or not, and what its client holds over the same
+    connection stays."""
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)
     session.admin.create_topic("b", 1)
@@ -375,15 +423,17 @@ def test_a_request_for_access_that_fails_for_want_of_a_descriptor_costs_nothing_
         assert producer.produce_sync("a", b"x", partition=0) == 1
         monkeypatch.setattr(HeadAccess, "join", plain)
         assert producer.produce_sync("b", b"y", partition=0) == (0 if waits else 1)
-        assert producer.statistics()["rdma_records"] == 3 and not producer.statistics().get("tcp_records")
+        assert producer.statistics()["rdma_records"] == 3 and not producer.statistics().get(
+            "tcp_records"
+        )
     session.close()
 
 
 def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_ended(
     broker: kdirect.Broker,
 ) -> None:
-    """Its process lives and says that it is inside a copy, into one of its files: nobody knows into which.  It is
-    waited for once, and not once a file."""
+    """Its process lives and says that it is inside a copy, into one of its files: nobody knows into
+    which.  It is waited for once, and not once a file."""
     count = 30
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", count)
@@ -398,7 +448,9 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
     inside = busy[0] | 1
     busy[0] = inside
     began = time.monotonic()
-    producer.paths.path(kdirect.TopicPartition("a", 0)).channel.connection._socket.shutdown(socket.SHUT_RDWR)
+    producer.paths.path(kdirect.TopicPartition("a", 0)).channel.connection._socket.shutdown(
+        socket.SHUT_RDWR
+    )
     while len(access._grants):
         assert time.monotonic() < began + 30
         busy[0] = inside
@@ -417,7 +469,9 @@ def test_a_file_ahead_that_cannot_be_granted_does_not_stay_behind(
     """It waits for the next request, or goes with the head that it was to follow."""
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)
-    (directory,) = [p.directory for tp, p in broker.server.logs.partitions.items() if tp.topic == "a"]
+    (directory,) = [
+        p.directory for tp, p in broker.server.logs.partitions.items() if tp.topic == "a"
+    ]
     failed = []
     plain = HeadAccess.__init__
 
@@ -435,7 +489,11 @@ def test_a_file_ahead_that_cannot_be_granted_does_not_stay_behind(
                 break
     assert failed
     until(lambda: not len(broker.server.access._grants), what="the head has ended")
-    until(lambda: not list(directory.glob("head-*.tmp")), timeout_s=5, what="the file ahead is removed")
+    until(
+        lambda: not list(directory.glob("head-*.tmp")),
+        timeout_s=5,
+        what="the file ahead is removed",
+    )
     session.close()
 
 
@@ -459,7 +517,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, float]]:
 def test_a_head_is_not_used_on_that_a_producer_left_from_inside_a_copy(
     broker: kdirect.Broker, on_loop: Any, until: Any, goes: bool
 ) -> None:
-    """Whether its connection ends (`goes`) before the head does, or not: others go on with the head meanwhile."""
+    """Whether its connection ends (`goes`) before the head does, or not: others go on with the head
+    meanwhile."""
     access = broker.server.access
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     other = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
@@ -487,7 +546,9 @@ def test_a_head_is_not_used_on_that_a_producer_left_from_inside_a_copy(
     other.close()
 
 
-def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(broker: kdirect.Broker, on_loop: Any) -> None:
+def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(
+    broker: kdirect.Broker, on_loop: Any
+) -> None:
     access = broker.server.access
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)
@@ -502,7 +563,12 @@ def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(broker: kdirect.
         class Leaving(list[Any]):
             def __iter__(self) -> Iterator[Any]:
                 seen = list.__iter__(self[:])
-                on_loop(broker, lambda: head.leave(access._grants, grant, clean=False) if head.members else None)
+                on_loop(
+                    broker,
+                    lambda: (
+                        head.leave(access._grants, grant, clean=False) if head.members else None
+                    ),
+                )
                 return seen
 
         head._leaving = Leaving()
@@ -518,8 +584,8 @@ def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(broker: kdirect.
 def test_a_producer_that_is_stopped_inside_a_copy_holds_up_no_loop(
     broker: kdirect.Broker, waited: list[tuple[str, float]], on_loop: Any, until: Any, how: str
 ) -> None:
-    """The event loop takes its keys away and waits for nobody; a thread does, and the log goes on in a
-    fresh file."""
+    """The event loop takes its keys away and waits for nobody; a thread does, and the log goes on
+    in a fresh file."""
     access = broker.server.access
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("a", 1)

@@ -43,22 +43,31 @@ HARMLESS = {
 
 @pytest.fixture
 def client(broker):
-    return confluent_admin.AdminClient({"bootstrap.servers": broker.bootstrap_servers, "log_level": 0})
+    return confluent_admin.AdminClient(
+        {"bootstrap.servers": broker.bootstrap_servers, "log_level": 0}
+    )
 
 
 def create(client, name, configs, **more):
-    client.create_topics([confluent_admin.NewTopic(name, 1, 1, config=configs)], **more)[name].result(10)
+    client.create_topics([confluent_admin.NewTopic(name, 1, 1, config=configs)], **more)[
+        name
+    ].result(10)
 
 
 def described(client, name):
     """Property -> (value, is it the topic's own?)."""
     where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, name)
-    return {k: (v.value, not v.is_default) for k, v in client.describe_configs([where])[where].result(10).items()}
+    return {
+        k: (v.value, not v.is_default)
+        for k, v in client.describe_configs([where])[where].result(10).items()
+    }
 
 
 def alter(client, topic, name, value, how=confluent_admin.AlterConfigOpType.SET):
     where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, topic)
-    where.add_incremental_config(confluent_admin.ConfigEntry(name, value, incremental_operation=how))
+    where.add_incremental_config(
+        confluent_admin.ConfigEntry(name, value, incremental_operation=how)
+    )
     client.incremental_alter_configs([where])[where].result(10)
 
 
@@ -69,20 +78,34 @@ def test_the_table_and_this_one_name_the_same():
 def test_what_asks_for_nothing_is_taken_shown_and_kept(tmp_path):
     values = {name: value for name, (value, *_) in HARMLESS.items()}
     with kdirect.Broker(log_dirs=tmp_path) as b:
-        client = confluent_admin.AdminClient({"bootstrap.servers": b.bootstrap_servers, "log_level": 0})
+        client = confluent_admin.AdminClient(
+            {"bootstrap.servers": b.bootstrap_servers, "log_level": 0}
+        )
         create(client, "plain", {})
         before = described(client, "plain")
-        assert {n: v for n, v in before.items() if n in values} == {n: (v, False) for n, v in values.items()}
+        assert {n: v for n, v in before.items() if n in values} == {
+            n: (v, False) for n, v in values.items()
+        }
         create(client, "t", values)
-        assert {n: v for n, v in described(client, "t").items() if n in values} == {n: (v, True) for n, v in values.items()}
+        assert {n: v for n, v in described(client, "t").items() if n in values} == {
+            n: (v, True) for n, v in values.items()
+        }
         alter(client, "plain", "min.insync.replicas", "1")
         del client  # it ends while its broker is there, or it would take its time
-    assert json.loads((tmp_path / "topics.json").read_text())["topics"]["plain"]["configs"] == {"min.insync.replicas": "1"}
+    assert json.loads((tmp_path / "topics.json").read_text())["topics"]["plain"]["configs"] == {
+        "min.insync.replicas": "1"
+    }
     with kdirect.Broker(log_dirs=tmp_path) as b:
-        client = confluent_admin.AdminClient({"bootstrap.servers": b.bootstrap_servers, "log_level": 0})
-        assert {n: v for n, v in described(client, "t").items() if n in values} == {n: (v, True) for n, v in values.items()}
+        client = confluent_admin.AdminClient(
+            {"bootstrap.servers": b.bootstrap_servers, "log_level": 0}
+        )
+        assert {n: v for n, v in described(client, "t").items() if n in values} == {
+            n: (v, True) for n, v in values.items()
+        }
         assert described(client, "plain") == {**before, "min.insync.replicas": ("1", True)}
-        alter(client, "plain", "min.insync.replicas", None, confluent_admin.AlterConfigOpType.DELETE)
+        alter(
+            client, "plain", "min.insync.replicas", None, confluent_admin.AlterConfigOpType.DELETE
+        )
         assert described(client, "plain") == before
         del client
 
@@ -96,13 +119,17 @@ def test_what_asks_for_more_is_refused_by_name_and_reason(client, name):
             call()
         error = e.value.args[0]
         assert error.name() == "INVALID_CONFIG"
-        assert name in error.str() and repr(bad) in error.str() and reason in error.str(), error.str()
+        assert name in error.str() and repr(bad) in error.str() and reason in error.str(), (
+            error.str()
+        )
 
     refused(lambda: create(client, "t", {name: bad}))
     refused(lambda: create(client, "t", {name: bad}, validate_only=True))
     create(client, "t", {name: good})
     refused(lambda: alter(client, "t", name, bad))
-    where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_TOPIC, "t", set_config={name: bad})
+    where = confluent_admin.ConfigResource(
+        confluent_admin.RESOURCE_TOPIC, "t", set_config={name: bad}
+    )
     refused(lambda: client.alter_configs([where])[where].result(10))
     assert described(client, "t")[name] == (good, True)
 
@@ -113,16 +140,27 @@ def test_values_that_count_only_for_what_is_not_here(client):
     values = {"delete.retention.ms": "5", "file.delete.delay.ms": "0", "local.retention.ms": "1000", "min.cleanable.dirty.ratio": "0.01",
               "compression.zstd.level": "-7", "compression.gzip.level": "6", "remote.log.copy.disable": "true"}  # fmt: skip
     create(client, "t", values)
-    assert {n: v for n, v in described(client, "t").items() if n in values} == {n: (v, True) for n, v in values.items()}
+    assert {n: v for n, v in described(client, "t").items() if n in values} == {
+        n: (v, True) for n, v in values.items()
+    }
 
 
-@pytest.mark.parametrize(("unknown", "nearest"), [("min.insync.replica", "min.insync.replicas"), ("segment.byte", "segment.bytes")])
+@pytest.mark.parametrize(
+    ("unknown", "nearest"),
+    [("min.insync.replica", "min.insync.replicas"), ("segment.byte", "segment.bytes")],
+)
 def test_an_unknown_name_is_an_error_that_names_the_nearest(client, unknown, nearest):
     create(client, "t", {})
-    for call in (lambda: create(client, "u", {unknown: "1"}), lambda: alter(client, "t", unknown, "1")):
+    for call in (
+        lambda: create(client, "u", {unknown: "1"}),
+        lambda: alter(client, "t", unknown, "1"),
+    ):
         with pytest.raises(confluent_kafka.KafkaException) as e:
             call()
-        assert e.value.args[0].name() == "INVALID_CONFIG" and f"did you mean {nearest}?" in e.value.args[0].str()
+        assert (
+            e.value.args[0].name() == "INVALID_CONFIG"
+            and f"did you mean {nearest}?" in e.value.args[0].str()
+        )
 
 
 def test_lists_are_appended_to_and_subtracted_from(client):
@@ -142,7 +180,16 @@ def test_lists_are_appended_to_and_subtracted_from(client):
     assert described(client, "t")["cleanup.policy"] == ("delete", True)
 
 
-@pytest.mark.parametrize("name", ["retention.ms", "message.timestamp.before.max.ms", "flush.messages", "segment.ms", "retention.bytes"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "retention.ms",
+        "message.timestamp.before.max.ms",
+        "flush.messages",
+        "segment.ms",
+        "retention.bytes",
+    ],
+)
 @pytest.mark.parametrize("value", [str(1 << 63), "9" * 30])
 def test_a_number_beyond_64_bits(client, name, value):
     with pytest.raises(confluent_kafka.KafkaException, match=name) as e:
@@ -158,7 +205,9 @@ def test_the_broker_has_no_dynamic_properties_to_take_back(client):
     def ask(*operations):
         where = confluent_admin.ConfigResource(confluent_admin.RESOURCE_BROKER, "1")
         for name, value, how in operations:
-            where.add_incremental_config(confluent_admin.ConfigEntry(name, value, incremental_operation=how))
+            where.add_incremental_config(
+                confluent_admin.ConfigEntry(name, value, incremental_operation=how)
+            )
         client.incremental_alter_configs([where])[where].result(10)
 
     gone = ("leader.replication.throttled.rate", None, kinds.DELETE)
@@ -169,8 +218,22 @@ def test_the_broker_has_no_dynamic_properties_to_take_back(client):
 
 def test_by_kafka_python(broker):
     client = KafkaAdminClient(bootstrap_servers=broker.bootstrap_servers)
-    client.create_topics([NewTopic("t", 1, 1, topic_configs={"min.insync.replicas": "1", "unclean.leader.election.enable": "false"})])
-    with pytest.raises(kafka.errors.InvalidConfigurationError, match=r"min\.insync\.replicas.*one broker"):
+    client.create_topics(
+        [
+            NewTopic(
+                "t",
+                1,
+                1,
+                topic_configs={
+                    "min.insync.replicas": "1",
+                    "unclean.leader.election.enable": "false",
+                },
+            )
+        ]
+    )
+    with pytest.raises(
+        kafka.errors.InvalidConfigurationError, match=r"min\.insync\.replicas.*one broker"
+    ):
         client.create_topics([NewTopic("u", 1, 1, topic_configs={"min.insync.replicas": "2"})])
     shown = client.describe_configs([ConfigResource(ConfigResourceType.TOPIC, "t")])
     assert "min.insync.replicas" in str(shown)

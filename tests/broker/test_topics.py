@@ -19,25 +19,43 @@ from kdirect.format.schema import build
 
 
 def wanted(name, partitions=1):
-    return {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": []}
+    return {
+        "name": name,
+        "num_partitions": partitions,
+        "replication_factor": 1,
+        "assignments": [],
+        "configs": [],
+    }
 
 
 def create(connection, *topics, validate_only=False):
-    request = build(p.CreateTopicsRequest, topics=[wanted(*t) for t in topics], timeout_ms=1000, validate_only=validate_only)
+    request = build(
+        p.CreateTopicsRequest,
+        topics=[wanted(*t) for t in topics],
+        timeout_ms=1000,
+        validate_only=validate_only,
+    )
     return [t.error_code for t in connection.call(request, 5).topics]
 
 
 def grow(connection, *topics, validate_only=False):
     rows = [{"name": name, "count": count, "assignments": None} for name, count in topics]
-    answer = connection.call(build(p.CreatePartitionsRequest, topics=rows, timeout_ms=1000, validate_only=validate_only), 1)
+    answer = connection.call(
+        build(p.CreatePartitionsRequest, topics=rows, timeout_ms=1000, validate_only=validate_only),
+        1,
+    )
     return [r.error_code for r in answer.results]
 
 
 def partitions(connection):
-    return {t.name: len(t.partitions) for t in connection.call(build(p.MetadataRequest, topics=None), 8).topics}
+    return {
+        t.name: len(t.partitions)
+        for t in connection.call(build(p.MetadataRequest, topics=None), 8).topics
+    }
 
 
-# -- bounds --------------------------------------------------------------------------------------------------
+# -- bounds
+# --------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("validate_only", [True, False])
 @pytest.mark.parametrize("count", [MAX_PARTITIONS + 1, 2_000_000_000])
 def test_a_topic_cannot_have_any_number_of_partitions(tmp_path, raw, count, validate_only):
@@ -45,7 +63,9 @@ def test_a_topic_cannot_have_any_number_of_partitions(tmp_path, raw, count, vali
         connection = raw(b.bootstrap_servers)
         assert create(connection, ("t", 2)) == [0]
         assert grow(connection, ("t", count), validate_only=validate_only) == [E.INVALID_PARTITIONS]
-        assert create(connection, ("u", count), validate_only=validate_only) == [E.INVALID_PARTITIONS]
+        assert create(connection, ("u", count), validate_only=validate_only) == [
+            E.INVALID_PARTITIONS
+        ]
         with pytest.raises(ConfigError, match="at most"):
             b.server.topics.grow(b.server.topics.get("t"), count)
         assert partitions(connection) == {"t": 2}
@@ -58,7 +78,12 @@ def test_a_request_cannot_make_any_number_of_partitions(broker, raw, monkeypatch
     assert create(connection, ("a", 6), ("b", 5), ("c", 4)) == [0, E.INVALID_PARTITIONS, 0]
     assert partitions(connection) == {"a": 6, "c": 4}
     assert create(connection, ("d", 1)) == [0]
-    assert grow(connection, ("a", 9), ("c", 12), ("d", 9), ("c", 10)) == [0, E.INVALID_PARTITIONS, E.INVALID_PARTITIONS, 0]
+    assert grow(connection, ("a", 9), ("c", 12), ("d", 9), ("c", 10)) == [
+        0,
+        E.INVALID_PARTITIONS,
+        E.INVALID_PARTITIONS,
+        0,
+    ]
     assert partitions(connection) == {"a": 9, "c": 10, "d": 1}
 
 
@@ -69,24 +94,39 @@ def test_a_topics_file_that_promises_too_many_partitions_is_not_believed(tmp_pat
     state = json.loads((tmp_path / "topics.json").read_text())
     state["topics"]["t"]["partitions"] = 2_000_000_000
     (tmp_path / "topics.json").write_text(json.dumps(state))
-    with caplog.at_level(logging.ERROR, logger="kdirect.broker"), kdirect.Broker(log_dirs=tmp_path) as b:
+    with (
+        caplog.at_level(logging.ERROR, logger="kdirect.broker"),
+        kdirect.Broker(log_dirs=tmp_path) as b,
+    ):
         assert partitions(raw(b.bootstrap_servers)) == {"t": 3}
     assert "topic t cannot have 2000000000 partitions" in caplog.text
 
 
-# -- deletion ------------------------------------------------------------------------------------------------
+# -- deletion
+# ------------------------------------------------------------------------------------------------
 def delete(connection, name):
-    return connection.call(build(p.DeleteTopicsRequest, topic_names=[name], timeout_ms=1000), 4).responses[0].error_code
+    return (
+        connection.call(build(p.DeleteTopicsRequest, topic_names=[name], timeout_ms=1000), 4)
+        .responses[0]
+        .error_code
+    )
 
 
 def append(connection, name="t"):
     row = {"name": name, "partition_data": [{"index": 0, "records": encode_single_bytes(b"v")}]}
-    request = build(p.ProduceRequest, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[row])
+    request = build(
+        p.ProduceRequest, transactional_id=None, acks=-1, timeout_ms=1000, topic_data=[row]
+    )
     return connection.call(request, 8).responses[0].partition_responses[0].error_code
 
 
 def commit(connection, name, offset, group="g"):
-    part = {"partition_index": 0, "committed_offset": offset, "committed_metadata": None, "committed_leader_epoch": -1}
+    part = {
+        "partition_index": 0,
+        "committed_offset": offset,
+        "committed_metadata": None,
+        "committed_leader_epoch": -1,
+    }
     request = build(p.OffsetCommitRequest, group_id=group, generation_id_or_member_epoch=-1, member_id="",
                     topics=[{"name": name, "partitions": [part]}])  # fmt: skip
     return connection.call(request, 6).topics[0].partitions[0].error_code
@@ -94,7 +134,12 @@ def commit(connection, name, offset, group="g"):
 
 def committed(connection, name, group="g"):
     topics = [{"name": name, "partition_indexes": [0]}]
-    return connection.call(build(p.OffsetFetchRequest, group_id=group, topics=topics), 5).topics[0].partitions[0].committed_offset
+    return (
+        connection.call(build(p.OffsetFetchRequest, group_id=group, topics=topics), 5)
+        .topics[0]
+        .partitions[0]
+        .committed_offset
+    )
 
 
 def test_a_deletion_that_cannot_be_noted_leaves_the_topic(broker, raw):
@@ -142,7 +187,8 @@ def test_a_deletion_that_fails_in_the_middle_can_be_tried_again(tmp_path, raw, m
 
 
 def test_a_topic_that_is_created_again_is_not_read_from_an_old_offset(tmp_path, raw):
-    """Though a crash came between its mark in the topics file and the deletion of what groups committed in it."""
+    """Though a crash came between its mark in the topics file and the deletion of what groups
+    committed in it."""
     with kdirect.Broker(log_dirs=tmp_path) as b:
         connection = raw(b.bootstrap_servers)
         assert create(connection, ("t",), ("u",)) == [0, 0]

@@ -1,7 +1,8 @@
-"""No client's work takes the event loop for itself: what a turn leaves goes on when the loop comes round.
+"""No client's work takes the event loop for itself: what a turn leaves goes on when the loop comes
+round.
 
-A turn is made so short here that it ends after one piece of work; a callback that the loop runs once
-each time it comes round says how many pieces there were since the last time."""
+A turn is made so short here that it ends after one piece of work; a callback that the loop runs
+once each time it comes round says how many pieces there were since the last time."""
 
 from __future__ import annotations
 
@@ -28,8 +29,8 @@ AT_ONCE = 20
 
 
 class Rounds:
-    """How much happens while the event loop comes round once: `count` notes one piece, `most` is the
-    largest number of them."""
+    """How much happens while the event loop comes round once: `count` notes one piece, `most` is
+    the largest number of them."""
 
     def __init__(self) -> None:
         self.most = 0
@@ -156,7 +157,9 @@ def test_connections_share_a_turn(
     assert rounds.most <= 1
 
 
-def test_two_sided_clients_share_a_turn(tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_sided_clients_share_a_turn(
+    tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(messages, "TURN_S", 0.0, raising=False)
     plain = messages.MessageConnection.completed
 
@@ -171,7 +174,9 @@ def test_two_sided_clients_share_a_turn(tmp_path: Path, rounds: Rounds, monkeypa
         settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
         session = kdirect.connect(settings)
         session.admin.create_topic("t", 1)
-        with kdirect.Producer({**settings, "produce.path": "send", "batch.bytes": 1024, "linger.ms": 0}) as producer:
+        with kdirect.Producer(
+            {**settings, "produce.path": "send", "batch.bytes": 1024, "linger.ms": 0}
+        ) as producer:
             producer.produce_sync("t", b"first", partition=0)
             loop.call_soon_threadsafe(rounds.start, loop)
             loop.call_soon_threadsafe(time.sleep, 0.3)  # meanwhile they gather
@@ -183,7 +188,9 @@ def test_two_sided_clients_share_a_turn(tmp_path: Path, rounds: Rounds, monkeypa
     assert 1 < rounds.most <= 2 * messages.AT_ONCE  # of each queue
 
 
-def test_what_threads_have_finished_is_told_in_turns(tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_threads_have_finished_is_told_in_turns(
+    tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(files, "TURN_S", 0.0, raising=False)
     partition: Any = SimpleNamespace(directory=tmp_path / "t-0")
     threads = files.FileThreads([tmp_path])
@@ -238,7 +245,8 @@ def test_an_outcome_that_fails_to_be_told_keeps_no_other_back(tmp_path: Path) ->
 
 
 def test_the_table_of_descriptors_is_as_large_as_it_may_get() -> None:
-    """It never grows while clients are served: the system call that makes it grow waits for all processors."""
+    """It never grows while clients are served: the system call that makes it grow waits for all
+    processors."""
     code = """
 import resource, kdirect
 _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

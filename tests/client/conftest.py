@@ -1,4 +1,5 @@
-"""What the client's tests share: a proxy that loses and forges answers, and clients of the shared broker."""
+"""What the client's tests share: a proxy that loses and forges answers, and clients of the shared
+broker."""
 
 from __future__ import annotations
 
@@ -23,8 +24,9 @@ FIXTURE_TIMEOUT_S = 10
 class Proxy:
     """Stands between client and broker, frame by frame.
 
-    `decide(api_key, version, correlation_id, body)` is asked about each request: None forwards it, CUT, CUT_AFTER and SILENT
-    lose something, bytes are the body of a forged response (behind its correlation id) and the broker is not asked.
+    `decide(api_key, version, correlation_id, body)` is asked about each request: None forwards it,
+    CUT, CUT_AFTER and SILENT lose something, bytes are the body of a forged response (behind its
+    correlation id) and the broker is not asked.
     """
 
     def __init__(self, servers: str) -> None:
@@ -37,7 +39,9 @@ class Proxy:
         self.pairs: list[tuple[socket.socket, socket.socket]] = []
         threading.Thread(target=self._accept, daemon=True).start()
 
-    def once(self, api_key: int, decision: Decision | Callable[[int], bytes], times: int = 1) -> None:
+    def once(
+        self, api_key: int, decision: Decision | Callable[[int], bytes], times: int = 1
+    ) -> None:
         """`decision` for the next `times` requests with `api_key`."""
         left = times
 
@@ -66,10 +70,21 @@ class Proxy:
             dropped: set[int] = set()
             cut: set[int] = set()
             lock = threading.Lock()
-            threading.Thread(target=self._requests, args=(client, server, dropped, cut, lock), daemon=True).start()
-            threading.Thread(target=self._answers, args=(client, server, dropped, cut, lock), daemon=True).start()
+            threading.Thread(
+                target=self._requests, args=(client, server, dropped, cut, lock), daemon=True
+            ).start()
+            threading.Thread(
+                target=self._answers, args=(client, server, dropped, cut, lock), daemon=True
+            ).start()
 
-    def _requests(self, client: socket.socket, server: socket.socket, dropped: set[int], cut: set[int], lock: threading.Lock) -> None:
+    def _requests(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        dropped: set[int],
+        cut: set[int],
+        lock: threading.Lock,
+    ) -> None:
         try:
             for frame in _frames(client):
                 key, version, correlation_id = struct.unpack_from(">hhi", frame)
@@ -92,7 +107,14 @@ class Proxy:
         finally:
             _end(client, server)
 
-    def _answers(self, client: socket.socket, server: socket.socket, dropped: set[int], cut: set[int], lock: threading.Lock) -> None:
+    def _answers(
+        self,
+        client: socket.socket,
+        server: socket.socket,
+        dropped: set[int],
+        cut: set[int],
+        lock: threading.Lock,
+    ) -> None:
         try:
             for frame in _frames(server):
                 correlation_id = struct.unpack_from(">i", frame)[0]
@@ -154,11 +176,19 @@ def cluster(broker):
 
 @pytest.fixture
 def behind(proxy):
-    """Makes clusters whose connections run through the proxy; settings as keyword arguments with `_` for `.`."""
+    """Makes clusters whose connections run through the proxy; settings as keyword arguments with
+    `_` for `.`."""
     made = []
 
     def make(**settings) -> Cluster:
-        made.append(Cluster({"bootstrap.servers": proxy.bootstrap_servers, **{k.replace("_", "."): v for k, v in settings.items()}}))
+        made.append(
+            Cluster(
+                {
+                    "bootstrap.servers": proxy.bootstrap_servers,
+                    **{k.replace("_", "."): v for k, v in settings.items()},
+                }
+            )
+        )
         return made[-1]
 
     yield make
@@ -177,7 +207,9 @@ def new_topic(cluster, request):
         nonlocal count
         count += 1
         name = f"{request.node.name[:60].translate(str.maketrans('[]/ ', '....'))}-{count}"
-        Admin(cluster).create_topic(name, partitions, configs={k.replace("_", "."): v for k, v in configs.items()})
+        Admin(cluster).create_topic(
+            name, partitions, configs={k.replace("_", "."): v for k, v in configs.items()}
+        )
         return name
 
     return make

@@ -1,4 +1,5 @@
-"""Topics, properties, offsets and groups against a real broker; other clients confirm what was done."""
+"""Topics, properties, offsets and groups against a real broker; other clients confirm what was
+done."""
 
 from __future__ import annotations
 
@@ -33,20 +34,27 @@ def name(request):
 @pytest.fixture
 def produce(broker):
     """``produce(tp, {timestamp_ms: value, ...})``, one batch a record, by librdkafka."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0}
+    )
 
     def make(tp, records):
         for timestamp_ms, value in records.items():
             failed = []
             producer.produce(
-                tp.topic, value, partition=tp.partition, timestamp=timestamp_ms, on_delivery=lambda e, m, failed=failed: failed.append(e)
+                tp.topic,
+                value,
+                partition=tp.partition,
+                timestamp=timestamp_ms,
+                on_delivery=lambda e, m, failed=failed: failed.append(e),
             )
             assert producer.flush(10) == 0 and failed == [None]
 
     return make
 
 
-# -- topics ------------------------------------------------------------------------------------------------
+# -- topics
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_topic_from_its_creation_to_its_end(admin, broker, name):
@@ -54,11 +62,20 @@ def test_a_topic_from_its_creation_to_its_end(admin, broker, name):
     assert admin.create_topic(name, 3, configs={"retention.ms": 86_400_000}) is True
     assert len(other.list_topics(timeout=10).topics[name].partitions) == 3
     info = admin.describe_topic(name)
-    assert (info.name, info.partitions, info.internal, info.replication_factor) == (name, 3, False, 1)
+    assert (info.name, info.partitions, info.internal, info.replication_factor) == (
+        name,
+        3,
+        False,
+        1,
+    )
     assert [p.partition for p in info.leaders] == [0, 1, 2]
     assert admin.list_topics()[name] == info
     admin.create_partitions(name, 5)
-    assert admin.describe_topic(name).partitions == 5 == len(other.list_topics(timeout=10).topics[name].partitions)
+    assert (
+        admin.describe_topic(name).partitions
+        == 5
+        == len(other.list_topics(timeout=10).topics[name].partitions)
+    )
     assert admin.delete_topic(name) is True
     assert name not in admin.list_topics() and name not in other.list_topics(timeout=10).topics
     with pytest.raises(UnknownTopicError, match=f"topic '{name}' does not exist"):
@@ -67,7 +84,9 @@ def test_a_topic_from_its_creation_to_its_end(admin, broker, name):
 
 def test_a_topic_that_exists(admin, name):
     assert admin.create_topic(name)
-    with pytest.raises(BrokerError, match=rf"creating topic '{name}': .*TOPIC_ALREADY_EXISTS") as caught:
+    with pytest.raises(
+        BrokerError, match=rf"creating topic '{name}': .*TOPIC_ALREADY_EXISTS"
+    ) as caught:
         admin.create_topic(name)
     assert "if_not_exists" in caught.value.hint and caught.value.code == 36
     assert admin.create_topic(name, 9, if_not_exists=True) is False
@@ -115,7 +134,11 @@ def test_the_brokers_defaults(admin, name):
 
 
 def test_topics_that_do_not_exist(admin, name):
-    for call in (lambda: admin.delete_topic(name), lambda: admin.create_partitions(name, 2), lambda: admin.describe_topic(name)):
+    for call in (
+        lambda: admin.delete_topic(name),
+        lambda: admin.create_partitions(name, 2),
+        lambda: admin.describe_topic(name),
+    ):
         with pytest.raises(UnknownTopicError, match=name):
             call()
     assert admin.delete_topic(name, if_exists=True) is False
@@ -124,7 +147,9 @@ def test_topics_that_do_not_exist(admin, name):
 def test_partitions_are_only_added(admin, name):
     admin.create_topic(name, 3)
     for count in (2, 3):
-        with pytest.raises(BrokerError, match=rf"adding partitions to topic '{name}': .*INVALID_PARTITIONS"):
+        with pytest.raises(
+            BrokerError, match=rf"adding partitions to topic '{name}': .*INVALID_PARTITIONS"
+        ):
             admin.create_partitions(name, count)
 
 
@@ -155,12 +180,17 @@ def test_a_controller_that_moved_is_looked_for(behind, proxy, name):
         + b"\0"
         + b"\0"
     )
-    proxy.once(CREATE_TOPICS, lambda version: not_controller if version == 7 else pytest.fail(f"version {version}"), times=2)
+    proxy.once(
+        CREATE_TOPICS,
+        lambda version: not_controller if version == 7 else pytest.fail(f"version {version}"),
+        times=2,
+    )
     assert Admin(behind()).create_topic(name) is True
     assert proxy.requests.count(CREATE_TOPICS) == 3
 
 
-# -- properties --------------------------------------------------------------------------------------------
+# -- properties
+# --------------------------------------------------------------------------------------------
 
 
 def test_properties_are_set_and_taken_back(admin, broker, name):
@@ -181,7 +211,10 @@ def test_properties_are_set_and_taken_back(admin, broker, name):
 
 def test_wrong_properties(admin, name):
     admin.create_topic(name)
-    with pytest.raises(BrokerError, match=rf"altering properties of topic '{name}': .*(INVALID_CONFIG|INVALID_REQUEST)"):
+    with pytest.raises(
+        BrokerError,
+        match=rf"altering properties of topic '{name}': .*(INVALID_CONFIG|INVALID_REQUEST)",
+    ):
         admin.alter_configs(name, {"retention.ms": "soon"})
     with pytest.raises(UnknownTopicError, match="properties of topic 'not-there'"):
         admin.describe_configs("not-there")
@@ -198,7 +231,8 @@ def test_properties_of_the_broker(admin, cluster):
     assert "log.segment.bytes" in found
 
 
-# -- offsets of partitions ---------------------------------------------------------------------------------
+# -- offsets of partitions
+# ---------------------------------------------------------------------------------
 
 
 def test_offsets_of_many_partitions_in_one_request(behind, proxy, new_topic, produce):
@@ -207,8 +241,18 @@ def test_offsets_of_many_partitions_in_one_request(behind, proxy, new_topic, pro
         produce(TopicPartition(name, i), {1000 + j: b"x" for j in range(i)})
     tps = [TopicPartition(name, i) for i in range(3)]
     admin = Admin(behind())
-    wanted = {tps[0]: LATEST_OFFSET, tps[1]: LATEST_OFFSET, tps[2]: EARLIEST_OFFSET, TopicPartition(empty, 0): LATEST_OFFSET}
-    assert admin.list_offsets(wanted) == {tps[0]: (0, -1), tps[1]: (1, -1), tps[2]: (0, -1), TopicPartition(empty, 0): (0, -1)}
+    wanted = {
+        tps[0]: LATEST_OFFSET,
+        tps[1]: LATEST_OFFSET,
+        tps[2]: EARLIEST_OFFSET,
+        TopicPartition(empty, 0): LATEST_OFFSET,
+    }
+    assert admin.list_offsets(wanted) == {
+        tps[0]: (0, -1),
+        tps[1]: (1, -1),
+        tps[2]: (0, -1),
+        TopicPartition(empty, 0): (0, -1),
+    }
     assert proxy.requests.count(LIST_OFFSETS) == 1
     assert admin.list_offsets({}) == {}
 
@@ -216,7 +260,14 @@ def test_offsets_of_many_partitions_in_one_request(behind, proxy, new_topic, pro
 def test_offsets_by_time(admin, new_topic, produce):
     tp = TopicPartition(new_topic(), 0)
     produce(tp, {1000: b"a", 2000: b"b", 3000: b"c"})
-    for asked, expected in {0: (0, 1000), 1000: (0, 1000), 1001: (1, 2000), 2500: (2, 3000), 3000: (2, 3000), 3001: (-1, -1)}.items():
+    for asked, expected in {
+        0: (0, 1000),
+        1000: (0, 1000),
+        1001: (1, 2000),
+        2500: (2, 3000),
+        3000: (2, 3000),
+        3001: (-1, -1),
+    }.items():
         assert admin.list_offsets({tp: asked}) == {tp: expected}, asked
     assert admin.list_offsets({tp: LATEST_OFFSET}, isolation_level="read_committed")[tp][0] == 3
 
@@ -239,11 +290,19 @@ def test_offsets_of_a_leader_that_moved_are_asked_again(behind, proxy, new_topic
         if version >= 6:
             head = b"\0" + struct.pack(">i", 0) + b"\2" + bytes([len(topic) + 1]) + topic + b"\3"
             return head + b"".join(p + b"\0" for p in partitions) + b"\0\0"
-        return struct.pack(">iih", 0, 1, len(topic)) + topic + struct.pack(">i", 2) + b"".join(partitions)
+        return (
+            struct.pack(">iih", 0, 1, len(topic))
+            + topic
+            + struct.pack(">i", 2)
+            + b"".join(partitions)
+        )
 
     admin = Admin(behind())
     proxy.once(LIST_OFFSETS, moved)
-    assert admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)) == {tps[0]: (0, -1), tps[1]: (7, -1)}
+    assert admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)) == {
+        tps[0]: (0, -1),
+        tps[1]: (7, -1),
+    }
     proxy.once(LIST_OFFSETS, "cut", times=2)
     assert admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)) == dict.fromkeys(tps, (0, -1))
 
@@ -256,10 +315,15 @@ def test_records_are_deleted_up_to_an_offset(admin, new_topic, produce):
     with pytest.raises(BrokerError, match=rf"deleting records of {tp}: .*OFFSET_OUT_OF_RANGE"):
         admin.delete_records({tp: 6})
     assert admin.delete_records({tp: -1}) == {tp: 5}
-    assert admin.list_offsets({tp: EARLIEST_OFFSET}) == admin.list_offsets({tp: LATEST_OFFSET}) == {tp: (5, -1)}
+    assert (
+        admin.list_offsets({tp: EARLIEST_OFFSET})
+        == admin.list_offsets({tp: LATEST_OFFSET})
+        == {tp: (5, -1)}
+    )
 
 
-# -- groups ------------------------------------------------------------------------------------------------
+# -- groups
+# ------------------------------------------------------------------------------------------------
 
 
 def test_group_offsets_are_kept_and_seen_by_others(admin, broker, new_topic, name):
@@ -272,8 +336,12 @@ def test_group_offsets_are_kept_and_seen_by_others(admin, broker, new_topic, nam
     assert admin.committed_offsets(group, tps) == {tps[0]: 7, tps[1]: None}
     assert admin.committed_offsets(group) == {tps[0]: 7}
     assert admin.committed_offsets(group, []) == {}
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": group})
-    theirs = consumer.committed([confluent_kafka.TopicPartition(topic, i) for i in range(2)], timeout=10)
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": group}
+    )
+    theirs = consumer.committed(
+        [confluent_kafka.TopicPartition(topic, i) for i in range(2)], timeout=10
+    )
     consumer.close()
     assert (theirs[0].partition, theirs[0].offset, theirs[0].metadata) == (0, 7, "batch 3")
     assert theirs[1].offset < 0
@@ -282,14 +350,22 @@ def test_group_offsets_are_kept_and_seen_by_others(admin, broker, new_topic, nam
 
 def test_a_group_with_live_members_keeps_its_offsets(admin, broker, new_topic, name):
     topic = new_topic()
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": name, "session.timeout.ms": 6000})
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": name,
+            "session.timeout.ms": 6000,
+        }
+    )
     joined = threading.Event()
     consumer.subscribe([topic], on_assign=lambda c, p: joined.set())
     deadline = time.monotonic() + 15
     while not joined.is_set() and time.monotonic() < deadline:
         consumer.poll(0.1)
     assert joined.is_set()
-    with pytest.raises(BrokerError, match=rf"committing offset of {topic}-0 for group '{name}'") as caught:
+    with pytest.raises(
+        BrokerError, match=rf"committing offset of {topic}-0 for group '{name}'"
+    ) as caught:
         admin.commit_offsets(name, {TopicPartition(topic, 0): 1})
     assert "live members" in caught.value.hint
     group = {g.group: g for g in admin.list_groups()}[name]
@@ -304,7 +380,16 @@ def test_a_coordinator_that_moved_is_looked_for(behind, proxy, new_topic, name):
 
     def moved(version: int) -> bytes:
         if version >= 8:
-            return b"\0" + struct.pack(">i", 0) + b"\2" + bytes([len(topic) + 1]) + topic + b"\2" + struct.pack(">ih", 0, 16) + b"\0\0\0"
+            return (
+                b"\0"
+                + struct.pack(">i", 0)
+                + b"\2"
+                + bytes([len(topic) + 1])
+                + topic
+                + b"\2"
+                + struct.pack(">ih", 0, 16)
+                + b"\0\0\0"
+            )
         return struct.pack(">iih", 0, 1, len(topic)) + topic + struct.pack(">iih", 1, 0, 16)
 
     admin.commit_offsets(name, {tp: 1})

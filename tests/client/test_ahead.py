@@ -1,7 +1,9 @@
-"""A producer alone on a partition is granted the next head while it fills the present one, and goes on there without a pause.
+"""A producer alone on a partition is granted the next head while it fills the present one, and goes
+on there without a pause.
 
-What holds in every test: offsets without holes, each producer's records in the order it produced them, none lost that was
-acknowledged and none there twice; and no file stays behind that is not part of the log.
+What holds in every test: offsets without holes, each producer's records in the order it produced
+them, none lost that was acknowledged and none there twice; and no file stays behind that is not
+part of the log.
 """
 
 from __future__ import annotations
@@ -71,7 +73,11 @@ def endless():
     children = []
 
     def run(servers: str) -> subprocess.Popen:
-        children.append(subprocess.Popen([sys.executable, "-c", ENDLESS, servers], stdout=subprocess.PIPE, text=True))
+        children.append(
+            subprocess.Popen(
+                [sys.executable, "-c", ENDLESS, servers], stdout=subprocess.PIPE, text=True
+            )
+        )
         return children[-1]
 
     yield run
@@ -111,7 +117,9 @@ def until(condition, what: str, timeout_s: float = 30) -> None:
 
 @pytest.mark.parametrize("mode", ["exclusive", "auto"])
 @pytest.mark.parametrize("notify", ["imm", "send"])
-def test_a_producer_goes_on_from_segment_to_segment_without_asking_at_the_end_of_each(served, mode, notify):
+def test_a_producer_goes_on_from_segment_to_segment_without_asking_at_the_end_of_each(
+    served, mode, notify
+):
     session, broker = served()
     count = 30 * A_SEGMENT
     with session.producer(**{"rdma.produce": mode, "rdma.notify": notify}) as producer:
@@ -131,7 +139,9 @@ def test_each_record_awaited_gets_its_own_offset_across_segments(served):
     session, _ = served()
     with session.producer() as producer:
         count = 6 * A_SEGMENT
-        assert [producer.produce_sync("t", value(i), partition=0) for i in range(count)] == list(range(count))
+        assert [producer.produce_sync("t", value(i), partition=0) for i in range(count)] == list(
+            range(count)
+        )
         assert producer.statistics()["rdma_files_ahead"] >= 2
         futures = [producer.send("t", value(i), partition=0) for i in range(count, 3 * count)]
         producer.flush()
@@ -141,13 +151,17 @@ def test_each_record_awaited_gets_its_own_offset_across_segments(served):
 
 def test_a_kafka_client_gets_its_turn_although_the_next_file_is_granted(served):
     session, broker = served()
-    plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 1})
+    plain = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 1}
+    )
     count = 40 * A_SEGMENT
     theirs = 0
     with session.producer() as producer:
         for i in range(count):
             producer.produce("t", value(i), partition=0)
-            if i % (2 * A_SEGMENT) == A_SEGMENT + A_SEGMENT // 2:  # about when the next file is granted
+            if (
+                i % (2 * A_SEGMENT) == A_SEGMENT + A_SEGMENT // 2
+            ):  # about when the next file is granted
                 plain.produce("t", b"-1 ", partition=0)
                 theirs += 1
         producer.flush()
@@ -192,7 +206,9 @@ def test_a_producer_that_dies_or_stops_with_the_next_file_in_its_hands(served, e
         child.kill()
         out = child.stdout.read().splitlines()
         child.wait()
-        acknowledged = max([int(line.split()[0]) for line in out if len(line.split()) == 2], default=0)
+        acknowledged = max(
+            [int(line.split()[0]) for line in out if len(line.split()) == 2], default=0
+        )
         log = log_of(session)[start:]
         theirs = [n for n in log if n >= 0]
         assert theirs == list(range(len(theirs))) and len(theirs) >= acknowledged
@@ -200,7 +216,9 @@ def test_a_producer_that_dies_or_stops_with_the_next_file_in_its_hands(served, e
     until(lambda: len(leftovers(broker)) <= 3, f"files are left behind: {leftovers(broker)}")
 
 
-def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_that_were_granted_ahead(served, endless):
+def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_that_were_granted_ahead(
+    served, endless
+):
     session, broker = served()
     child = endless(broker.bootstrap_servers)
     for _ in range(3):
@@ -211,27 +229,37 @@ def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_th
         left = {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
         broker.start()
         assert not left & {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
-        until(lambda n=acknowledged: session.latest_offsets([TP])[TP] > n + A_SEGMENT, "the producer goes on")
+        until(
+            lambda n=acknowledged: session.latest_offsets([TP])[TP] > n + A_SEGMENT,
+            "the producer goes on",
+        )
     child.send_signal(signal.SIGSTOP)
     log = log_of(session)
     assert log == list(range(len(log))) and len(log) >= acknowledged
 
 
 def fill_until_granted_ahead(producer, first: int, *, second_half: bool) -> int:
-    """Produce from number `first` on until the next file is granted and not yet opened; its acknowledgements go
-    into the first half of the ring, unless `second_half`.  The next number."""
+    """Produce from number `first` on until the next file is granted and not yet opened; its
+    acknowledgements go into the first half of the ring, unless `second_half`.  The next number."""
     for i in range(first, first + 20 * A_SEGMENT):
         assert producer.produce_sync("t", value(i), partition=0) == i
         path = producer.paths.path(TP)
-        if (path.writer.other_half > 0) == second_half and path._next is not None and path._next.wait(5000):
+        if (
+            (path.writer.other_half > 0) == second_half
+            and path._next is not None
+            and path._next.wait(5000)
+        ):
             assert not path._next.result(0).error_code
             return i + 1
     raise AssertionError("no file was granted ahead")
 
 
 @pytest.mark.parametrize("second_half", [False, True])
-def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(broker, monkeypatch, second_half):
-    """That one's acknowledgements come into the first half of the ring, however late the thread is that ends the file."""
+def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(
+    broker, monkeypatch, second_half
+):
+    """That one's acknowledgements come into the first half of the ring, however late the thread is
+    that ends the file."""
     fence, slow, fenced = HeadAccess.fence, threading.Event(), threading.Event()
 
     def fence_slowly(access: HeadAccess, *, notify: bool):
@@ -241,13 +269,17 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(b
         if ahead:
             fenced.set()
 
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         with session.producer() as producer, session.producer(**{"rdma.produce": "off"}) as plain:
             count = fill_until_granted_ahead(producer, 0, second_half=second_half)
             path = producer.paths.path(TP)
             monkeypatch.setattr(HeadAccess, "fence", fence_slowly)
-            assert plain.produce_sync("t", value(count), partition=0) == count  # the head is recalled for it
+            assert (
+                plain.produce_sync("t", value(count), partition=0) == count
+            )  # the head is recalled for it
             path.grant_by(1, time.monotonic() + 10)
             acks = broker.statistics()["rdma_acks"]
             assert path.writer.try_record(value(count + 1)) == SENT
@@ -255,14 +287,18 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(b
             time.sleep(0.05)
             slow.set()
             assert fenced.wait(20)
-            assert path.writer.wait_acknowledged(path.writer.appended - 1, 5000), "acknowledged as if nothing had been"
+            assert path.writer.wait_acknowledged(path.writer.appended - 1, 5000), (
+                "acknowledged as if nothing had been"
+            )
             assert not path.writer.revoked
         assert log_of(session) == list(range(count + 2))
 
 
 def test_segment_bytes_changed_while_the_next_file_is_granted(broker):
     """That file stays as long as it was granted; the size counts from the one after it."""
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         with session.producer(**{"batch.bytes": 32 << 10}) as producer:
             count = 0
@@ -271,17 +307,27 @@ def test_segment_bytes_changed_while_the_next_file_is_granted(broker):
                     producer.produce("t", value(count), partition=0)
                     count += 1
                 producer.flush()
-                session.admin.alter_configs("t", {"segment.bytes": str(SEGMENT_BYTES // (1, 2, 4)[i % 3])})
+                session.admin.alter_configs(
+                    "t", {"segment.bytes": str(SEGMENT_BYTES // (1, 2, 4)[i % 3])}
+                )
             statistics = producer.statistics()
-        assert statistics["rdma_records"] == count and not statistics.get("tcp_records") and statistics["rdma_files_ahead"] >= 10
-        assert broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+        assert (
+            statistics["rdma_records"] == count
+            and not statistics.get("tcp_records")
+            and statistics["rdma_files_ahead"] >= 10
+        )
+        assert (
+            broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+        )
         assert log_of(session) == list(range(count))
 
 
 def test_the_next_file_may_have_the_id_of_the_one_before_the_present(broker):
     """There are 65,535 of them, and clients that come and go use them up."""
     grants = broker.server.access._grants
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         with session.producer() as producer:
             count = before = present = reused = 0
@@ -301,13 +347,20 @@ def test_the_next_file_may_have_the_id_of_the_one_before_the_present(broker):
 
 def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, monkeypatch):
     """Its producer may write it until then; it repeats what it wrote there."""
-    roll_into, join, fence, discard = Partition.roll_into, HeadAccess.join, HeadAccess.fence, PreparedHead.discard
+    roll_into, join, fence, discard = (
+        Partition.roll_into,
+        HeadAccess.join,
+        HeadAccess.fence,
+        PreparedHead.discard,
+    )
     granted: list[PreparedHead | None] = []
     fenced: list[PreparedHead | None] = []
     discarded: list[bool] = []
 
     def failing(partition: Partition, prepared: PreparedHead):
-        monkeypatch.setattr(prepared, "publish", lambda base_offset: os.rename("/nowhere", "/nowhere/else"))
+        monkeypatch.setattr(
+            prepared, "publish", lambda base_offset: os.rename("/nowhere", "/nowhere/else")
+        )
         return roll_into(partition, prepared)
 
     def joining(access: HeadAccess, *arguments, **more):
@@ -323,7 +376,9 @@ def test_a_file_that_cannot_become_the_head_goes_after_the_key_to_it(broker, mon
             discarded.append(prepared in fenced)
         discard(prepared)
 
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         with session.producer(**{"batch.bytes": 32 << 10}) as producer:
             count = 20 * A_SEGMENT
@@ -359,12 +414,15 @@ def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
 
 
 def test_a_producer_is_told_of_a_deletion_that_meets_its_change_of_files(broker, monkeypatch):
-    """The full head is sealed on a thread while the deletion begins: what is in the file ahead is not committed any more."""
+    """The full head is sealed on a thread while the deletion begins: what is in the file ahead is
+    not committed any more."""
     begun = threading.Event()
     roll_into, begin, fence = Partition.roll_into, ProduceAccess.begin_deletion, HeadAccess.fence
 
     def fencing(access: HeadAccess, *, notify: bool):
-        time.sleep(0.3 if begun.is_set() else 0)  # what it writes now arrives, and nobody commits it
+        time.sleep(
+            0.3 if begun.is_set() else 0
+        )  # what it writes now arrives, and nobody commits it
         fence(access, notify=notify)
 
     def held(partition: Partition, prepared: PreparedHead):
@@ -379,7 +437,9 @@ def test_a_producer_is_told_of_a_deletion_that_meets_its_change_of_files(broker,
 
     armed = threading.Event()
     ended: list[BaseException | None] = []
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         producer = session.producer(**{"allow.auto.create.topics": "false"})
 
@@ -421,7 +481,9 @@ def test_deleting_the_topic_frees_the_file_that_was_granted_ahead(served):
 
     def mapped() -> list[str]:
         with open(f"/proc/{broker.pid}/maps") as maps:
-            return [line.split()[-2] for line in maps if "/t-0" in line and line.endswith("(deleted)\n")]
+            return [
+                line.split()[-2] for line in maps if "/t-0" in line and line.endswith("(deleted)\n")
+            ]
 
     until(lambda: not mapped(), "files of the deleted partition stay mapped")
     producer.close()
@@ -441,7 +503,13 @@ def test_records_that_are_refused_around_the_change_of_files(served):
         future_ms = int(time.time() * 1000) + 7_200_000  # an hour is allowed
         for i in range(count):
             refused = i % A_SEGMENT in (A_SEGMENT - 3, A_SEGMENT - 2)
-            producer.produce("t", value(i), partition=0, timestamp=future_ms if refused else 0, on_delivery=report)
+            producer.produce(
+                "t",
+                value(i),
+                partition=0,
+                timestamp=future_ms if refused else 0,
+                on_delivery=report,
+            )
         producer.flush()
     log = log_of(session)
     assert len(log) == len(set(log)) and len(log) + len(failed) == count
@@ -451,8 +519,8 @@ def test_records_that_are_refused_around_the_change_of_files(served):
 @pytest.mark.parametrize("gone_on", [False, True])
 @pytest.mark.parametrize("mode", ["exclusive", "auto"])
 def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on):
-    """Nobody holds it any more, whether its writer stands in the file ahead or not, and the queue pair
-    lasts, over which the producer writes other partitions."""
+    """Nobody holds it any more, whether its writer stands in the file ahead or not, and the queue
+    pair lasts, over which the producer writes other partitions."""
     session, broker = served()
     with session.producer(**{"rdma.produce": mode, "max.in.flight": 2}) as producer:
         path = None
@@ -460,7 +528,11 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
             producer.produce("t", value(i), partition=0)
             producer.flush()
             path = producer.paths.path(TP)
-            if path._next is not None and path._next.wait(5000) and not path._next.result(0).error_code:
+            if (
+                path._next is not None
+                and path._next.wait(5000)
+                and not path._next.result(0).error_code
+            ):
                 break
         assert path._next is not None and i < 20 * A_SEGMENT - 1
         router, writer = path.router, path.writer
@@ -469,11 +541,22 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
                 assert writer.wait_acknowledged(writer.appended - 1, 5000)
             assert path.take_next(time.monotonic() + 5)
             present = writer.file_id
-            broker.process.send_signal(signal.SIGSTOP)  # the window is full when the file is: it goes on, and sends nothing
+            broker.process.send_signal(
+                signal.SIGSTOP
+            )  # the window is full when the file is: it goes on, and sends nothing
             try:
                 threads = list(Path(f"/proc/{broker.pid}/task").glob("*/stat"))
-                until(lambda: all(t.read_text().rpartition(")")[2].split()[0] == "T" for t in threads), "the broker is stopped")
-                assert [writer.try_record(v) for v in (b"", b"", value(0))] == [SENT, SENT, NO_ROOM_BUFFER]
+                until(
+                    lambda: all(
+                        t.read_text().rpartition(")")[2].split()[0] == "T" for t in threads
+                    ),
+                    "the broker is stopped",
+                )
+                assert [writer.try_record(v) for v in (b"", b"", value(0))] == [
+                    SENT,
+                    SENT,
+                    NO_ROOM_BUFFER,
+                ]
                 assert writer.file_id != present
             finally:
                 broker.process.send_signal(signal.SIGCONT)
@@ -494,17 +577,22 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_a_recall_that_meets_the_release_finds_a_ring(broker, monkeypatch, mode, ahead):
-    """A WRITE into memory that is deregistered would break the queue pair, and with it what goes over it to other partitions."""
+    """A WRITE into memory that is deregistered would break the queue pair, and with it what goes
+    over it to other partitions."""
     release, met = ProduceAccess.release, []
 
     def recall_first(access: ProduceAccess, grant, *, clean: bool = True):
         if grant.partition.topic_partition == TP and not grant.released:
             met.append(grant.file_id)
-            for file_id in [f for f, g in grant.peer.grants.items() if g.partition.topic_partition == TP]:
+            for file_id in [
+                f for f, g in grant.peer.grants.items() if g.partition.topic_partition == TP
+            ]:
                 grant.head.engine.worker.recall(file_id)
         release(access, grant, clean=clean)
 
-    with closing(connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})) as session:
+    with closing(
+        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    ) as session:
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         session.admin.create_topic("other", 1)
         with session.producer(**{"rdma.produce": mode}) as producer:

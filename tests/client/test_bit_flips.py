@@ -1,9 +1,11 @@
-"""One flipped bit in a segment, seen by every reader: an error that says where and what to do, or exactly the right rows.
+"""One flipped bit in a segment, seen by every reader: an error that says where and what to do, or
+exactly the right rows.
 
-Kafka's CRC leaves out the first 21 bytes of a batch: base offset, batch length, leader epoch, magic and the CRC itself.  A reader
-compares them with what it knows (`kdirect.format.chain`).
+Kafka's CRC leaves out the first 21 bytes of a batch: base offset, batch length, leader epoch, magic
+and the CRC itself.  A reader compares them with what it knows (`kdirect.format.chain`).
 
-`KDIRECT_FLIPS=n` flips n bits drawn by the seed in a larger log, instead of each bit of each header of a small one.
+`KDIRECT_FLIPS=n` flips n bits drawn by the seed in a larger log, instead of each bit of each header
+of a small one.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Read = Callable[[int, int], Iterator[Row]]
 
 
 class Log:
-    """One partition of a running broker: a sealed segment and a head, `batches` batches each of one to four records."""
+    """One partition of a running broker: a sealed segment and a head, `batches` batches each of one
+    to four records."""
 
     def __init__(self, broker: kdirect.Broker, batches: int, rng: random.Random) -> None:
         self.servers = broker.bootstrap_servers
@@ -44,11 +47,16 @@ class Log:
             if segment:
                 self.partition.roll()
             for _ in range(batches):
-                with kdirect.Producer({"bootstrap.servers": self.servers, "transport": "tcp", "linger.ms": 10_000}) as producer:
+                with kdirect.Producer(
+                    {"bootstrap.servers": self.servers, "transport": "tcp", "linger.ms": 10_000}
+                ) as producer:
                     for _ in range(rng.randrange(1, 5)):
                         self.rows.append((len(self.rows), b"%04d" % len(self.rows)))
                         producer.produce(TP.topic, self.rows[-1][1], partition=0)
-        self.files = [(s.path, s.base_offset, list(iterate_batches(s.path.read_bytes()[: s.size]))) for s in self.partition.segments]
+        self.files = [
+            (s.path, s.base_offset, list(iterate_batches(s.path.read_bytes()[: s.size])))
+            for s in self.partition.segments
+        ]
         assert [len(found) for _, _, found in self.files] == [batches, batches]
 
     def flips(self, rng: random.Random) -> Iterator[tuple[int, int, int, Any]]:
@@ -167,7 +175,11 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(log, seed, kind, transport
             with Flipped(path, position, bit):
                 try:
                     found = outcome(read, log.rows, start, len(log.rows))
-                    assert found == "rows" or transport == "tcp" or f"position {batch.position} of the segment" in found, found
+                    assert (
+                        found == "rows"
+                        or transport == "tcp"
+                        or f"position {batch.position} of the segment" in found
+                    ), found
                 except (AssertionError, KdirectError, TimeoutError) as e:
                     byte = f"byte {position - batch.position} bit {bit} of the batch at {batch.position} of {path.name}"
                     wrong.append(f"{byte}, from {start}: {e!r:.300}")
@@ -177,6 +189,8 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(log, seed, kind, transport
                 break
         assert not wrong, "\n".join(wrong)
         assert errors > 0.9 * len(flips)
-        assert outcome(read, log.rows, 0, len(log.rows)) == "rows", "the reader goes on once the file is whole again"
+        assert outcome(read, log.rows, 0, len(log.rows)) == "rows", (
+            "the reader goes on once the file is whole again"
+        )
     finally:
         close()

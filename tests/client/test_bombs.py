@@ -1,7 +1,8 @@
 """Batches that say little and mean much: small on the wire, a gigabyte when decompressed.
 
-Whoever opens one refuses it by what it may hold (`max.batch.bytes`), without ever having the memory.  The peaks are those of whole
-processes: a broker that looks up times, and each reader in a process of its own.
+Whoever opens one refuses it by what it may hold (`max.batch.bytes`), without ever having the
+memory.  The peaks are those of whole processes: a broker that looks up times, and each reader in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ from kdirect.options import CLIENT
 T = 1_700_000_000_000
 PLAIN_BYTES = 1 << 30
 LIMIT_BYTES = CLIENT.find("max.batch.bytes").default
-# The limit once as pieces and once joined, and a batch as it came; a bomb that goes off takes a gigabyte.
+# The limit once as pieces and once joined, and a batch as it came; a bomb that goes off takes a
+# gigabyte.
 MOST_GROWTH_BYTES = 2 * LIMIT_BYTES + (48 << 20)
 CODECS = ("gzip", "snappy", "xerial", "lz4", "zstd", "zstd-unsized")
 ALLOWED_BYTES = 48 << 20
@@ -66,14 +68,28 @@ def packed(codec: str) -> bytes:
     head = record_head(PLAIN_BYTES)
     if codec == "gzip":
         tool = zlib.compressobj(6, zlib.DEFLATED, 31)
-        return tool.compress(head) + b"".join(tool.compress(x) for x in zeros(PLAIN_BYTES)) + tool.flush()
+        return (
+            tool.compress(head)
+            + b"".join(tool.compress(x) for x in zeros(PLAIN_BYTES))
+            + tool.flush()
+        )
     if codec.startswith("zstd"):
         total = PLAIN_BYTES + len(head)
         stream = zstandard.ZstdCompressor().compressobj(size=total if codec == "zstd" else -1)
-        return stream.compress(head) + b"".join(stream.compress(x) for x in zeros(PLAIN_BYTES)) + stream.flush()
+        return (
+            stream.compress(head)
+            + b"".join(stream.compress(x) for x in zeros(PLAIN_BYTES))
+            + stream.flush()
+        )
     if codec == "lz4":
         # One block a 4 MiB, each a repetition of one byte: 255 bytes for each byte of length.
-        block = bytes([0x1F, 0, 1, 0]) + b"\xff" * ((4 << 20) // 255 - 1) + bytes([200]) + bytes([0x50]) + bytes(5)
+        block = (
+            bytes([0x1F, 0, 1, 0])
+            + b"\xff" * ((4 << 20) // 255 - 1)
+            + bytes([200])
+            + bytes([0x50])
+            + bytes(5)
+        )
         frame = b"\x04\x22\x4d\x18\x60\x70\x73"
         first = struct.pack("<I", len(head) | 1 << 31) + head
         return frame + first + (struct.pack("<I", len(block)) + block) * 250 + b"\0\0\0\0"
@@ -95,7 +111,10 @@ def batch(attributes: int, data: bytes) -> bytes:
 
 def peak_bytes(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text()
-    return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:"))) << 10
+    return (
+        int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")))
+        << 10
+    )
 
 
 CHILD = """
@@ -149,7 +168,9 @@ def broker(tmp_path_factory):
     """A broker in a process of its own with a partition for each bomb, the first being harmless."""
     from tests.conftest import BrokerProcess
 
-    process = BrokerProcess(tmp_path_factory.mktemp("bombs") / "log", {"message.max.bytes": 16 << 20}).start()
+    process = BrokerProcess(
+        tmp_path_factory.mktemp("bombs") / "log", {"message.max.bytes": 16 << 20}
+    ).start()
     session = kdirect.connect(process.bootstrap_servers)
     session.admin.create_topic("t", 2 + len(CODECS))
     session.close()
@@ -171,11 +192,15 @@ def broker(tmp_path_factory):
 @pytest.mark.parametrize("how", READERS)
 def test_readers_refuse_bombs_before_they_burst(broker, how, transport):
     arguments = [broker.bootstrap_servers, how, transport, str(1 + len(CODECS))]
-    done = subprocess.run([sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     for codec, error in zip(CODECS, answer["errors"], strict=True):
-        assert f"more than {LIMIT_BYTES} bytes" in error and "max.batch.bytes" in error, f"{codec}: {error}"
+        assert f"more than {LIMIT_BYTES} bytes" in error and "max.batch.bytes" in error, (
+            f"{codec}: {error}"
+        )
     assert answer["growth"] < MOST_GROWTH_BYTES
 
 
@@ -184,7 +209,9 @@ def test_readers_refuse_bombs_before_they_burst(broker, how, transport):
 def test_readers_open_few_batches_at_a_time_that_stand_for_much(broker, how, transport):
     """Each is below the limit; those that one READ or Fetch brings are not, together."""
     arguments = [broker.bootstrap_servers, how, transport, str(-1 - len(CODECS))]
-    done = subprocess.run([sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, timeout=150)
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *arguments], capture_output=True, text=True, timeout=150
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     answer = json.loads(done.stdout.splitlines()[-1])
     assert answer["read"] == 1

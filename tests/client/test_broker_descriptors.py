@@ -1,7 +1,8 @@
 """What a broker keeps for clients of a process that lives on: nothing but its control connection.
 
-Descriptors and mappings of a broker in a process of its own, over rounds of producers and consumers that are opened and closed in one
-process.  Each used to leave some behind: for ever with a consumer, until Python's cyclic collector came with a producer.
+Descriptors and mappings of a broker in a process of its own, over rounds of producers and consumers
+that are opened and closed in one process.  Each used to leave some behind: for ever with a
+consumer, until Python's cyclic collector came with a producer.
 """
 
 from __future__ import annotations
@@ -33,7 +34,11 @@ def descriptors(pid: int) -> Counter[str]:
 def mappings(pid: int) -> Counter[str]:
     """Those of files and shared memory: the allocator's come and go."""
     lines = (line.split(None, 5) for line in Path(f"/proc/{pid}/maps").read_text().splitlines())
-    return Counter("".join(c for c in line[5] if not c.isdigit()) for line in lines if len(line) > 5 and line[5].startswith("/"))
+    return Counter(
+        "".join(c for c in line[5] if not c.isdigit())
+        for line in lines
+        if len(line) > 5 and line[5].startswith("/")
+    )
 
 
 def settled(pid: int, most: tuple[int, int] | None) -> tuple[Counter[str], Counter[str]]:
@@ -44,7 +49,10 @@ def settled(pid: int, most: tuple[int, int] | None) -> tuple[Counter[str], Count
         if most is None:
             time.sleep(1)
             return descriptors(pid), mappings(pid)
-        if all(x.total() <= y for x, y in zip(now, most, strict=True)) or time.monotonic() > deadline:
+        if (
+            all(x.total() <= y for x, y in zip(now, most, strict=True))
+            or time.monotonic() > deadline
+        ):
             return now
         time.sleep(0.1)
 
@@ -97,8 +105,13 @@ def test_closed_consumers_leave_nothing_in_the_broker(broker_process):
     def one_round() -> None:
         consumers = []
         for i in range(CLIENTS):
-            # No group: its connection to the coordinator would be kept for the next consumer, as it should.
-            consumers.append(kdirect.Consumer({**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False}))
+            # No group: its connection to the coordinator would be kept for the next consumer, as it
+            # should.
+            consumers.append(
+                kdirect.Consumer(
+                    {**settings, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+                )
+            )
             consumers[-1].assign([TopicPartition("t", i % PARTITIONS)])
             assert consumers[-1].poll(20) is not None
         for consumer in consumers:

@@ -1,4 +1,5 @@
-"""Finding brokers and leaders: bootstrap, metadata and its cache, connections shared, leased and found again."""
+"""Finding brokers and leaders: bootstrap, metadata and its cache, connections shared, leased and
+found again."""
 
 from __future__ import annotations
 
@@ -15,7 +16,14 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from kdirect.client.admin import LATEST_OFFSET, Admin
 from kdirect.client.cluster import Backoff, Cluster, parse_servers
 from kdirect.client.tcp import TcpAppender, TcpFetcher
-from kdirect.errors import BrokerError, BrokerUnavailableError, ClosedError, ConfigError, ProtocolError, UnknownTopicError
+from kdirect.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ClosedError,
+    ConfigError,
+    ProtocolError,
+    UnknownTopicError,
+)
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
 
@@ -44,7 +52,18 @@ def test_servers_are_parsed(server, expected):
 
 
 @pytest.mark.parametrize(
-    "server", ["localhost", "localhost:", ":9092", "localhost:0", "localhost:65536", "host:port", "a b:1", "http://h:1/x", ""]
+    "server",
+    [
+        "localhost",
+        "localhost:",
+        ":9092",
+        "localhost:0",
+        "localhost:65536",
+        "host:port",
+        "a b:1",
+        "http://h:1/x",
+        "",
+    ],
 )
 def test_wrong_servers_are_named(server):
     with pytest.raises(ConfigError, match=r"bootstrap\.servers") as caught:
@@ -78,11 +97,20 @@ def test_nobody_answers():
     with unused_port() as a, unused_port() as b:
         first, second = a.getsockname()[1], b.getsockname()[1]
         started = time.monotonic()
-        with pytest.raises(BrokerUnavailableError, match=rf"127\.0\.0\.1:{first} \(connection refused\)") as caught:
+        with pytest.raises(
+            BrokerUnavailableError, match=rf"127\.0\.0\.1:{first} \(connection refused\)"
+        ) as caught:
             Cluster({"bootstrap.servers": f"127.0.0.1:{first}", "connect.timeout.ms": 300}).topics()
         assert "kdirect broker --listeners" in caught.value.hint
-        with pytest.raises(BrokerUnavailableError, match=rf"none of the bootstrap servers.*{first}.*{second}"):
-            Cluster({"bootstrap.servers": f"127.0.0.1:{first},127.0.0.1:{second}", "connect.timeout.ms": 100}).topics()
+        with pytest.raises(
+            BrokerUnavailableError, match=rf"none of the bootstrap servers.*{first}.*{second}"
+        ):
+            Cluster(
+                {
+                    "bootstrap.servers": f"127.0.0.1:{first},127.0.0.1:{second}",
+                    "connect.timeout.ms": 100,
+                }
+            ).topics()
         assert time.monotonic() - started < 5
 
 
@@ -185,7 +213,13 @@ def test_one_broker_is_reached_where_it_answered_at_first(behind, proxy, new_top
     tp = TopicPartition(new_topic(), 0)
     connection = c.connection_for(tp)
     assert connection.peer == proxy.bootstrap_servers
-    assert connection is c.control_connection() is c.connection_for(tp) is c.controller_connection() is c.coordinator_connection("g")
+    assert (
+        connection
+        is c.control_connection()
+        is c.connection_for(tp)
+        is c.controller_connection()
+        is c.coordinator_connection("g")
+    )
     assert c.connection_for(tp, "data") is not connection
     assert c.statistics()["connects"] == 2
 
@@ -211,7 +245,9 @@ def test_leases_are_reused_and_broken_ones_are_not(cluster, new_topic):
 def test_threads_share_the_connections(cluster, new_topic):
     tp = TopicPartition(new_topic(), 0)
     found = []
-    threads = [threading.Thread(target=lambda: found.append(cluster.connection_for(tp))) for _ in range(8)]
+    threads = [
+        threading.Thread(target=lambda: found.append(cluster.connection_for(tp))) for _ in range(8)
+    ]
     for t in threads:
         t.start()
     for t in threads:
@@ -315,14 +351,18 @@ def test_a_stopped_broker_does_not_hang_the_client(broker_process):
 
 @pytest.fixture
 def three_brokers():
-    """The addresses of librdkafka's in-process cluster: another implementation, and one with several brokers."""
-    producer = confluent_kafka.Producer({"bootstrap.servers": "replaced", "test.mock.num.brokers": 3, "log_level": 0})
+    """The addresses of librdkafka's in-process cluster: another implementation, and one with
+    several brokers."""
+    producer = confluent_kafka.Producer(
+        {"bootstrap.servers": "replaced", "test.mock.num.brokers": 3, "log_level": 0}
+    )
     yield [f"{b.host}:{b.port}" for b in producer.list_topics(timeout=10).brokers.values()]
     producer.flush(10)
 
 
 def test_leaders_on_three_brokers(three_brokers):
-    """Partitions are written, read, counted and committed where their leaders are, from one bootstrap server."""
+    """Partitions are written, read, counted and committed where their leaders are, from one
+    bootstrap server."""
     producer = confluent_kafka.Producer({"bootstrap.servers": ",".join(three_brokers)})
     # Leaders are drawn by lot: of four partitions all have the same one time in 27, of 32 never.
     tps = [TopicPartition(f"t{topic}", partition) for topic in range(8) for partition in range(4)]
@@ -341,6 +381,9 @@ def test_leaders_on_three_brokers(three_brokers):
                     assert len(data) > 61
                     assert appender.append(data) == 1
         admin = Admin(c)
-        assert {tp: offset for tp, (offset, _) in admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)).items()} == dict.fromkeys(tps, 2)
+        assert {
+            tp: offset
+            for tp, (offset, _) in admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET)).items()
+        } == dict.fromkeys(tps, 2)
         admin.commit_offsets("g", {tps[2]: 1})
         assert admin.committed_offsets("g", tps[2:4]) == {tps[2]: 1, tps[3]: None}

@@ -1,4 +1,5 @@
-"""The control connection: against a real broker for what works, against a scripted peer for what no broker would send."""
+"""The control connection: against a real broker for what works, against a scripted peer for what no
+broker would send."""
 
 from __future__ import annotations
 
@@ -45,14 +46,18 @@ def versions_answer(correlation_id: int, ranges: dict[int, tuple[int, int]]) -> 
 
 
 class Peer:
-    """Accepts connections; `script(socket, correlation id, api key, number of the request)` says what each request gets.
+    """Accepts connections; `script(socket, correlation id, api key, number of the request)` says
+    what each request gets.
 
-    It answers ApiVersions in version 0 only, as a broker of Kafka 0.10 does, unless `versions` is None.
+    It answers ApiVersions in version 0 only, as a broker of Kafka 0.10 does, unless `versions` is
+    None.
     """
 
     RANGES = {0: (0, 8), 1: (0, 11), 3: (0, 8), 18: (0, 0)}
 
-    def __init__(self, script: Callable[[socket.socket, int, int, int], None], versions: dict | None = RANGES) -> None:
+    def __init__(
+        self, script: Callable[[socket.socket, int, int, int], None], versions: dict | None = RANGES
+    ) -> None:
         self.script, self.versions = script, versions
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.port = self.listener.getsockname()[1]
@@ -82,7 +87,9 @@ class Peer:
                 data = data[4 + size :]
                 if key == 18 and self.versions is not None:
                     unsupported = frame(struct.pack(">ihi", correlation_id, 35, 0))
-                    s.sendall(unsupported if version else versions_answer(correlation_id, self.versions))
+                    s.sendall(
+                        unsupported if version else versions_answer(correlation_id, self.versions)
+                    )
                 else:
                     self.script(s, correlation_id, key, count)
                     count += 1
@@ -116,10 +123,15 @@ def connect(p: Peer, timeout_ms: float = 5000, **kwargs) -> Connection:
 
 def metadata_v8(correlation_id: int, cluster_id: str = "c") -> bytes:
     """An empty metadata response of version 8, framed."""
-    return frame(struct.pack(">iiih", correlation_id, 0, 0, len(cluster_id)) + cluster_id.encode() + struct.pack(">iii", 1, 0, -(2**31)))
+    return frame(
+        struct.pack(">iiih", correlation_id, 0, 0, len(cluster_id))
+        + cluster_id.encode()
+        + struct.pack(">iii", 1, 0, -(2**31))
+    )
 
 
-# -- malformed and missing answers -------------------------------------------------------------------------
+# -- malformed and missing answers
+# -------------------------------------------------------------------------
 
 
 def test_versions_fall_back_to_zero_and_agree(peer):
@@ -128,7 +140,9 @@ def test_versions_fall_back_to_zero_and_agree(peer):
         assert c.version_for(METADATA) == 8
         assert c.supports(3) and not c.supports(32001) and not c.is_kdirect
         assert c.request(metadata()).cluster_id == "a cluster"
-        with pytest.raises(ProtocolError, match=r"does not know GetConsumeAccessRequest.*32003") as caught:
+        with pytest.raises(
+            ProtocolError, match=r"does not know GetConsumeAccessRequest.*32003"
+        ) as caught:
             c.request(protocol.GetConsumeAccessRequest(connection_id=1, partitions=[]))
         assert "kdirect broker" in caught.value.hint
 
@@ -136,14 +150,18 @@ def test_versions_fall_back_to_zero_and_agree(peer):
 def test_no_version_in_common(peer):
     with (
         connect(peer(lambda *a: None, versions={**Peer.RANGES, 0: (0, 2)})) as c,
-        pytest.raises(ProtocolError, match=r"speaks versions 0 to 2 of ProduceRequest.*this client 3 to"),
+        pytest.raises(
+            ProtocolError, match=r"speaks versions 0 to 2 of ProduceRequest.*this client 3 to"
+        ),
     ):
         c.version_for(protocol.ProduceRequest)
 
 
 def test_wrong_correlation_id_ends_the_connection(peer):
     with connect(peer(lambda s, c, key, n: s.sendall(metadata_v8(c + 1)))) as c:
-        with pytest.raises(ProtocolError, match=r"answered MetadataRequest with correlation id 4 instead of 3"):
+        with pytest.raises(
+            ProtocolError, match=r"answered MetadataRequest with correlation id 4 instead of 3"
+        ):
             c.request(metadata())
         assert c.closed
         with pytest.raises(ProtocolError):
@@ -179,7 +197,10 @@ def test_garbage_instead_of_a_frame(peer, answer, message):
 
 def test_a_response_over_the_limit_is_refused_before_it_is_read(peer):
     with (
-        connect(peer(lambda s, c, key, n: s.sendall(struct.pack(">ii", 5000, c))), max_response_bytes=4096) as c,
+        connect(
+            peer(lambda s, c, key, n: s.sendall(struct.pack(">ii", 5000, c))),
+            max_response_bytes=4096,
+        ) as c,
         pytest.raises(ProtocolError, match="5000 bytes; from 4 to 4096"),
     ):
         c.request(metadata())
@@ -203,7 +224,10 @@ def test_any_body_is_a_response_or_a_protocol_error(body):
 def test_a_truncated_body_is_told_with_its_field(peer):
     with (
         connect(peer(lambda s, c, key, n: s.sendall(frame(metadata_v8(c)[4:-9])))) as c,
-        pytest.raises(ProtocolError, match=r"malformed answer to MetadataRequest: .*controller_id, at byte 15 of 18"),
+        pytest.raises(
+            ProtocolError,
+            match=r"malformed answer to MetadataRequest: .*controller_id, at byte 15 of 18",
+        ),
     ):
         c.request(metadata())
 
@@ -235,7 +259,15 @@ def test_frames_larger_than_the_buffer(peer):
         # What follows the body is ignored, as Kafka does.
         return frame(metadata_v8(c)[4:] + bytes(size))
 
-    with connect(peer(lambda s, c, key, n: s.sendall(padded(c, sizes[n // 2])) if n % 2 == 0 else s.sendall(metadata_v8(c, "small")))) as c:
+    with connect(
+        peer(
+            lambda s, c, key, n: (
+                s.sendall(padded(c, sizes[n // 2]))
+                if n % 2 == 0
+                else s.sendall(metadata_v8(c, "small"))
+            )
+        )
+    ) as c:
         for _ in sizes:
             big, small = c.submit(metadata()), c.submit(metadata())
             assert big.result().cluster_id == "c"
@@ -252,7 +284,9 @@ def test_timeout_names_request_and_broker_and_the_late_answer_is_dropped(peer):
 
     p = peer(script)
     with connect(p) as c:
-        with pytest.raises(TimedOutError, match=rf"127.0.0.1:{p.port} did not answer MetadataRequest within 50 ms"):
+        with pytest.raises(
+            TimedOutError, match=rf"127.0.0.1:{p.port} did not answer MetadataRequest within 50 ms"
+        ):
             c.request(metadata(), timeout_ms=50)
         assert c.statistics()["abandoned"] == 1 and not c.closed
         release.set()
@@ -305,7 +339,12 @@ def test_a_peer_that_does_not_read_times_out_the_sender():
             acks=1,
             timeout_ms=1,
             topic_data=[
-                r.TopicProduceData(name="t", partition_data=[r.TopicProduceData.PartitionProduceData(index=0, records=bytes(16 << 20))])
+                r.TopicProduceData(
+                    name="t",
+                    partition_data=[
+                        r.TopicProduceData.PartitionProduceData(index=0, records=bytes(16 << 20))
+                    ],
+                )
             ],
         )
         with pytest.raises(TimedOutError, match="does not take requests"):
@@ -316,7 +355,9 @@ def test_a_peer_that_does_not_read_times_out_the_sender():
 
 
 def test_a_closed_first_connection_hints_at_the_listener(peer):
-    with pytest.raises(BrokerUnavailableError, match="closed the connection at the first request") as caught:
+    with pytest.raises(
+        BrokerUnavailableError, match="closed the connection at the first request"
+    ) as caught:
         connect(peer(lambda s, *a: s.shutdown(socket.SHUT_RDWR), versions=None))
     assert "plaintext listener" in caught.value.hint
 
@@ -347,7 +388,10 @@ def test_the_broker_closes_while_requests_wait(peer):
         assert c.closed and not c.alive()
 
 
-@pytest.mark.parametrize(("host", "message"), [("127.0.0.1", "connection refused"), ("no-such-host.invalid", "cannot be resolved")])
+@pytest.mark.parametrize(
+    ("host", "message"),
+    [("127.0.0.1", "connection refused"), ("no-such-host.invalid", "cannot be resolved")],
+)
 def test_nobody_there(host, message):
     with socket.socket() as s:  # bound, not listening: nobody else takes the port
         s.bind(("127.0.0.1", 0))
@@ -432,16 +476,24 @@ def test_a_fork_is_refused_and_disturbs_nothing(peer):
 
 def test_kafkas_error_codes_become_one_error_each():
     e = broker_error(6, "partition t-0")
-    assert isinstance(e, BrokerError) and (e.code, e.name, e.retriable) == (6, "NOT_LEADER_OR_FOLLOWER", True)
+    assert isinstance(e, BrokerError) and (e.code, e.name, e.retriable) == (
+        6,
+        "NOT_LEADER_OR_FOLLOWER",
+        True,
+    )
     e = broker_error(36, "creating topic 't'", "Topic 't' already exists.")
-    assert str(e) == "creating topic 't': Topic 't' already exists. (TOPIC_ALREADY_EXISTS); choose another name, or ask for if_not_exists"
+    assert (
+        str(e)
+        == "creating topic 't': Topic 't' already exists. (TOPIC_ALREADY_EXISTS); choose another name, or ask for if_not_exists"
+    )
     assert not e.retriable
     assert isinstance(broker_error(3, "t-9"), UnknownTopicError)
     e = broker_error(12345, "x")
     assert (e.code, e.name, e.retriable) == (12345, "ERROR_12345", False)
 
 
-# -- a real broker -----------------------------------------------------------------------------------------
+# -- a real broker
+# -----------------------------------------------------------------------------------------
 
 
 def host_port(servers: str) -> tuple[str, int]:

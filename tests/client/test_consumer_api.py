@@ -1,4 +1,5 @@
-"""The consumer as users call it: groups with stock members, offsets, pause and seek, errors of one partition, ends."""
+"""The consumer as users call it: groups with stock members, offsets, pause and seek, errors of one
+partition, ends."""
 
 from __future__ import annotations
 
@@ -21,7 +22,13 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.client.assignors import ASSIGNORS, decode_assignment, decode_subscription, encode_assignment, encode_subscription
+from kdirect.client.assignors import (
+    ASSIGNORS,
+    decode_assignment,
+    decode_subscription,
+    encode_assignment,
+    encode_subscription,
+)
 from kdirect.errors import (
     BrokerError,
     ClosedError,
@@ -40,12 +47,15 @@ QUICK = {"heartbeat.interval.ms": 50, "session.timeout.ms": 6000, "auto.offset.r
 
 @pytest.fixture
 def made(broker):
-    """(broker in this process, factory of consumers for it); settings as keyword arguments with `_` for `.`."""
+    """(broker in this process, factory of consumers for it); settings as keyword arguments with `_`
+    for `.`."""
     consumers = []
 
     def make(**settings) -> kdirect.Consumer:
         settings = {name.replace("_", "."): value for name, value in settings.items()}
-        consumers.append(kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **QUICK, **settings}))
+        consumers.append(
+            kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **QUICK, **settings})
+        )
         return consumers[-1]
 
     yield broker, make
@@ -59,7 +69,9 @@ def fill(broker, name="t", partitions=1, count=0, first=0, **configs):
     session.admin.create_topic(name, partitions, configs=configs, if_not_exists=True)
     with session.producer() as producer:
         for i in range(first, first + count):
-            producer.produce(name, b"%d" % i, b"k%d" % i, partition=i % partitions, timestamp=1000 + i)
+            producer.produce(
+                name, b"%d" % i, b"k%d" % i, partition=i % partitions, timestamp=1000 + i
+            )
     return [TopicPartition(name, p) for p in range(partitions)]
 
 
@@ -89,7 +101,8 @@ def until(condition, *consumers, timeout=30.0):
     return out
 
 
-# -- reading -----------------------------------------------------------------------------------------------
+# -- reading
+# -----------------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -99,8 +112,13 @@ def test_messages_positions_seek_and_times(made, transport):
     consumer = make(transport=transport)
     consumer.assign([a, b])  # no offsets and no group: auto.offset.reset
     got = take(consumer, 1000)
-    assert [(m.topic(), m.offset(), m.value(), m.key(), m.timestamp(), m.headers(), len(m)) for m in got if m.partition() == 1] == [
-        ("t", n, b"%d" % i, b"k%d" % i, (0, 1000 + i), None, len(str(i))) for n, i in enumerate(range(1, 1000, 2))
+    assert [
+        (m.topic(), m.offset(), m.value(), m.key(), m.timestamp(), m.headers(), len(m))
+        for m in got
+        if m.partition() == 1
+    ] == [
+        ("t", n, b"%d" % i, b"k%d" % i, (0, 1000 + i), None, len(str(i)))
+        for n, i in enumerate(range(1, 1000, 2))
     ]
     assert consumer.poll(0) is None and consumer.poll(0.05) is None
     assert (consumer.position(a), consumer.position(b)) == (500, 500)
@@ -159,7 +177,9 @@ def test_records_and_columns_may_be_mixed(made, transport, seed):
             for m in consumer.consume(rng.randrange(1, 60), 5):
                 seen[m.partition()].append(m.value())
         else:
-            batch = consumer.poll_arrow(5, max_rows=rng.randrange(1, 200), max_bytes=rng.choice([1, 1000, 1 << 20]))
+            batch = consumer.poll_arrow(
+                5, max_rows=rng.randrange(1, 200), max_bytes=rng.choice([1, 1000, 1 << 20])
+            )
             p = batch.column("partition")[0].as_py()
             assert batch.column("offset")[0].as_py() == len(seen[p])
             seen[p] += batch.column("value").to_pylist()
@@ -175,7 +195,9 @@ def test_records_and_columns_may_be_mixed(made, transport, seed):
 def test_what_stock_producers_write(made, transport, codec):
     broker, make = made
     fill(broker)
-    theirs = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "compression.type": codec, "linger.ms": 20})
+    theirs = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "compression.type": codec, "linger.ms": 20}
+    )
     for i in range(100):
         theirs.produce(
             "t",
@@ -192,12 +214,24 @@ def test_what_stock_producers_write(made, transport, codec):
     consumer.subscribe(["t"])
     got = take(consumer, 101)
     assert [(m.value(), m.key(), m.timestamp()[1], m.headers()) for m in got[:100]] == [
-        (b"%d" % i * 10, None if i % 2 else b"k", 2000 + i, [("h", b"%d" % i), ("n", None)] if i % 3 == 0 else None) for i in range(100)
+        (
+            b"%d" % i * 10,
+            None if i % 2 else b"k",
+            2000 + i,
+            [("h", b"%d" % i), ("n", None)] if i % 3 == 0 else None,
+        )
+        for i in range(100)
     ]
-    assert (got[100].value(), got[100].key(), got[100].timestamp()[1], got[100].headers()) == (b"python", b"p", 7, [("x", b"y")])
+    assert (got[100].value(), got[100].key(), got[100].timestamp()[1], got[100].headers()) == (
+        b"python",
+        b"p",
+        7,
+        [("x", b"y")],
+    )
 
 
-# -- groups ------------------------------------------------------------------------------------------------
+# -- groups
+# ------------------------------------------------------------------------------------------------
 
 
 def test_assignors_agree_with_kafka_pythons(seed):
@@ -208,21 +242,38 @@ def test_assignors_agree_with_kafka_pythons(seed):
     }
     for turn in range(200):
         counts = {f"topic{i}": rng.randrange(1, 9) for i in range(rng.randrange(1, 5))}
-        read = [frozenset(rng.sample(sorted(counts), rng.randrange(1, len(counts) + 1))) for _ in range(rng.randrange(1, 6))]
+        read = [
+            frozenset(rng.sample(sorted(counts), rng.randrange(1, len(counts) + 1)))
+            for _ in range(rng.randrange(1, 6))
+        ]
         static = rng.randrange(3)
-        if turn % 2:  # what kafka-python's roundrobin can do: members that read the same topics, and no static ones
+        if (
+            turn % 2
+        ):  # what kafka-python's roundrobin can do: members that read the same topics, and no static ones
             read, static = [frozenset(counts)] * len(read), 0
-        members = [(f"m{rng.randrange(1000)}-{i}", f"i{i}" if i < static else None, topics) for i, topics in enumerate(read)]
-        cluster = SimpleNamespace(partitions_for_topic=lambda topic, counts=counts: set(range(counts[topic])))
+        members = [
+            (f"m{rng.randrange(1000)}-{i}", f"i{i}" if i < static else None, topics)
+            for i, topics in enumerate(read)
+        ]
+        cluster = SimpleNamespace(
+            partitions_for_topic=lambda topic, counts=counts: set(range(counts[topic]))
+        )
         their_members = [
-            SimpleNamespace(member_id=m, group_instance_id=instance, metadata=SimpleNamespace(topics=sorted(topics)))
+            SimpleNamespace(
+                member_id=m,
+                group_instance_id=instance,
+                metadata=SimpleNamespace(topics=sorted(topics)),
+            )
             for m, instance, topics in members
         ]
         for name, assignor in theirs.items():
             if name == "roundrobin" and not turn % 2:
                 continue
             ours = {m: sorted(tps) for m, tps in ASSIGNORS[name](members, counts).items()}
-            expected = {m: sorted((t, p) for t, p in a.partitions()) for m, a in assignor.assign(cluster, their_members).items()}
+            expected = {
+                m: sorted((t, p) for t, p in a.partitions())
+                for m, a in assignor.assign(cluster, their_members).items()
+            }
             assert ours == expected, (name, members, counts)
     topics = {f"t{i}" for i in range(5)}
     assert decode_subscription(encode_subscription(topics)) == topics
@@ -253,13 +304,23 @@ def test_one_group_of_two_kdirect_members_and_one_of_librdkafka(made, transport,
 
         return {"on_assign": on_assign, "on_revoke": on_revoke}
 
-    settings = {"group.id": "g", "transport": transport, "partition.assignment.strategy": strategy, "auto.commit.interval.ms": 100}
+    settings = {
+        "group.id": "g",
+        "transport": transport,
+        "partition.assignment.strategy": strategy,
+        "auto.commit.interval.ms": 100,
+    }
     a = make(**settings)
     a.subscribe(["t"], **callbacks("a"))
     got = take(a, 600)
     assert events == [("a", "assign", 6)] and len(got) == 600 and a.memberid()
     k = confluent_kafka.Consumer(
-        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", "partition.assignment.strategy": strategy, **QUICK}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "group.id": "g",
+            "partition.assignment.strategy": strategy,
+            **QUICK,
+        }
     )
     k.subscribe(["t"], **callbacks("k"))
     b = make(**settings)
@@ -282,7 +343,9 @@ def test_one_group_of_two_kdirect_members_and_one_of_librdkafka(made, transport,
     b.unsubscribe()
     assert held["b"] == set() and b.assignment() == []
     alternating = {name: [kind for n, kind, _ in events if n == name] for name in "ab"}
-    assert all(kinds[i] != kinds[i + 1] for kinds in alternating.values() for i in range(len(kinds) - 1)), events
+    assert all(
+        kinds[i] != kinds[i + 1] for kinds in alternating.values() for i in range(len(kinds) - 1)
+    ), events
 
 
 @PATHS
@@ -306,7 +369,12 @@ def test_commits_and_where_a_group_goes_on(made, transport):
     consumer.subscribe("t")
     assert [m.offset() for m in take(consumer, 5)] == [10, 11, 12, 13, 14]
     consumer.close()  # commits what was handed out
-    consumer = make(group_id="g", enable_auto_offset_store=False, auto_commit_interval_ms=50, transport=transport)
+    consumer = make(
+        group_id="g",
+        enable_auto_offset_store=False,
+        auto_commit_interval_ms=50,
+        transport=transport,
+    )
     consumer.assign([tp])  # outside of the group's management: at its offset
     got = take(consumer, 20)
     assert got[0].offset() == 15
@@ -315,7 +383,9 @@ def test_commits_and_where_a_group_goes_on(made, transport):
     with pytest.raises(ConfigError, match="not assigned"):
         consumer.store_offsets(offsets={TopicPartition("t", 5): 1})
     consumer.close()
-    stock = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"})
+    stock = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g"}
+    )
     assert stock.committed([confluent_kafka.TopicPartition("t", 0)])[0].offset == 18
     stock.close()
 
@@ -345,11 +415,18 @@ def test_offsets_chosen_when_partitions_are_given_out(made):
 
     consumer = make(group_id="g")
     consumer.subscribe(["t"], on_assign=on_assign)
-    assert [(m.partition(), m.offset()) for m in take(consumer, 5)] == [(0, o) for o in range(45, 50)]
+    assert [(m.partition(), m.offset()) for m in take(consumer, 5)] == [
+        (0, o) for o in range(45, 50)
+    ]
     assert consumer.poll(0.1) is None
     other = make(group_id="h")
     other.subscribe(["t"], on_assign=lambda c, given: c.assign(dict.fromkeys(given, 48)))
-    assert sorted((m.partition(), m.offset()) for m in take(other, 4)) == [(0, 48), (0, 49), (1, 48), (1, 49)]
+    assert sorted((m.partition(), m.offset()) for m in take(other, 4)) == [
+        (0, 48),
+        (0, 49),
+        (1, 48),
+        (1, 49),
+    ]
 
 
 def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(broker_process):
@@ -370,7 +447,11 @@ def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(bro
         assert worker.poll(5).offset() == 1 and events == []
     settings["max.poll.interval.ms"] = 500
     with kdirect.Consumer(settings) as stuck, kdirect.Consumer(settings) as other:
-        stuck.subscribe("t", on_revoke=lambda c, t: events.append("given back"), on_lost=lambda c, t: events.append("lost"))
+        stuck.subscribe(
+            "t",
+            on_revoke=lambda c, t: events.append("given back"),
+            on_lost=lambda c, t: events.append("lost"),
+        )
         assert take(stuck, 1)[0].offset() == 2
         events.clear()
         other.subscribe("t")
@@ -378,7 +459,10 @@ def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(bro
         assert again[0].offset() == 2, "what was not committed is read again"
         with pytest.raises(BrokerError) as refused:
             stuck.commit(offsets={tp: 50}, asynchronous=False)
-        assert refused.value.name in ("UNKNOWN_MEMBER_ID", "ILLEGAL_GENERATION") or "members" in str(refused.value)
+        assert refused.value.name in (
+            "UNKNOWN_MEMBER_ID",
+            "ILLEGAL_GENERATION",
+        ) or "members" in str(refused.value)
         until(lambda: "lost" in events, stuck, other)
         assert "given back" not in events[: events.index("lost")]
 
@@ -386,7 +470,9 @@ def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(bro
 def test_a_consumer_that_is_dropped_leaves_its_group(made):
     broker, make = made
     (tp,) = fill(broker, "t", 1, 1)
-    lone = kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", **QUICK})
+    lone = kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "g", **QUICK}
+    )
     lone.subscribe("t")
     take(lone, 1)
     thread = lone._membership._thread
@@ -407,7 +493,12 @@ def test_partitions_and_topics_that_come_later(made, transport, group):
     broker, make = made
     fill(broker, "logs-a", 1, 10)
     admin = connect(broker.bootstrap_servers).admin
-    consumer = make(metadata_max_age_ms=200, transport=transport, auto_commit_interval_ms=100, **({"group_id": group} if group else {}))
+    consumer = make(
+        metadata_max_age_ms=200,
+        transport=transport,
+        auto_commit_interval_ms=100,
+        **({"group_id": group} if group else {}),
+    )
     consumer.subscribe("^logs-.*")
     assert len(take(consumer, 10)) == 10
     admin.create_partitions("logs-a", 3)
@@ -416,10 +507,13 @@ def test_partitions_and_topics_that_come_later(made, transport, group):
     fill(broker, "other", 1, 5)
     got = take(consumer, 14)
     assert sorted(int(m.value()) for m in got) == [*range(10, 19), *range(100, 105)]
-    assert {tp.topic for tp in consumer.assignment()} == {"logs-a", "logs-b"} and len(consumer.assignment()) == 4
+    assert {tp.topic for tp in consumer.assignment()} == {"logs-a", "logs-b"} and len(
+        consumer.assignment()
+    ) == 4
 
 
-# -- what goes wrong -----------------------------------------------------------------------------------------
+# -- what goes wrong
+# -----------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -454,7 +548,9 @@ def test_a_broken_batch_concerns_its_partition_alone(broker_process, transport):
     with segment.open("r+b") as f:
         f.seek(segment.read_bytes().index(b"value 10."))
         f.write(b"VALUE")
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": transport}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": transport}
+    ) as consumer:
         consumer.assign({a: 0, b: 0})
         got, errors = [], []
         deadline = time.monotonic() + 20
@@ -514,7 +610,12 @@ def test_mistakes_are_named(made):
         c.subscribe("t")
         c.poll(5)
     consumer.close()
-    for late in (lambda: consumer.poll(0), lambda: consumer.subscribe("t"), lambda: consumer.poll_arrow(0), lambda: consumer.consume(1, 0)):
+    for late in (
+        lambda: consumer.poll(0),
+        lambda: consumer.subscribe("t"),
+        lambda: consumer.poll_arrow(0),
+        lambda: consumer.consume(1, 0),
+    ):
         with pytest.raises(ClosedError):
             late()
 
@@ -587,6 +688,12 @@ def test_poll_wakes_for_a_record_and_a_thread_may_produce_meanwhile(made):
 @PATHS
 def test_the_example_runs_to_its_end(transport):
     example = Path(__file__).resolve().parents[2] / "examples/produce_consume.py"
-    run = subprocess.run([sys.executable, str(example), "--transport", transport], capture_output=True, text=True, timeout=120, check=False)
+    run = subprocess.run(
+        [sys.executable, str(example), "--transport", transport],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.endswith("10001 readings were read, 0 of them twice\n")

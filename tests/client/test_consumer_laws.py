@@ -1,5 +1,6 @@
-"""What a consumer promises when something goes wrong inside a call: nothing taken is lost, a record counts as done only when the next
-call asks for another, and what one call could not do is left to the next."""
+"""What a consumer promises when something goes wrong inside a call: nothing taken is lost, a record
+counts as done only when the next call asks for another, and what one call could not do is left to
+the next."""
 
 from __future__ import annotations
 
@@ -25,7 +26,9 @@ def make():
 
     def make(broker, **settings) -> kdirect.Consumer:
         settings = {name.replace("_", "."): value for name, value in settings.items()}
-        consumers.append(kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **QUICK, **settings}))
+        consumers.append(
+            kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **QUICK, **settings})
+        )
         return consumers[-1]
 
     yield make
@@ -34,7 +37,8 @@ def make():
 
 
 def fill(broker, count, partitions=1, size=0):
-    """Topic `t` with `count` records round robin, padded to `size` bytes, each a batch of its own: 64 KiB of them are loaded at a time."""
+    """Topic `t` with `count` records round robin, padded to `size` bytes, each a batch of its own:
+    64 KiB of them are loaded at a time."""
     session = connect(broker.bootstrap_servers)
     session.admin.create_topic("t", partitions, if_not_exists=True)
     with session.producer() as producer:
@@ -69,7 +73,8 @@ def fails_once(monkeypatch, thing, name, error):
     return calls
 
 
-# -- what was taken is returned --------------------------------------------------------------------------------
+# -- what was taken is returned
+# --------------------------------------------------------------------------------
 
 
 @PATHS
@@ -90,7 +95,8 @@ def test_consume_returns_what_it_took_before_the_broker_went(broker_process, mak
 @PATHS
 @pytest.mark.parametrize("error", [KeyboardInterrupt, kdirect.errors.BrokerUnavailableError])
 def test_what_is_raised_inside_consume_loses_nothing(broker, make, transport, error, monkeypatch):
-    """A signal's handler may raise anywhere: what was taken is handed out again.  A connection's end is the next call's."""
+    """A signal's handler may raise anywhere: what was taken is handed out again.  A connection's
+    end is the next call's."""
     (tp,) = fill(broker, 3000, size=100)
     consumer = make(broker, transport=transport)
     consumer.assign({tp: 0})
@@ -147,7 +153,9 @@ def test_a_call_commits_nothing_that_it_has_not_returned(broker, make, transport
     def due(wait_ms):
         found = pull(wait_ms)
         if found:
-            consumer._commit_due = consumer._attention = True  # as the group's clock says, in the middle of the call
+            consumer._commit_due = consumer._attention = (
+                True  # as the group's clock says, in the middle of the call
+            )
         return found
 
     monkeypatch.setattr(consumer._reading, "pull", due)
@@ -158,7 +166,8 @@ def test_a_call_commits_nothing_that_it_has_not_returned(broker, make, transport
     assert consumer.committed([tp]) == {tp: len(taken)}
 
 
-# -- what one call could not do is left to the next ---------------------------------------------------------------
+# -- what one call could not do is left to the next
+# ---------------------------------------------------------------
 
 
 REFUSED = BrokerError("injected", retriable=True)
@@ -166,11 +175,15 @@ REFUSED = BrokerError("injected", retriable=True)
 
 @PATHS
 @pytest.mark.parametrize("what", ["the committed offsets", "the first offsets"])
-def test_partitions_given_out_are_read_though_a_poll_failed_on_the_way(broker, make, transport, what, monkeypatch):
+def test_partitions_given_out_are_read_though_a_poll_failed_on_the_way(
+    broker, make, transport, what, monkeypatch
+):
     tps = fill(broker, 10, 2)
     consumer = make(broker, group_id="g", transport=transport)
     if what == "the committed offsets":
-        calls = fails_once(monkeypatch, consumer._membership, "committed", TimedOutError("injected"))
+        calls = fails_once(
+            monkeypatch, consumer._membership, "committed", TimedOutError("injected")
+        )
     else:
         calls = fails_once(monkeypatch, consumer._session, "earliest_offsets", REFUSED)
     given = []
@@ -192,7 +205,9 @@ def test_without_a_reset_each_poll_says_so_until_there_is_a_committed_offset(bro
             one.poll(20)
     two.subscribe("t")
     deadline = time.monotonic() + 30
-    while one._membership.rebalances < 2 or two._membership.rebalances < 1:  # nobody has read what was given out before
+    while (
+        one._membership.rebalances < 2 or two._membership.rebalances < 1
+    ):  # nobody has read what was given out before
         assert time.monotonic() < deadline
         for c in (one, two):
             try:
@@ -226,7 +241,9 @@ def test_a_reset_that_failed_is_tried_again(broker, make, transport, monkeypatch
     assert consumer.poll(20).offset() == 40 and len(calls) == 2
 
 
-def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(broker, make, monkeypatch):
+def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(
+    broker, make, monkeypatch
+):
     fill(broker, 1)
     consumer = make(broker, metadata_max_age_ms=100)
     consumer.subscribe("t")
@@ -242,7 +259,8 @@ def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(bro
     assert sorted(m.partition() for m in got) == [0, 1]
 
 
-# -- whose commit it is ------------------------------------------------------------------------------------------------
+# -- whose commit it is
+# ------------------------------------------------------------------------------------------------
 
 
 def until(condition, *consumers):
@@ -254,14 +272,20 @@ def until(condition, *consumers):
             c.poll(0.01)
 
 
-@pytest.mark.parametrize("how", ["the next poll", "commit", "asynchronous commit", "unsubscribe", "close"])
+@pytest.mark.parametrize(
+    "how", ["the next poll", "commit", "asynchronous commit", "unsubscribe", "close"]
+)
 def test_a_member_that_lost_its_place_does_not_commit_for_an_empty_group(broker, make, how):
     """The coordinator of a group without members takes any commit of nobody in particular."""
     (tp,) = fill(broker, 100)
     answered, events = [], []
     slow = make(broker, group_id="g", max_poll_interval_ms=1000, auto_commit_interval_ms=3_600_000)
     slow._on_commit = lambda error, offsets: answered.append(error and error.name)
-    slow.subscribe("t", on_revoke=lambda c, t: events.append("revoked"), on_lost=lambda c, t: events.append("lost"))
+    slow.subscribe(
+        "t",
+        on_revoke=lambda c, t: events.append("revoked"),
+        on_lost=lambda c, t: events.append("lost"),
+    )
     until(lambda: slow._queue.popped >= 10, slow)
     until(lambda: slow._membership.lost)  # no poll in time
     quick = make(broker, group_id="g")
@@ -300,10 +324,15 @@ def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(
     until(lambda: consumer.assignment() == [tp], consumer)
     assert consumer.commit(offsets={tp: 1}, asynchronous=False) == {tp: 1}
     consumer.assign({tp: 0})  # ends the subscription
-    assert consumer.commit(offsets={tp: 0}, asynchronous=False) == {tp: 0} == make(broker, group_id="g").committed([tp])
+    assert (
+        consumer.commit(offsets={tp: 0}, asynchronous=False)
+        == {tp: 0}
+        == make(broker, group_id="g").committed([tp])
+    )
 
 
-# -- timeouts ----------------------------------------------------------------------------------------------------------
+# -- timeouts
+# ----------------------------------------------------------------------------------------------------------
 
 
 @PATHS

@@ -1,4 +1,5 @@
-"""The RDMA paths end to end: a broker of its own in a process, real clients in others (KafkaDirect §4.2.2, §4.4.2)."""
+"""The RDMA paths end to end: a broker of its own in a process, real clients in others (KafkaDirect
+§4.2.2, §4.4.2)."""
 
 from __future__ import annotations
 
@@ -17,7 +18,13 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.errors import CorruptBatchError, DeliveryError, OffsetOutOfRangeError, TransportError, UnknownTopicError
+from kdirect.errors import (
+    CorruptBatchError,
+    DeliveryError,
+    OffsetOutOfRangeError,
+    TransportError,
+    UnknownTopicError,
+)
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 
@@ -34,7 +41,9 @@ def values_of(session, tp, start=0, stop=None, **settings):
 
 def kafka_values(servers, topic, count, partition=0):
     """What a stock Kafka client reads."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "check", "auto.offset.reset": "earliest"})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "check", "auto.offset.reset": "earliest"}
+    )
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
     out = []
     deadline = time.monotonic() + 30
@@ -78,21 +87,33 @@ def test_a_record_written_by_rdma_is_read_by_rdma_and_by_a_stock_client(served):
     session, broker = served
     with session.producer() as producer:
         for i in range(1000):
-            producer.produce("t", b"value %d" % i, key=b"key %d" % i, partition=0, timestamp=1000 + i)
+            producer.produce(
+                "t", b"value %d" % i, key=b"key %d" % i, partition=0, timestamp=1000 + i
+            )
         producer.flush()
         stats = producer.statistics()
-    assert (stats["rdma_records"], stats["rdma_requests"], stats.get("tcp_records", 0)) == (1000, 1000, 0)
+    assert (stats["rdma_records"], stats["rdma_requests"], stats.get("tcp_records", 0)) == (
+        1000,
+        1000,
+        0,
+    )
     reader = session.reader(TP, 0, 1000)
     batches = list(reader.batches())
     table = pa.Table.from_batches(batches)
     assert table.column("value").to_pylist() == [b"value %d" % i for i in range(1000)]
     assert table.column("key").to_pylist() == [b"key %d" % i for i in range(1000)]
     assert table.column("offset").to_pylist() == list(range(1000))
-    assert table.column("timestamp").cast(pa.int64()).to_pylist() == [(1000 + i) * 1000 for i in range(1000)]
+    assert table.column("timestamp").cast(pa.int64()).to_pylist() == [
+        (1000 + i) * 1000 for i in range(1000)
+    ]
     assert reader.transport == "shm"
-    assert reader.statistics()["read_bytes"] == stats["rdma_bytes"]  # each byte READ once, none beyond the last readable position
+    assert (
+        reader.statistics()["read_bytes"] == stats["rdma_bytes"]
+    )  # each byte READ once, none beyond the last readable position
     reader.close()
-    assert kafka_values(broker.bootstrap_servers, "t", 1000) == [b"value %d" % i for i in range(1000)]
+    assert kafka_values(broker.bootstrap_servers, "t", 1000) == [
+        b"value %d" % i for i in range(1000)
+    ]
 
 
 def test_offsets_of_acknowledged_records(served):
@@ -128,7 +149,9 @@ def test_polling_an_idle_topic_costs_the_broker_nothing(served):
     session, broker = served
     with session.producer() as producer:
         producer.produce("t", b"v", partition=0)
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    ) as consumer:
         consumer.assign({TP: 0})
         assert consumer.poll(10).value() == b"v"
         assert consumer.poll(0) is None
@@ -137,7 +160,9 @@ def test_polling_an_idle_topic_costs_the_broker_nothing(served):
         for _ in range(100_000):
             assert consumer.poll(0) is None
         assert consumer.statistics()["slot_reads"] - reads >= 100_000
-        assert cpu_ticks(broker.pid) - before <= 1  # a tick is 10 ms; 100,000 Kafka fetches take seconds
+        assert (
+            cpu_ticks(broker.pid) - before <= 1
+        )  # a tick is 10 ms; 100,000 Kafka fetches take seconds
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -147,7 +172,11 @@ def test_arrow_batches_and_positions_of_a_consumer(served, transport):
     with session.producer() as producer:
         for i in range(3000):
             producer.produce("two", b"%d" % i, partition=i % 2)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "auto.offset.reset": "earliest"}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "auto.offset.reset": "earliest",
+    }
     with kdirect.Consumer(settings) as consumer:
         consumer.subscribe("two")
         seen: dict[int, list[bytes]] = {0: [], 1: []}
@@ -168,7 +197,11 @@ def test_one_read_refreshes_all_slots_of_a_consumer(served):
     with session.producer() as producer:
         for p in range(20):
             producer.produce("many", b"%d" % p, partition=p)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "auto.offset.reset": "earliest"}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "auto.offset.reset": "earliest",
+    }
     with kdirect.Consumer(settings) as consumer:
         consumer.subscribe("many")
         assert sorted(int(consumer.poll(10).value()) for _ in range(20)) == list(range(20))
@@ -177,7 +210,9 @@ def test_one_read_refreshes_all_slots_of_a_consumer(served):
         fetcher.refresh()
         after = fetcher.statistics()
         assert after["slot_reads"] - before["slot_reads"] == 1
-        assert after["slot_read_bytes"] - before["slot_read_bytes"] == 20 * 64  # the smallest region that holds all 20
+        assert (
+            after["slot_read_bytes"] - before["slot_read_bytes"] == 20 * 64
+        )  # the smallest region that holds all 20
         assert fetcher.access_requests == 1
 
 
@@ -186,7 +221,9 @@ def test_moving_from_segment_to_segment_while_they_are_written(embedded):
     session.admin.create_topic("small", 1, configs={"segment.bytes": "65536"})
     tp = TopicPartition("small", 0)
     expected = [b"%06d" % i + b"." * 300 for i in range(5000)]
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    ) as consumer:
         consumer.assign({tp: 0})
         got = []
         with session.producer() as producer:
@@ -200,7 +237,8 @@ def test_moving_from_segment_to_segment_while_they_are_written(embedded):
         while (record := consumer.poll(0.5)) is not None:
             got.append(record.value())
         assert got == expected
-        # Segments read to their end are released: one file and the producer's are held, not twenty-five.
+        # Segments read to their end are released: one file and the producer's are held, not
+        # twenty-five.
         assert broker.statistics()["rdma_grants"] <= 2
         assert len(list(Path(broker.log_dirs[0], "small-0").glob("*.log"))) > 20
     assert values_of(session, tp) == expected
@@ -213,7 +251,9 @@ def test_reads_start_at_2_kib_grow_with_the_lag_and_shrink_when_caught_up(served
         for _ in range(4000):
             producer.produce("t", b"v" * 1000, partition=0)
         producer.flush()
-        with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
+        with kdirect.Consumer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        ) as consumer:
             consumer.assign({TP: 0})
             stream = consumer._reading.fetcher.stream(TP)
             assert stream.read_size == 2048
@@ -231,13 +271,20 @@ def test_reads_start_at_2_kib_grow_with_the_lag_and_shrink_when_caught_up(served
 def test_a_batch_larger_than_the_read_buffer_and_reads_that_cut_batches(broker_process):
     broker = broker_process(**{"message.max.bytes": 8 << 20})
     session = connect(
-        {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "fetch.max.read.bytes": 2048, "fetch.buffer.bytes": 65536}
+        {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "transport": "shm",
+            "fetch.max.read.bytes": 2048,
+            "fetch.buffer.bytes": 65536,
+        }
     )
     session.admin.create_topic("t", 1)
     sizes = [1, 2000, 3000, 5 << 20, 10, 70_000]
     with session.producer(send_buffer_bytes=32 << 20, batch_bytes=6 << 20) as producer:
         for n in sizes:
-            producer.send_arrow(pa.record_batch({"value": pa.array([os.urandom(n)], pa.binary())}), "t")
+            producer.send_arrow(
+                pa.record_batch({"value": pa.array([os.urandom(n)], pa.binary())}), "t"
+            )
     assert [len(v) for v in values_of(session, TP)] == sizes
     session.close()
 
@@ -284,14 +331,21 @@ def test_a_second_producer_takes_tcp_and_both_are_kept(served):
             first.produce("t", b"first %d" % i, partition=0)
         second.flush()
         first.flush()
-        assert second.statistics().get("tcp_records", 0) + second.statistics().get("rdma_records", 0) == 500
+        assert (
+            second.statistics().get("tcp_records", 0) + second.statistics().get("rdma_records", 0)
+            == 500
+        )
     got = Counter(values_of(session, TP))
-    assert got == Counter([b"first", *(b"second %d" % i for i in range(500)), *(b"first %d" % i for i in range(500))])
+    assert got == Counter(
+        [b"first", *(b"second %d" % i for i in range(500)), *(b"first %d" % i for i in range(500))]
+    )
 
 
 def test_a_plain_kafka_producer_recalls_exclusive_access_and_nothing_is_lost(embedded):
     session, broker = embedded
-    plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+    plain = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0}
+    )
     with session.producer() as direct:
         for i in range(2000):
             direct.produce("t", b"direct %d" % i, partition=0)
@@ -303,7 +357,9 @@ def test_a_plain_kafka_producer_recalls_exclusive_access_and_nothing_is_lost(emb
         direct.flush()
     count = session.latest_offsets([TP])[TP]
     got = kafka_values(broker.bootstrap_servers, "t", count)
-    assert set(got) == {b"direct %d" % i for i in range(2000)} | {b"plain %d" % i for i in range(50, 2000, 100)}
+    assert set(got) == {b"direct %d" % i for i in range(2000)} | {
+        b"plain %d" % i for i in range(50, 2000, 100)
+    }
     # Order of the RDMA producer's records, repetitions (at least once) aside.
     firsts = list(dict.fromkeys(v for v in got if v.startswith(b"direct")))
     assert firsts == [b"direct %d" % i for i in range(2000)]
@@ -326,7 +382,9 @@ while True:
 
 def test_a_producer_killed_in_the_middle_loses_access_and_leaves_no_trace(served):
     session, broker = served
-    child = subprocess.Popen([sys.executable, "-c", WRITER, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", WRITER, broker.bootstrap_servers], stdout=subprocess.PIPE, text=True
+    )
     acknowledged = [child.stdout.readline() for _ in range(2000)]
     child.kill()
     acknowledged += child.stdout.read().splitlines(keepends=True)
@@ -336,7 +394,9 @@ def test_a_producer_killed_in_the_middle_loses_access_and_leaves_no_trace(served
     with session.producer() as producer:  # exclusive access is free again
         offset = producer.produce_sync("t", b"after", partition=0)
         assert producer.statistics().get("rdma_records") == 1
-    assert len(pairs) <= offset <= len(pairs) + 1  # one may have been committed and not acknowledged
+    assert (
+        len(pairs) <= offset <= len(pairs) + 1
+    )  # one may have been committed and not acknowledged
     assert values_of(session, TP) == [b"%d" % i for i in range(offset)] + [b"after"]
 
 
@@ -374,7 +434,9 @@ def test_a_forged_file_id_is_cut_and_others_go_on(embedded):
         assert attacker.paths._router.broken
         assert broker.statistics()["rdma_clients_cut"] >= 1
         assert victim.produce_sync("other", b"still", partition=0) == 1
-        assert attacker.produce_sync("t", b"two", partition=0) == 1  # it may come back by the front door
+        assert (
+            attacker.produce_sync("t", b"two", partition=0) == 1
+        )  # it may come back by the front door
         assert writer is not attacker.paths.open(TP).writer
         attacker.close()
     assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
@@ -407,7 +469,9 @@ def test_a_malformed_notice_is_cut_and_others_go_on(embedded, caplog, size, file
         assert attacker.paths._router.broken
         assert broker.statistics()["rdma_clients_cut"] == 1 and why in caplog.text
         assert victim.produce_sync("other", b"still", partition=0) == 1
-        assert attacker.produce_sync("t", b"two", partition=0) == 1  # it may come back by the front door
+        assert (
+            attacker.produce_sync("t", b"two", partition=0) == 1
+        )  # it may come back by the front door
         assert attacker.statistics()["rdma_records"] == 2
         attacker.close()
     assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
@@ -425,7 +489,9 @@ def test_acknowledgements_do_not_travel_over_tcp(embedded):
     assert after["rdma_commits"] - before["rdma_commits"] == 3000
     steps = after["log_head_growths"] - before["log_head_growths"]
     requests = after["rdma_access_requests"] - before["rdma_access_requests"]
-    assert steps <= 2 and requests <= 2 * steps + 1, "one for each step by which the head grows, and one when half of it is full"
+    assert steps <= 2 and requests <= 2 * steps + 1, (
+        "one for each step by which the head grows, and one when half of it is full"
+    )
 
 
 def test_a_tcp_consumer_that_waits_is_woken_by_an_rdma_record(served):
@@ -458,7 +524,9 @@ def test_group_commit_acknowledges_rdma_requests_after_the_sync(broker_process):
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("t", 1)
     with session.producer() as producer:
-        assert [producer.produce_sync("t", b"%d" % i, partition=0) for i in range(20)] == list(range(20))
+        assert [producer.produce_sync("t", b"%d" % i, partition=0) for i in range(20)] == list(
+            range(20)
+        )
         for i in range(20, 500):
             producer.produce("t", b"%d" % i, partition=0)
         producer.flush()
@@ -482,7 +550,11 @@ def test_records_of_a_topic_with_log_append_time_carry_the_brokers_time(served):
     (batch,) = reader.batches()
     reader.close()
     assert batch.column("timestampType").to_pylist() == [1]
-    assert before <= batch.column("timestamp").cast(pa.int64())[0].as_py() // 1000 <= time.time() * 1000 + 1
+    assert (
+        before
+        <= batch.column("timestamp").cast(pa.int64())[0].as_py() // 1000
+        <= time.time() * 1000 + 1
+    )
 
 
 def test_a_broker_that_restarts_keeps_its_records_and_clients_come_back(broker_process):
@@ -541,7 +613,9 @@ def test_rdma_can_be_switched_off_on_the_broker_and_auto_says_why(broker_process
     session.close()
 
 
-@pytest.mark.parametrize(("switch", "path"), [("rdma.produce", "produce"), ("rdma.consume", "consume")])
+@pytest.mark.parametrize(
+    ("switch", "path"), [("rdma.produce", "produce"), ("rdma.consume", "consume")]
+)
 def test_each_datapath_can_be_switched_off_alone(broker_process, switch, path):
     broker = broker_process(**{switch: "false"})
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
@@ -564,7 +638,9 @@ def test_columns_of_an_arrow_batch_reach_the_right_partitions(served):
     data = pa.record_batch(
         {
             "value": pa.array([b"v%d" % i for i in range(n)], pa.binary()),
-            "key": pa.array([None if i % 10 == 0 else b"k%d" % (i % 50) for i in range(n)], pa.binary()),
+            "key": pa.array(
+                [None if i % 10 == 0 else b"k%d" % (i % 50) for i in range(n)], pa.binary()
+            ),
             "partition": pa.array([3 if i % 7 == 0 else None for i in range(n)], pa.int32()),
             "headers": pa.array(
                 [[{"key": "h", "value": b"%d" % i}] if i % 2 else None for i in range(n)],
@@ -583,7 +659,9 @@ def test_columns_of_an_arrow_batch_reach_the_right_partitions(served):
                 seen[row["value"]] = (p, row["key"], row["headers"])
         reader.close()
     assert len(seen) == n
-    from kafka.partitioner.default import murmur2 as reference  # Kafka's own partitioning, by another library
+    from kafka.partitioner.default import (
+        murmur2 as reference,
+    )  # Kafka's own partitioning, by another library
 
     for i in range(n):
         p, key, headers = seen[b"v%d" % i]
@@ -596,7 +674,8 @@ def test_columns_of_an_arrow_batch_reach_the_right_partitions(served):
 
 
 def test_watermarks_of_a_topic_that_was_deleted_and_created_again(broker):
-    """A planner must learn of it even where the new topic has more records than the old one: offsets alone show nothing."""
+    """A planner must learn of it even where the new topic has more records than the old one:
+    offsets alone show nothing."""
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     for name, same in (("asked", True), ("not-asked", False)):
         tp = TopicPartition(name, 0)

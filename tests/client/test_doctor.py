@@ -1,4 +1,5 @@
-"""`kdirect doctor` where RDMA would not be used: it says why, and its exit status too.  tests/verbs has the opposite."""
+"""`kdirect doctor` where RDMA would not be used: it says why, and its exit status too.  tests/verbs
+has the opposite."""
 
 from __future__ import annotations
 
@@ -15,11 +16,19 @@ NO_DEVICE = ("--device", "nosuch0")  # so that a machine with an RNIC answers th
 def run_doctor(*arguments: str) -> tuple[int, str, dict[str, str]]:
     """(exit status, last line, verdict of each step)."""
     run = subprocess.run(
-        [sys.executable, "-m", "kdirect.cli", "doctor", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-m", "kdirect.cli", "doctor", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     lines = run.stdout.splitlines()
     assert lines, run.stderr
-    steps = {line[6:20].strip(): line.split()[0] for line in lines[:-1] if line and not line.startswith(" ")}
+    steps = {
+        line[6:20].strip(): line.split()[0]
+        for line in lines[:-1]
+        if line and not line.startswith(" ")
+    }
     return run.returncode, lines[-1], steps
 
 
@@ -29,7 +38,9 @@ def test_without_a_device_it_fails_and_names_the_step(tmp_path: Path) -> None:
     assert last.startswith("verbs would NOT be used on this host")
     refused = [step for step, verdict in steps.items() if verdict == "NO"]
     assert refused and refused[0] in ("pyverbs", "device", "device files", "gid")
-    assert f": {refused[0]}: " in last and last.endswith("transport=auto would take shm with a broker on this host, tcp with any other")
+    assert f": {refused[0]}: " in last and last.endswith(
+        "transport=auto would take shm with a broker on this host, tcp with any other"
+    )
     assert steps["shm"] == "ok" and steps["log directory"] == "note"
     assert run_doctor(*NO_DEVICE, "--transport", "shm")[0] == 0
 
@@ -38,14 +49,20 @@ def test_with_a_broker_of_this_host(broker) -> None:
     status, last, steps = run_doctor(*NO_DEVICE, "--broker", broker.bootstrap_servers)
     assert status == 1 and "transport=auto would take shm" in last
     assert (steps["broker"], steps["verbs ping"], steps["shm ping"]) == ("ok", "NO", "ok")
-    status, last, _ = run_doctor(*NO_DEVICE, "--broker", broker.bootstrap_servers, "--transport", "shm")
+    status, last, _ = run_doctor(
+        *NO_DEVICE, "--broker", broker.bootstrap_servers, "--transport", "shm"
+    )
     assert (status, last) == (0, f"shm would be used with the broker at {broker.bootstrap_servers}")
 
 
 def test_with_a_broker_that_offers_no_rdma(broker_process) -> None:
     broker = broker_process(**{"rdma.transports": ""})
-    status, last, steps = run_doctor(*NO_DEVICE, "--broker", broker.bootstrap_servers, "--transport", "shm")
-    assert status == 1 and "rdma.transports" in last and last.endswith("transport=auto would take tcp")
+    status, last, steps = run_doctor(
+        *NO_DEVICE, "--broker", broker.bootstrap_servers, "--transport", "shm"
+    )
+    assert (
+        status == 1 and "rdma.transports" in last and last.endswith("transport=auto would take tcp")
+    )
     assert steps["shm ping"] == "NO"
 
 
@@ -61,4 +78,6 @@ def test_file_systems(tmp_path: Path) -> None:
     assert doctor.file_system(Path("/dev/shm")) == ("/dev/shm", "tmpfs")
     mount, kind = doctor.file_system(tmp_path)
     assert str(tmp_path).startswith(mount) and kind != "unknown"
-    assert doctor.log_directory(str(tmp_path / "not" / "there")).detail.endswith("it does not exist yet")
+    assert doctor.log_directory(str(tmp_path / "not" / "there")).detail.endswith(
+        "it does not exist yet"
+    )

@@ -1,5 +1,5 @@
-"""Grants of a broker that lies: a number that would lead out of the client's memory is a ProtocolError, and others go on.  Refusals leave
-nothing half read."""
+"""Grants of a broker that lies: a number that would lead out of the client's memory is a
+ProtocolError, and others go on.  Refusals leave nothing half read."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ def session(broker):
 
 
 def forge(monkeypatch, method, field, value, of):
-    """In the answers to `method`, the grant of this partition has `value` in `field`; of the answer as a whole with None."""
+    """In the answers to `method`, the grant of this partition has `value` in `field`; of the answer
+    as a whole with None."""
     ask = getattr(Channel, method)
 
     def forged(channel, *arguments, **named):
@@ -64,10 +65,15 @@ def test_a_forged_read_grant_concerns_its_partition_alone(session, monkeypatch, 
                 producer.produce_sync("t", b"more", partition=0)
             assert consumer.poll(20).value() == b"more"  # A's slot is looked at as before
         consumer.resume([B])
-        assert [(m.partition(), m.offset()) for m in consumer.consume(10, 20)] == [(1, i) for i in range(10)]
+        assert [(m.partition(), m.offset()) for m in consumer.consume(10, 20)] == [
+            (1, i) for i in range(10)
+        ]
 
 
-@pytest.mark.parametrize(("field", "value"), [("slot_count", 0), ("slot_count", FAR), ("slot_address", -4096), ("slot_rkey", 1 << 32)])
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("slot_count", 0), ("slot_count", FAR), ("slot_address", -4096), ("slot_rkey", 1 << 32)],
+)
 def test_a_forged_slot_region_is_refused(session, monkeypatch, field, value):
     with kdirect.Consumer(session.settings, session=session) as consumer:
         with monkeypatch.context() as forging:
@@ -84,7 +90,12 @@ def test_a_forged_slot_region_is_refused(session, monkeypatch, field, value):
      ("length", -1), ("position", -1), ("word_address", -8), ("word_address", 4), ("word_rkey", 1 << 32)],
 )  # fmt: skip
 def test_a_forged_write_grant_is_refused(session, monkeypatch, field, value):
-    with session.producer(rdma_produce="shared" if field.startswith("word") else "exclusive") as producer, monkeypatch.context() as forging:
+    with (
+        session.producer(
+            rdma_produce="shared" if field.startswith("word") else "exclusive"
+        ) as producer,
+        monkeypatch.context() as forging,
+    ):
         forge(forging, "produce_access", field, value, None)
         with pytest.raises(ProtocolError, match="t-0: the broker granted"):
             producer.produce_sync("t", b"no", partition=0)

@@ -146,7 +146,9 @@ def test_producers_that_fall_silent_do_not_keep_the_head(grown, mode):
     def produce(count: int) -> None:
         for name in names:
             for _ in range(count):
-                producers[name].produce("t", b"%d %d " % (name, sent[name]) + b"." * 5000, partition=0)
+                producers[name].produce(
+                    "t", b"%d %d " % (name, sent[name]) + b"." * 5000, partition=0
+                )
                 sent[name] += 1
             producers[name].flush()
 
@@ -156,25 +158,35 @@ def test_producers_that_fall_silent_do_not_keep_the_head(grown, mode):
         unused = full - partition.kernel.end_position
         assert unused > produce_access.IDLE_BYTES
         given = partition.statistics()["log_given_back_bytes"]
-        leave_alone(broker, partition, lambda given=given: partition.statistics()["log_given_back_bytes"] > given)
+        leave_alone(
+            broker,
+            partition,
+            lambda given=given: partition.statistics()["log_given_back_bytes"] > given,
+        )
         assert disk_bytes(partition) < partition.size + (512 << 10), f"round {round_}"
-        assert broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+        assert (
+            broker.statistics()["rdma_heads_cut"] == 0 == broker.statistics()["rdma_heads_fenced"]
+        )
     for name in names:  # the last one, beside the other's
         producers[name].produce("t", b"%d %d " % (name, sent[name]), partition=0)
         sent[name] += 1
         producers[name].flush()
-        assert producers[name].statistics()["rdma_records"] == sent[name] and not producers[name].statistics().get("tcp_records")
+        assert producers[name].statistics()["rdma_records"] == sent[name] and not producers[
+            name
+        ].statistics().get("tcp_records")
         producers[name].close()
     values = follower.end(sum(sent.values()))
     for name in names:
-        assert [int(v.split()[1]) for v in values if v.startswith(b"%d " % name)] == list(range(sent[name]))
+        assert [int(v.split()[1]) for v in values if v.startswith(b"%d " % name)] == list(
+            range(sent[name])
+        )
     assert len(values) == sum(sent.values())
 
 
 @pytest.mark.parametrize("when", ["opened", "granted"])
 def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatch, when):
-    """Over verbs, from the moment at which a consumer's file is opened for it: its pages would not be the file's
-    any more when the head grows again."""
+    """Over verbs, from the moment at which a consumer's file is opened for it: its pages would not
+    be the file's any more when the head grows again."""
     session, broker, partition = grown
     access = broker.server.access
     opened, go_on = threading.Event(), threading.Event()
@@ -232,7 +244,10 @@ def test_a_producer_that_falls_silent_does_not_keep_the_file_that_it_was_granted
         count = 0
         for _ in range(2):
             files = broker.statistics()["rdma_heads_ahead"]
-            while broker.statistics()["rdma_heads_ahead"] < files + 3 or partition.kernel.capacity - partition.kernel.end_position > left:
+            while (
+                broker.statistics()["rdma_heads_ahead"] < files + 3
+                or partition.kernel.capacity - partition.kernel.end_position > left
+            ):
                 producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0)
                 count += 1
             assert waiting() and producer.paths.path(tp)._next is not None
@@ -240,7 +255,9 @@ def test_a_producer_that_falls_silent_does_not_keep_the_file_that_it_was_granted
             leave_alone(broker, partition, lambda: not waiting())
             assert partition.head is segment
         for _ in range(300):
-            assert producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0) == count
+            assert (
+                producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0) == count
+            )
             count += 1
         statistics = producer.statistics()
     assert statistics["rdma_records"] == count and not statistics.get("tcp_records")

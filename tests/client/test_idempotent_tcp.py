@@ -1,5 +1,5 @@
-"""An idempotent writer and a broker that remembers five batches of each producer, as Apache Kafka does: kdirect's own, whose answers to
-older repetitions are turned into Kafka's."""
+"""An idempotent writer and a broker that remembers five batches of each producer, as Apache Kafka
+does: kdirect's own, whose answers to older repetitions are turned into Kafka's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def kafka(monkeypatch):
 
 @pytest.fixture
 def appender(broker, proxy):
-    """Makes appenders of one producer id; `forgets(answer)` says whether Kafka would not know this duplicate any more."""
+    """Makes appenders of one producer id; `forgets(answer)` says whether Kafka would not know this
+    duplicate any more."""
     session = connect({"bootstrap.servers": proxy.bootstrap_servers, "transport": "tcp"})
     session.admin.create_topic("t")
     made = []
@@ -85,7 +86,9 @@ def test_no_more_is_under_way_than_the_broker_remembers(request, broker, proxy, 
     writer.abandon()
 
 
-def test_what_was_committed_before_the_connection_broke_is_there_once(broker, proxy, appender, kafka):
+def test_what_was_committed_before_the_connection_broke_is_there_once(
+    broker, proxy, appender, kafka
+):
     """Kafka answers a repetition that is older than its last five batches as it answers a gap."""
     writer = appender(lambda partition: partition.base_offset < 0)
     proxy.once(PRODUCE, None)
@@ -93,7 +96,9 @@ def test_what_was_committed_before_the_connection_broke_is_there_once(broker, pr
         writer.submit(batch(i))
     assert committed(broker, 5)
     time.sleep(0.2)
-    writer._connection.abort(BrokerUnavailableError("the connection broke before the answers were read", hint=""))
+    writer._connection.abort(
+        BrokerUnavailableError("the connection broke before the answers were read", hint="")
+    )
     writer.flush(20_000)
     assert in_log(broker) == [b"%d" % i for i in range(20)]
 
@@ -106,7 +111,9 @@ def test_what_may_be_committed_gets_no_new_number(broker, proxy, appender, kafka
     assert committed(broker, 3)
     time.sleep(0.2)
     lost.append(True)
-    writer._connection.abort(BrokerUnavailableError("the connection broke before the answers were read", hint=""))
+    writer._connection.abort(
+        BrokerUnavailableError("the connection broke before the answers were read", hint="")
+    )
     with pytest.raises(DeliveryError, match="OUT_OF_ORDER_SEQUENCE_NUMBER"):
         writer.flush(20_000)
     assert all(a.done and a.error.maybe_committed for a in appends)

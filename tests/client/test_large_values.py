@@ -1,4 +1,5 @@
-"""Values that a writer leaves to the transport to copy, and keeps by reference: they arrive as they are, can be repeated, and are let go.
+"""Values that a writer leaves to the transport to copy, and keeps by reference: they arrive as they
+are, can be repeated, and are let go.
 
 Real brokers, killed and stopped.
 """
@@ -31,7 +32,11 @@ def served(broker_process):
     def make(**configs):
         broker = broker_process()
         connect(broker.bootstrap_servers).admin.create_topic("t", 1, configs=configs)
-        return broker, {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "delivery.timeout.ms": 30_000}
+        return broker, {
+            "bootstrap.servers": broker.bootstrap_servers,
+            "transport": "shm",
+            "delivery.timeout.ms": 30_000,
+        }
 
     return make
 
@@ -43,7 +48,9 @@ def stop(broker):
 
 def records(broker):
     """[(key, value)] of the log, by way of TCP."""
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+    ) as consumer:
         consumer.assign({TP: 0})
         end = consumer.get_watermark_offsets(TP)[1]
         messages = [consumer.poll(10) for _ in range(end)]
@@ -51,7 +58,8 @@ def records(broker):
 
 
 def make_room(producer):
-    """Produce FIRST until the head has room for all that will be under way, since a broker that stands grants no more; how often."""
+    """Produce FIRST until the head has room for all that will be under way, since a broker that
+    stands grants no more; how often."""
     for count in range(1, 1000):
         producer.produce_sync("t", FIRST, partition=0)
         writer = producer.paths.path(TP).writer
@@ -121,7 +129,9 @@ def test_large_values_under_way_are_repeated_by_themselves(served, seed):
         broker.kill()
         broker.start()
         producer.flush()
-    assert records(broker)[count:] == [(b"%d" % i, bytes([i]) * size) for i, size in enumerate(sizes)]
+    assert records(broker)[count:] == [
+        (b"%d" % i, bytes([i]) * size) for i, size in enumerate(sizes)
+    ]
 
 
 @pytest.mark.parametrize("idempotence", ["true", "false"])
@@ -138,7 +148,9 @@ def test_large_values_behind_one_that_is_refused(served, idempotence):
     values = [bytes([i]) * (10_000 + i) for i in range(100)]
     with kdirect.Producer({**settings, "enable.idempotence": idempotence}) as producer:
         for i, value in enumerate(values):
-            producer.produce("t", value, None, 0, timestamp=future_ms if i % 10 == 5 else 0, on_delivery=report)
+            producer.produce(
+                "t", value, None, 0, timestamp=future_ms if i % 10 == 5 else 0, on_delivery=report
+            )
         producer.flush()
     assert failed == values[5::10]
     assert sorted(v for _, v in records(broker)) == [v for i, v in enumerate(values) if i % 10 != 5]
@@ -146,7 +158,9 @@ def test_large_values_behind_one_that_is_refused(served, idempotence):
 
 def test_access_that_is_taken_back_from_under_large_values(served):
     broker, settings = served()
-    plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+    plain = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0}
+    )
     values = [b"direct %d " % i + b"." * 12_000 for i in range(1000)]
     with kdirect.Producer(settings) as producer:
         for i, value in enumerate(values):

@@ -44,7 +44,9 @@ def consumer_of():
 
     def make(broker, **settings) -> kdirect.Consumer:
         settings = {name.replace("_", "."): value for name, value in settings.items()}
-        consumers.append(kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **settings}))
+        consumers.append(
+            kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, **settings})
+        )
         return consumers[-1]
 
     yield make
@@ -70,13 +72,17 @@ def fetched(monkeypatch):
 @pytest.fixture
 def no_time(monkeypatch):
     """Time stands still for the fetches over TCP: none is made because time has passed."""
-    monkeypatch.setattr(tcp_many, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None))
+    monkeypatch.setattr(
+        tcp_many, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None)
+    )
 
 
 def topic(broker, partitions, records=0, size=1, **configs):
     """Topic `t` with `records` in each partition; their values are their offsets."""
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"})
-    session.admin.create_topic("t", partitions, configs={k.replace("_", "."): str(v) for k, v in configs.items()})
+    session.admin.create_topic(
+        "t", partitions, configs={k.replace("_", "."): str(v) for k, v in configs.items()}
+    )
     produce(broker, {p: range(records) for p in range(partitions)}, size)
     return {TopicPartition("t", p): 0 for p in range(partitions)}
 
@@ -119,7 +125,9 @@ def visits(consumer, monkeypatch):
 
 
 @pytest.mark.parametrize("partitions", [30, 300])
-def test_fetches_name_each_partition_a_few_times(broker, consumer_of, fetched, no_time, monkeypatch, partitions):
+def test_fetches_name_each_partition_a_few_times(
+    broker, consumer_of, fetched, no_time, monkeypatch, partitions
+):
     offsets = topic(broker, partitions, 1)
     consumer = consumer_of(broker, transport="tcp")
     consumer.assign(offsets)
@@ -150,7 +158,9 @@ def test_a_partition_with_bytes_in_hand_does_not_make_the_quiet_ones_wait(broker
     assert (1, 0) in take(consumer, 15_000)
 
 
-def test_a_paused_partition_with_bytes_in_hand_lets_the_others_wait_at_the_broker(broker, consumer_of, fetched):
+def test_a_paused_partition_with_bytes_in_hand_lets_the_others_wait_at_the_broker(
+    broker, consumer_of, fetched
+):
     offsets = topic(broker, 2)
     produce(broker, {0: range(2_000)}, 200)
     consumer = consumer_of(broker, transport="tcp", fetch_wait_max_ms=100)
@@ -174,7 +184,10 @@ def test_what_is_in_hand_is_bounded(broker, consumer_of):
     count = 0
     while count < 30 * partitions:
         count += len(take(consumer, 50))
-        assert consumer.statistics()["fetched_bytes"] - count * size <= 2 * 16 * 8192 + count * 100 + 65536
+        assert (
+            consumer.statistics()["fetched_bytes"] - count * size
+            <= 2 * 16 * 8192 + count * 100 + 65536
+        )
 
 
 def test_partitions_without_a_leader_cost_one_look_at_the_metadata(cluster, broker, monkeypatch):
@@ -228,7 +241,9 @@ def test_a_partition_is_found_without_a_look_at_each():
 # -- over shm --------------------------------------------------------------------------------------
 
 
-def test_partitions_beyond_the_slots_are_told_of_once_and_share_fetches(few_slots, consumer_of, fetched, no_time, caplog):
+def test_partitions_beyond_the_slots_are_told_of_once_and_share_fetches(
+    few_slots, consumer_of, fetched, no_time, caplog
+):
     offsets = topic(few_slots, 120, 1)
     consumer = consumer_of(few_slots, transport="shm")
     with caplog.at_level(logging.WARNING, "kdirect.client"):
@@ -246,7 +261,9 @@ def test_partitions_beyond_the_slots_are_told_of_once_and_share_fetches(few_slot
 
 
 @pytest.mark.parametrize("how", ["poll", "poll_arrow"])
-def test_a_partition_that_gets_no_slot_after_its_sealed_files_goes_on_over_tcp(few_slots, consumer_of, caplog, how):
+def test_a_partition_that_gets_no_slot_after_its_sealed_files_goes_on_over_tcp(
+    few_slots, consumer_of, caplog, how
+):
     """Sealed files need no slot, head files do: there are more of them than slots."""
     partitions = 24
     offsets = topic(few_slots, partitions, 40, 1000, segment_bytes=16384)
@@ -259,7 +276,11 @@ def test_a_partition_that_gets_no_slot_after_its_sealed_files_goes_on_over_tcp(f
             came = [(message.partition(), message.offset())] if message is not None else []
         else:
             batch = consumer.poll_arrow(0.2)
-            came = list(zip(*(batch[c].to_pylist() for c in ("partition", "offset")), strict=True)) if batch is not None else []
+            came = (
+                list(zip(*(batch[c].to_pylist() for c in ("partition", "offset")), strict=True))
+                if batch is not None
+                else []
+            )
         for partition, offset in came:
             assert offset == got[partition]
             got[partition] += 1
@@ -282,7 +303,9 @@ def test_partitions_without_records_share_their_slot_reads(broker, consumer_of):
 
 
 @PATHS
-def test_a_record_costs_no_visit_of_the_quiet_partitions(broker, consumer_of, monkeypatch, transport):
+def test_a_record_costs_no_visit_of_the_quiet_partitions(
+    broker, consumer_of, monkeypatch, transport
+):
     offsets = topic(broker, 200, 1)
     consumer = consumer_of(broker, transport=transport)
     consumer.assign(offsets)
@@ -329,7 +352,9 @@ def test_partitions_move_between_pause_seek_and_sleep(broker, consumer_of, seed,
     for _ in range(300):
         p = chance.randrange(partitions)
         tp = TopicPartition("t", p)
-        what = chance.choice(("produce", "produce", "poll", "poll", "poll", "pause", "resume", "seek", "move"))
+        what = chance.choice(
+            ("produce", "produce", "poll", "poll", "poll", "pause", "resume", "seek", "move")
+        )
         if what == "produce":
             count = chance.choice((1, 1, 50))
             produce(broker, {p: range(written[p], written[p] + count)})
@@ -374,13 +399,17 @@ def test_consume_ends_although_there_is_always_more(broker, consumer_of, monkeyp
         return now[0]
 
     take(consumer, 1)
-    monkeypatch.setattr("kdirect.client.consumer.time", SimpleNamespace(monotonic=monotonic, sleep=lambda s: None))
+    monkeypatch.setattr(
+        "kdirect.client.consumer.time", SimpleNamespace(monotonic=monotonic, sleep=lambda s: None)
+    )
     began = now[0]
     assert 0 < len(consumer.consume(1000, 0.3)) < 49
     assert now[0] - began < 1.0
 
 
-def test_partitions_that_lose_their_slots_one_by_one_do_not_each_ask_for_all(few_slots, consumer_of, fetched, no_time):
+def test_partitions_that_lose_their_slots_one_by_one_do_not_each_ask_for_all(
+    few_slots, consumer_of, fetched, no_time
+):
     """Each goes over to TCP alone, while a Fetch for those before it waits at the broker."""
     partitions = 120
     offsets = topic(few_slots, partitions, 20, 1000, segment_bytes=8192)

@@ -1,4 +1,5 @@
-"""The two-sided path (`produce.path=send`): Produce requests in SENDs, with the semantics of TCP.  Real brokers, over shm."""
+"""The two-sided path (`produce.path=send`): Produce requests in SENDs, with the semantics of TCP.
+Real brokers, over shm."""
 
 from __future__ import annotations
 
@@ -58,8 +59,14 @@ def test_records_arrive_in_order_beside_those_of_other_paths(served):
         producer.flush()
         assert producer.produce_sync("t", b"last", partition=0) == 510
         counts = producer.statistics()
-        assert counts["send_records"] == 501 and not counts.get("tcp_records") and not counts.get("rdma_records")
-    assert [v for v in log_of(session) if v != b"direct"] == [b"%d" % i for i in range(500)] + [b"last"]
+        assert (
+            counts["send_records"] == 501
+            and not counts.get("tcp_records")
+            and not counts.get("rdma_records")
+        )
+    assert [v for v in log_of(session) if v != b"direct"] == [b"%d" % i for i in range(500)] + [
+        b"last"
+    ]
 
 
 def test_many_under_way_in_large_and_small_messages(served):
@@ -76,10 +83,13 @@ def test_many_under_way_in_large_and_small_messages(served):
 
 @contextlib.contextmanager
 def broker_full_of(broker, bound):
-    """Another client has sent nearly all of a request of `bound` bytes, which is more than the broker has room for besides."""
+    """Another client has sent nearly all of a request of `bound` bytes, which is more than the
+    broker has room for besides."""
     host, port = broker.bootstrap_servers.rsplit(":", 1)
     with socket.create_connection((host, int(port))) as other:
-        other.sendall(struct.pack(">ih", bound, protocol.ProduceRequest.API_KEY) + bytes(bound - 64))
+        other.sendall(
+            struct.pack(">ih", bound, protocol.ProduceRequest.API_KEY) + bytes(bound - 64)
+        )
         until = time.monotonic() + 10
         while broker.statistics()["broker_request_bytes"] <= bound:
             assert time.monotonic() < until, "the broker did not take it"
@@ -89,7 +99,8 @@ def broker_full_of(broker, bound):
 
 @pytest.mark.parametrize("how", ["waits", "polls"])
 def test_a_request_that_waits_for_a_receive_goes_on_when_nothing_else_is_sent(how):
-    """Another client's request takes all the memory for requests: no receive is posted again until it is gone."""
+    """Another client's request takes all the memory for requests: no receive is posted again until
+    it is gone."""
     count, bound = 8, 4 << 20
     properties = {
         "rdma.message.memory.bytes": count * MESSAGE_BYTES,
@@ -98,7 +109,10 @@ def test_a_request_that_waits_for_a_receive_goes_on_when_nothing_else_is_sent(ho
     }
     with kdirect.Broker(properties=properties) as broker:
         settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
-        with contextlib.closing(connect(settings)) as session, kdirect.Producer({**settings, **SEND}) as producer:
+        with (
+            contextlib.closing(connect(settings)) as session,
+            kdirect.Producer({**settings, **SEND}) as producer,
+        ):
             session.admin.create_topic("t", 1)
             producer.produce_sync("t", b"0", partition=0)
             messages = producer.paths._messages
@@ -115,18 +129,28 @@ def test_a_request_that_waits_for_a_receive_goes_on_when_nothing_else_is_sent(ho
                 producer.paths.outcomes()
                 assert time.monotonic() < until, "a look at the answers brings it on"
             producer.paths.flush()
-            assert producer.paths._messages is messages, "it was not sent again over another queue pair"
+            assert producer.paths._messages is messages, (
+                "it was not sent again over another queue pair"
+            )
             assert producer.produce_sync("t", b"last", partition=0) == count + 2
 
 
 def produce_request(value):
     r = protocol.ProduceRequest
-    data = r.TopicProduceData.PartitionProduceData(index=0, records=encode_records([(None, value, [], 1)]))
-    return r(transactional_id=None, acks=1, timeout_ms=1000, topic_data=[r.TopicProduceData(name="t", partition_data=[data])])
+    data = r.TopicProduceData.PartitionProduceData(
+        index=0, records=encode_records([(None, value, [], 1)])
+    )
+    return r(
+        transactional_id=None,
+        acks=1,
+        timeout_ms=1000,
+        topic_data=[r.TopicProduceData(name="t", partition_data=[data])],
+    )
 
 
 def test_a_receive_is_posted_before_its_answer_leaves(monkeypatch):
-    """A client may send as soon as it has an answer, and an RNIC that finds no receive tries again much later."""
+    """A client may send as soon as it has an answer, and an RNIC that finds no receive tries again
+    much later."""
     post_receives = messages_of_broker.MessageConnection._post_receives
 
     def slowly(self):
@@ -136,7 +160,10 @@ def test_a_receive_is_posted_before_its_answer_leaves(monkeypatch):
     monkeypatch.setattr(messages_of_broker.MessageConnection, "_post_receives", slowly)
     with kdirect.Broker(rdma_message_memory_bytes=MESSAGE_BYTES) as broker:
         settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
-        with contextlib.closing(connect(settings)) as session, kdirect.Producer({**settings, **SEND}) as producer:
+        with (
+            contextlib.closing(connect(settings)) as session,
+            kdirect.Producer({**settings, **SEND}) as producer,
+        ):
             session.admin.create_topic("t", 1)
             producer.produce_sync("t", b"first", partition=0)
             messages = producer.paths._messages
@@ -144,7 +171,9 @@ def test_a_receive_is_posted_before_its_answer_leaves(monkeypatch):
             waited = 0
             for _ in range(50):
                 asked = messages.submit_later(produce_request(b"x"))
-                sent = messages.channel.send_cq.poll()  # a SEND that finds a receive completes at once
+                sent = (
+                    messages.channel.send_cq.poll()
+                )  # a SEND that finds a receive completes at once
                 waited += not sent
                 messages._free.extend(completion.wr_id for completion in sent)
                 asked.result(10_000)
@@ -166,7 +195,10 @@ def test_an_idempotent_producer_repeats_over_a_new_queue_pair_what_it_lost(serve
 def test_a_request_that_is_too_large_is_told_at_once(served):
     session, settings, _ = served()
     with kdirect.Producer(settings) as producer:
-        with pytest.raises(DeliveryError, match=r"batch of \d+ bytes is too large for a message .*batch\.bytes 65536"):
+        with pytest.raises(
+            DeliveryError,
+            match=r"batch of \d+ bytes is too large for a message .*batch\.bytes 65536",
+        ):
             producer.paths.send(TP, encode_records([(None, b"x" * 70_000, [], 1)]), 1)
         assert producer.produce_sync("t", b"small", partition=0) == 0
     assert log_of(session) == [b"small"]
@@ -174,7 +206,13 @@ def test_a_request_that_is_too_large_is_told_at_once(served):
 
 @pytest.mark.parametrize("why", ["too large for the broker", "switched off"])
 def test_where_the_broker_takes_no_messages_records_go_over_tcp(served, caplog, why):
-    session, settings, _ = served(**({"rdma.message.memory.bytes": 65536} if why != "switched off" else {"rdma.produce": "false"}))
+    session, settings, _ = served(
+        **(
+            {"rdma.message.memory.bytes": 65536}
+            if why != "switched off"
+            else {"rdma.produce": "false"}
+        )
+    )
     with kdirect.Producer(settings) as producer:
         assert producer.produce_sync("t", b"x", partition=0) == 0
     assert "t-0 is written over TCP" in caplog.text
@@ -189,7 +227,9 @@ def test_the_queue_pair_ends_with_its_control_connection_and_is_opened_again(ser
         first.channel.connection.close()
         sent = [b"0"]
         until = time.monotonic() + 20
-        while not first.closed and time.monotonic() < until:  # the broker takes more until it sees that end
+        while (
+            not first.closed and time.monotonic() < until
+        ):  # the broker takes more until it sees that end
             sent.append(b"%d" % len(sent))
             assert producer.produce_sync("t", sent[-1], partition=0) == len(sent) - 1
         assert first.closed and producer.statistics()["send_records"] == len(sent)
@@ -205,7 +245,10 @@ def test_a_message_that_is_no_produce_request_is_cut_and_others_go_on(served, ho
         "another request": struct.pack(">ihh", 36, 3, 9) + bytes(32),
         "empty": b"",
     }[how]
-    with kdirect.Producer(settings) as other, kdirect.Producer({**settings, "enable.idempotence": "false"}) as producer:
+    with (
+        kdirect.Producer(settings) as other,
+        kdirect.Producer({**settings, "enable.idempotence": "false"}) as producer,
+    ):
         other.produce_sync("t", b"other", partition=0)
         producer.produce_sync("t", b"mine", partition=0)
         messages = producer.paths._messages

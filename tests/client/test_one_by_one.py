@@ -1,4 +1,5 @@
-"""Consuming one record at a time from the only partition: the short way of a poll, where it ends, and how long a poll looks again."""
+"""Consuming one record at a time from the only partition: the short way of a poll, where it ends,
+and how long a poll looks again."""
 
 from __future__ import annotations
 
@@ -21,7 +22,12 @@ def alone(broker):
     """(broker, producer, a consumer of t-0 alone)."""
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("t", 1, configs={"segment.bytes": str(64 << 10)})
-    with session.producer() as producer, kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}) as consumer:
+    with (
+        session.producer() as producer,
+        kdirect.Consumer(
+            {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        ) as consumer,
+    ):
         consumer.assign({TP: 0})
         yield broker, producer, consumer
 
@@ -44,7 +50,9 @@ def test_each_committed_record_is_the_next_poll_and_two_reads(alone, seed):
         after = consumer.statistics()
         if after["access_requests"] == before["access_requests"]:
             assert after["slot_reads"] - before["slot_reads"] == 1
-            assert 1 <= after["reads"] - before["reads"] <= 2  # a large batch: its first 2 KiB, and the rest
+            assert (
+                1 <= after["reads"] - before["reads"] <= 2
+            )  # a large batch: its first 2 KiB, and the rest
         else:
             rolled += 1
         assert consumer.poll(0) is None
@@ -102,11 +110,19 @@ def test_errors_come_out_of_the_short_way_too(alone):
             consumer.poll(0.05)
 
 
-@pytest.mark.parametrize(("spin_us", "looks"), [(0, range(5, 200)), (500_000, range(1000, 10**9))], ids=["sleeps", "spins"])
+@pytest.mark.parametrize(
+    ("spin_us", "looks"),
+    [(0, range(5, 200)), (500_000, range(1000, 10**9))],
+    ids=["sleeps", "spins"],
+)
 def test_how_long_a_poll_looks_again_is_an_option(broker, spin_us, looks):
     session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
     session.admin.create_topic("t", 1)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "poll.spin.us": spin_us}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "poll.spin.us": spin_us,
+    }
     with session.producer() as producer, kdirect.Consumer(settings) as consumer:
         consumer.assign({TP: 0})
         producer.produce_sync("t", b"a", None, 0)

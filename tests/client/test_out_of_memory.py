@@ -1,4 +1,5 @@
-"""A reader that runs out of memory in the middle of what it has READ goes on where it was, once there is some."""
+"""A reader that runs out of memory in the middle of what it has READ goes on where it was, once
+there is some."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def test_a_reader_that_had_no_memory_goes_on_where_it_was(monkeypatch, reader):
         with contextlib.closing(connect(settings)) as session:
             session.admin.create_topic("t", 1)
         for batch in range(4):
-            with kdirect.Producer({**settings, "compression.type": "gzip", "linger.ms": 10_000}) as producer:
+            with kdirect.Producer(
+                {**settings, "compression.type": "gzip", "linger.ms": 10_000}
+            ) as producer:
                 for value in values[3 * batch : 3 * batch + 3]:
                     producer.produce("t", value, partition=0)
         monkeypatch.setattr(compression, "zlib", NoMemoryOnce())

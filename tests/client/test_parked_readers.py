@@ -1,4 +1,5 @@
-"""Readers that a session keeps from one use to the next: what they may be used for again, and how many there are."""
+"""Readers that a session keeps from one use to the next: what they may be used for again, and how
+many there are."""
 
 from __future__ import annotations
 
@@ -45,7 +46,8 @@ def numbers(prefix, start, stop):
 @pytest.mark.parametrize("segment_bytes", [1 << 20, 8192], ids=["in the head", "in sealed files"])
 @pytest.mark.parametrize("stopped", [4, 10, 40])
 def test_a_topic_that_was_made_anew_is_read_anew(session, segment_bytes, stopped):
-    """Wherever a reader of the old one was left: in the middle of bytes that were READ, at an end of a file, at the end."""
+    """Wherever a reader of the old one was left: in the middle of bytes that were READ, at an end
+    of a file, at the end."""
     config = {"segment.bytes": segment_bytes}
     session.admin.create_topic("t", 1, configs=config)
     for i in range(0, 40, 5):
@@ -87,9 +89,15 @@ def test_readers_of_other_partitions_give_way_to_those_in_use(session, monkeypat
     assert broker.statistics()["broker_requests_by_api"]["OpenQueuePair"] == before
 
 
-def test_partitions_without_a_slot_are_asked_for_over_tcp_and_the_refusal_is_remembered(tmp_path, caplog):
-    with kdirect.Broker(log_dirs=[str(tmp_path / "log")], listeners="127.0.0.1:0", rdma_slots_per_consumer=2) as broker:
-        session = kdirect.connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+def test_partitions_without_a_slot_are_asked_for_over_tcp_and_the_refusal_is_remembered(
+    tmp_path, caplog
+):
+    with kdirect.Broker(
+        log_dirs=[str(tmp_path / "log")], listeners="127.0.0.1:0", rdma_slots_per_consumer=2
+    ) as broker:
+        session = kdirect.connect(
+            {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+        )
         try:
             session.admin.create_topic("t", 4)
             tps = [TopicPartition("t", i) for i in range(4)]
@@ -123,4 +131,6 @@ def test_more_partitions_in_turn_than_are_kept_still_find_some(session, monkeypa
     before = broker.statistics()["broker_requests_by_api"]["OpenQueuePair"]
     for _ in range(10):
         one_round()
-    assert broker.statistics()["broker_requests_by_api"]["OpenQueuePair"] - before < 90, "each was made anew"
+    assert broker.statistics()["broker_requests_by_api"]["OpenQueuePair"] - before < 90, (
+        "each was made anew"
+    )

@@ -1,4 +1,5 @@
-"""Keys go where Kafka's Java producer sends them; rows without keys go in runs; rows are grouped without losing one."""
+"""Keys go where Kafka's Java producer sends them; rows without keys go in runs; rows are grouped
+without losing one."""
 
 from __future__ import annotations
 
@@ -11,7 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdirect.client.partitioner import STICKY_ROWS, Partitioner, group_by_partition, murmur2, partition_for_key, partition_for_keys
+from kdirect.client.partitioner import (
+    STICKY_ROWS,
+    Partitioner,
+    group_by_partition,
+    murmur2,
+    partition_for_key,
+    partition_for_keys,
+)
 from kdirect.errors import ConfigError, FormatError
 
 # UtilsTest.testMurmur2 of Apache Kafka.
@@ -43,8 +51,15 @@ def test_as_kafka_python_for_every_type_and_slice(keys, partitions):
         array = pa.array(keys, kind)
         assert partition_for_keys(array, partitions).tolist() == want
         assert partition_for_keys(array[3:], partitions).tolist() == want[3:]
-        assert partition_for_keys(pa.chunked_array([array[:2], array[2:]], type=kind), partitions).tolist() == want
-    assert [partition_for_key(k, partitions) for k in keys if k is not None] == [p for p in want if p >= 0]
+        assert (
+            partition_for_keys(
+                pa.chunked_array([array[:2], array[2:]], type=kind), partitions
+            ).tolist()
+            == want
+        )
+    assert [partition_for_key(k, partitions) for k in keys if k is not None] == [
+        p for p in want if p >= 0
+    ]
 
 
 @given(st.lists(st.none() | st.text(max_size=20), max_size=30))
@@ -57,7 +72,11 @@ def test_strings_are_hashed_as_utf8(keys):
 def test_fixed_size_and_null_columns():
     keys = [b"abcd", None, b"efgh", b"ijkl"]
     array = pa.array(keys, pa.binary(4))
-    assert partition_for_keys(array[1:], 5).tolist() == [-1, expected(b"efgh", 5), expected(b"ijkl", 5)]
+    assert partition_for_keys(array[1:], 5).tolist() == [
+        -1,
+        expected(b"efgh", 5),
+        expected(b"ijkl", 5),
+    ]
     assert partition_for_keys(pa.nulls(3), 5).tolist() == [-1, -1, -1]
     assert partition_for_keys(pa.array([], pa.binary()), 5).dtype == np.int32
 
@@ -65,13 +84,21 @@ def test_fixed_size_and_null_columns():
 def test_kafka_python_agrees_on_many_keys(seed):
     rng = random.Random(seed)
     keys = [rng.randbytes(rng.randrange(0, 70)) for _ in range(2000)]
-    assert partition_for_keys(pa.array(keys, pa.binary()), 31).tolist() == [expected(k, 31) for k in keys]
+    assert partition_for_keys(pa.array(keys, pa.binary()), 31).tolist() == [
+        expected(k, 31) for k in keys
+    ]
 
 
 def test_rows_without_keys_go_in_runs_to_all_partitions():
     p = Partitioner(3, sticky_rows=4, first=1)
     assert p.assign(None, 6).to_pylist() == [1, 1, 1, 1, 2, 2]
-    assert p.assign(pa.array([b"abc", None, None, None, None], pa.binary())).to_pylist() == [expected(b"abc", 3), 2, 2, 0, 0]
+    assert p.assign(pa.array([b"abc", None, None, None, None], pa.binary())).to_pylist() == [
+        expected(b"abc", 3),
+        2,
+        2,
+        0,
+        0,
+    ]
     assert [p.partition(None) for _ in range(4)] == [0, 0, 1, 1]
     assert p.partition(b"abc") == expected(b"abc", 3)
     assert Partitioner(3, sticky_rows=1, first=0).assign(None, 4).to_pylist() == [0, 1, 2, 0]
@@ -110,6 +137,8 @@ def test_refusals_name_the_thing(call, message):
 
 @pytest.mark.parametrize("offsets", [[0, 5, 3], [0, 99, 6], [0, -4, 6], [2, 1, 4]])
 def test_broken_offsets_are_refused(offsets):
-    array = pa.Array.from_buffers(pa.binary(), 2, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"abcdef")])
+    array = pa.Array.from_buffers(
+        pa.binary(), 2, [None, pa.py_buffer(np.array(offsets, np.int32)), pa.py_buffer(b"abcdef")]
+    )
     with pytest.raises(FormatError, match="offsets of row"):
         partition_for_keys(array, 3)

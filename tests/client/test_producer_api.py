@@ -1,4 +1,5 @@
-"""The producer as users call it: partitions, callbacks, futures, linger, back-pressure, ends; stock clients on the other side."""
+"""The producer as users call it: partitions, callbacks, futures, linger, back-pressure, ends; stock
+clients on the other side."""
 
 from __future__ import annotations
 
@@ -43,7 +44,9 @@ def made(broker):
 
     def make(**settings) -> kdirect.Producer:
         settings = {name.replace("_", "."): value for name, value in settings.items()}
-        producers.append(kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, **settings}))
+        producers.append(
+            kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers, **settings})
+        )
         return producers[-1]
 
     yield broker, make
@@ -69,7 +72,13 @@ def test_a_control_connection_that_ends_is_told_and_what_is_under_way_is_repeate
     producer.paths.recover(path)
     producer.produce("t", b"after", partition=0)
     assert producer.flush() == 0
-    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"before", b"one", b"two", b"three", b"after"]
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [
+        b"before",
+        b"one",
+        b"two",
+        b"three",
+        b"after",
+    ]
     told = r"t-0: (the connection to its leader ended \(the cable is out\)|the RDMA connection broke \(.*\)); \d+ requests are repeated"
     assert re.search(told, caplog.text)
 
@@ -82,21 +91,26 @@ def stall(broker):
 
 def kafka_messages(servers, topic, partition=0):
     """Everything in a partition, by librdkafka."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True}
+    )
     consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
     out = []
     while True:
         message = consumer.poll(20)
         assert message is not None, "the stock client did not get to the end"
         if message.error():
-            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, message.error()
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, (
+                message.error()
+            )
             break
         out.append(message)
     consumer.close()
     return out
 
 
-# -- partitions --------------------------------------------------------------------------------------------
+# -- partitions
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["murmur2_random", "consistent_random", "murmur2", "consistent"])
@@ -111,14 +125,31 @@ def test_keys_go_where_librdkafka_sends_them(made, seed, rule):
     if not sticky:
         keys += [None, b""]
     where: dict[str, dict] = {"theirs": {}, "ours": {}, "columns": {}}
-    theirs = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "partitioner": rule, "linger.ms": 5})
+    theirs = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "partitioner": rule, "linger.ms": 5}
+    )
     for key in keys:
-        theirs.produce("theirs", b"", key, on_delivery=lambda e, m, key=key: where["theirs"].__setitem__(key, m.partition()))
+        theirs.produce(
+            "theirs",
+            b"",
+            key,
+            on_delivery=lambda e, m, key=key: where["theirs"].__setitem__(key, m.partition()),
+        )
     assert theirs.flush(20) == 0
     ours = make(partitioner=rule, linger_ms=5)
     for key in keys:
-        ours.produce("ours", b"", key, on_delivery=lambda e, m, key=key: where["ours"].__setitem__(key, m.partition()))
-    ours.send_arrow(pa.record_batch({"value": pa.array([b""] * len(keys), pa.binary()), "key": pa.array(keys, pa.binary())}), "columns")
+        ours.produce(
+            "ours",
+            b"",
+            key,
+            on_delivery=lambda e, m, key=key: where["ours"].__setitem__(key, m.partition()),
+        )
+    ours.send_arrow(
+        pa.record_batch(
+            {"value": pa.array([b""] * len(keys), pa.binary()), "key": pa.array(keys, pa.binary())}
+        ),
+        "columns",
+    )
     assert ours.flush() == 0
     with kdirect.Consumer(broker.bootstrap_servers) as consumer:
         consumer.assign({TopicPartition("columns", p): 0 for p in range(7)})
@@ -131,14 +162,32 @@ def test_keys_go_where_librdkafka_sends_them(made, seed, rule):
 def test_own_partitioner_and_records_without_keys(made):
     broker, make = made
     create(broker, "t", 4)
-    with kdirect.Producer(broker.bootstrap_servers, partitioner=lambda key, n: len(key or b"") % n) as producer:
-        assert [producer.send("t", b"", b"x" * i).result(10).partition() for i in range(8)] == [0, 1, 2, 3, 0, 1, 2, 3]
-        producer.send_arrow(pa.record_batch({"value": pa.array(["a", "b"]), "key": pa.array(["abc", None])}), "t")
+    with kdirect.Producer(
+        broker.bootstrap_servers, partitioner=lambda key, n: len(key or b"") % n
+    ) as producer:
+        assert [producer.send("t", b"", b"x" * i).result(10).partition() for i in range(8)] == [
+            0,
+            1,
+            2,
+            3,
+            0,
+            1,
+            2,
+            3,
+        ]
+        producer.send_arrow(
+            pa.record_batch({"value": pa.array(["a", "b"]), "key": pa.array(["abc", None])}), "t"
+        )
     assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", 3)] == [b"", b"", b"a"]
-    with pytest.raises(UnknownTopicError, match="partition 9"), kdirect.Producer(broker.bootstrap_servers, partitioner=lambda *_: 9) as bad:
+    with (
+        pytest.raises(UnknownTopicError, match="partition 9"),
+        kdirect.Producer(broker.bootstrap_servers, partitioner=lambda *_: 9) as bad,
+    ):
         bad.produce("t", b"")
     producer = make()
-    assert len({producer.send("t", b"%d" % i).result(10).partition() for i in range(20)}) == 1  # a run, not one each
+    assert (
+        len({producer.send("t", b"%d" % i).result(10).partition() for i in range(20)}) == 1
+    )  # a run, not one each
 
 
 @PATHS
@@ -148,10 +197,14 @@ def test_keys_go_by_the_new_number_of_partitions_after_the_metadatas_age(made, t
     producer = make(transport=transport, metadata_max_age_ms=300)
     patient = make(transport=transport)
     keys = [b"%d" % i for i in range(40)]
-    assert {p.send("t", b"", k).result(10).partition() for p in (producer, patient) for k in keys} == {0}
+    assert {
+        p.send("t", b"", k).result(10).partition() for p in (producer, patient) for k in keys
+    } == {0}
     connect(broker.bootstrap_servers).admin.create_partitions("t", 4)
     time.sleep(0.4)
-    assert [producer.send("t", b"", k).result(10).partition() for k in keys] == [partition_for_key(k, 4) for k in keys]
+    assert [producer.send("t", b"", k).result(10).partition() for k in keys] == [
+        partition_for_key(k, 4) for k in keys
+    ]
     assert {patient.send("t", b"", k).result(10).partition() for k in keys} == {0}
 
 
@@ -168,7 +221,9 @@ def test_a_partition_that_was_added_is_found_at_once_when_it_is_named(made, tran
         producer.produce("t", b"", partition=3)
     admin.create_partitions("t", 4)
     assert producer.produce_sync("t", b"new", partition=3) == 0
-    rows = pa.record_batch({"value": pa.array([b"a", b"b", b"c"]), "partition": pa.array([2, 2, 3], pa.int32())})
+    rows = pa.record_batch(
+        {"value": pa.array([b"a", b"b", b"c"]), "partition": pa.array([2, 2, 3], pa.int32())}
+    )
     columns.send_arrow(rows, "t")
     columns.flush()
     assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", 2)] == [b"a", b"b"]
@@ -207,10 +262,14 @@ def test_while_the_broker_is_away_the_number_of_partitions_stands(broker_process
         mine = [k for k in keys if partition_for_key(k, 2) == partition]
         values = [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", partition)]
         assert [v for v in values if v != b"last"] == [b"first", *mine]
-    assert b"last" in [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", partition_for_key(b"key", 4))]
+    assert b"last" in [
+        m.value()
+        for m in kafka_messages(broker.bootstrap_servers, "t", partition_for_key(b"key", 4))
+    ]
 
 
-# -- reports -----------------------------------------------------------------------------------------------
+# -- reports
+# -----------------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -225,27 +284,45 @@ def test_callbacks_come_in_order_with_offsets_on_the_callers_thread(made, transp
     def on_delivery(error, message):
         threads.add(threading.current_thread())
         reports[message.partition()].append(
-            (error, message.offset(), message.value(), message.key(), message.topic(), message.timestamp()[1])
+            (
+                error,
+                message.offset(),
+                message.value(),
+                message.key(),
+                message.topic(),
+                message.timestamp()[1],
+            )
         )
 
     for i in range(2000):
-        producer.produce("t", b"%d" % i, b"k", partition=i % 2, timestamp=1000 + i, on_delivery=on_delivery)
+        producer.produce(
+            "t", b"%d" % i, b"k", partition=i % 2, timestamp=1000 + i, on_delivery=on_delivery
+        )
     assert producer.flush() == 0 and len(producer) == 0
     assert threads == {threading.current_thread()}
     for p in (0, 1):
-        assert reports[p] == [(None, n, b"%d" % i, b"k", "t", 1000 + i) for n, i in enumerate(range(p, 2000, 2))]
-        assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", p)] == [b"%d" % i for i in range(p, 2000, 2)]
+        assert reports[p] == [
+            (None, n, b"%d" % i, b"k", "t", 1000 + i) for n, i in enumerate(range(p, 2000, 2))
+        ]
+        assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t", p)] == [
+            b"%d" % i for i in range(p, 2000, 2)
+        ]
 
 
 @pytest.mark.parametrize("window", [1, 4, 16])
 def test_every_offset_is_reported_through_a_small_window(made, window):
-    """The writer remembers the offsets of one window only; records with and without a report fill it."""
+    """The writer remembers the offsets of one window only; records with and without a report fill
+    it."""
     broker, make = made
     create(broker)
     producer = make(transport="shm", max_in_flight=window)
     got = []
     for i in range(3000):
-        producer.produce("t", b"%d" % i, on_delivery=(lambda e, m: got.append((e, m.offset(), m.value()))) if i % 7 else None)
+        producer.produce(
+            "t",
+            b"%d" % i,
+            on_delivery=(lambda e, m: got.append((e, m.offset(), m.value()))) if i % 7 else None,
+        )
     assert producer.flush() == 0
     assert got == [(None, i, b"%d" % i) for i in range(3000) if i % 7]
     assert producer.statistics()["rdma_records"] == 3000
@@ -267,7 +344,9 @@ def test_callbacks_without_poll_and_from_callbacks(made, transport):
     for i in range(5000):
         producer.produce("t", b"%d" % i, on_delivery=on_delivery)
     deadline = time.monotonic() + 20
-    while len(seen) < 3000 and time.monotonic() < deadline:  # the thread, or later calls of produce, see to it
+    while (
+        len(seen) < 3000 and time.monotonic() < deadline
+    ):  # the thread, or later calls of produce, see to it
         producer.produce("t", b"more", on_delivery=on_delivery)
         time.sleep(0.0001)
     assert len(seen) >= 3000, "produce serves reports that nobody polls for"
@@ -283,12 +362,21 @@ def test_futures(made, transport):
     producer = make(transport=transport)
     first = producer.send("t", "text", key="k", headers={"h": b"v"}, timestamp=77)
     message = first.result(10)
-    assert (message.offset(), message.value(), message.key(), message.headers()) == (0, b"text", b"k", [("h", b"v")])
+    assert (message.offset(), message.value(), message.key(), message.headers()) == (
+        0,
+        b"text",
+        b"k",
+        [("h", b"v")],
+    )
     assert message.timestamp() == (0, 77) and first.exception(0) is None and not first.cancel()
-    assert [f.result(10).offset() for f in [producer.send("t", b"%d" % i) for i in range(50)]] == list(range(1, 51))
+    assert [
+        f.result(10).offset() for f in [producer.send("t", b"%d" % i) for i in range(50)]
+    ] == list(range(1, 51))
 
     async def awaited():
-        return (await asyncio.wait_for(asyncio.wrap_future(producer.send("t", b"async")), 10)).offset()
+        return (
+            await asyncio.wait_for(asyncio.wrap_future(producer.send("t", b"async")), 10)
+        ).offset()
 
     assert asyncio.run(awaited()) == 51
     assert producer.produce_sync("t", b"sync") == 52
@@ -309,12 +397,17 @@ def test_an_error_that_nobody_was_told_is_raised_by_flush(made, transport):
         producer.flush()
     assert producer.flush() == 0  # once
     told = []
-    producer.produce("t", os.urandom(5000), on_delivery=lambda e, m: told.append((type(e), m.error() is e, m.offset())))
+    producer.produce(
+        "t",
+        os.urandom(5000),
+        on_delivery=lambda e, m: told.append((type(e), m.error() is e, m.offset())),
+    )
     assert producer.flush() == 0 and told == [(DeliveryError, True, -1)]
     assert producer.statistics()["failed_records"] == 2
 
 
-# -- batches -----------------------------------------------------------------------------------------------
+# -- batches
+# -----------------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -367,7 +460,9 @@ def test_order_is_kept_whichever_way_records_go(made, transport, seed):
         else:
             producer.produce("t", value)
     producer.flush()
-    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"%d" % i for i in range(600)]
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [
+        b"%d" % i for i in range(600)
+    ]
 
 
 @PATHS
@@ -393,7 +488,11 @@ def test_stock_clients_read_every_codec_headers_and_nulls(made, transport, codec
     assert [(m.value(), m.key(), m.timestamp()[1], m.headers() or []) for m in rdkafka] == expected
     if codec in ("snappy", "lz4"):
         return  # kafka-python wants libraries for these that are not installed
-    consumer = kafka.KafkaConsumer(bootstrap_servers=broker.bootstrap_servers, auto_offset_reset="earliest", consumer_timeout_ms=10_000)
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=broker.bootstrap_servers,
+        auto_offset_reset="earliest",
+        consumer_timeout_ms=10_000,
+    )
     consumer.assign([kafka.TopicPartition("t", 0)])
     python = [next(consumer) for _ in range(50)]
     consumer.close()
@@ -416,12 +515,15 @@ def test_arrow_reports(made):
     assert at == 1000
 
 
-# -- a broker that stops -----------------------------------------------------------------------------------
+# -- a broker that stops
+# -----------------------------------------------------------------------------------
 
 
 @PATHS
 @pytest.mark.parametrize("linger", [0, 10])
-def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(broker_process, transport, linger):
+def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(
+    broker_process, transport, linger
+):
     broker = broker_process()
     create(broker)
     settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": linger, "max.block.ms": 150,
@@ -454,7 +556,12 @@ def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(broker_proces
 def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_process, transport):
     broker = broker_process()
     create(broker)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "delivery.timeout.ms": 400, "linger.ms": 1}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "delivery.timeout.ms": 400,
+        "linger.ms": 1,
+    }
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         told = []
@@ -462,7 +569,11 @@ def test_records_fail_after_the_delivery_timeout_and_later_ones_go_again(broker_
         os.waitid(os.P_PID, broker.pid, os.WSTOPPED)  # until every thread of it stands
         try:
             began = time.monotonic()
-            producer.produce("t", b"lost", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed, m.value())))
+            producer.produce(
+                "t",
+                b"lost",
+                on_delivery=lambda e, m: told.append((type(e), e.maybe_committed, m.value())),
+            )
             with pytest.raises(TimedOutError):
                 producer.send("t", b"lost").result(0.1)
             while not told and time.monotonic() - began < 20:
@@ -488,14 +599,23 @@ def test_a_broker_that_is_killed_and_comes_back(broker_process, transport):
     broker = broker_process()
     create(broker)
     outcome = {}
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": 5, "connect.timeout.ms": 300}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "linger.ms": 5,
+        "connect.timeout.ms": 300,
+    }
     with kdirect.Producer(settings) as producer:
         for i in range(200):
-            producer.produce("t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e))
+            producer.produce(
+                "t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e)
+            )
         assert producer.flush() == 0
         broker.kill()
         for i in range(200, 300):
-            producer.produce("t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e))
+            producer.produce(
+                "t", b"%d" % i, on_delivery=lambda e, m: outcome.__setitem__(m.value(), e)
+            )
         began = time.monotonic()
         assert producer.flush(0.3) == 100
         assert time.monotonic() - began < 5
@@ -506,7 +626,8 @@ def test_a_broker_that_is_killed_and_comes_back(broker_process, transport):
     assert sorted(set(values), key=int) == [b"%d" % i for i in range(300)]
 
 
-# -- ends and mistakes -------------------------------------------------------------------------------------
+# -- ends and mistakes
+# -------------------------------------------------------------------------------------
 
 
 def test_purge_tells_who_asked(made):
@@ -514,7 +635,9 @@ def test_purge_tells_who_asked(made):
     create(broker)
     producer = make(linger_ms=600_000)
     told = []
-    producer.produce("t", b"told", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed)))
+    producer.produce(
+        "t", b"told", on_delivery=lambda e, m: told.append((type(e), e.maybe_committed))
+    )
     future = producer.send("t", b"future")
     producer.produce("t", b"quiet")
     producer.purge(in_flight=False)
@@ -545,7 +668,10 @@ def test_a_missing_topic_is_made_where_the_broker_lets_it(made):
     producer.produce("fresh", b"v")
     assert producer.flush(10) == 0
     assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "fresh")] == [b"v"]
-    with kdirect.Broker(auto_create_topics_enable=False) as strict, kdirect.Producer(strict.bootstrap_servers) as refused:
+    with (
+        kdirect.Broker(auto_create_topics_enable=False) as strict,
+        kdirect.Producer(strict.bootstrap_servers) as refused,
+    ):
         with pytest.raises(UnknownTopicError, match="topic 'fresh' does not exist"):
             refused.produce("fresh", b"v")
         create(strict, "fresh")
@@ -556,7 +682,12 @@ def test_mistakes_are_named(made):
     broker, make = made
     create(broker)
     producer = make()
-    for wrong in ({"value": 5}, {"value": b"", "key": 1.5}, {"value": b"", "headers": [(None, b"")]}, {"value": b"", "headers": {"a": 1}}):
+    for wrong in (
+        {"value": 5},
+        {"value": b"", "key": 1.5},
+        {"value": b"", "headers": [(None, b"")]},
+        {"value": b"", "headers": {"a": 1}},
+    ):
         with pytest.raises((ConfigError, kdirect.KdirectError), match="record"):
             producer.produce("t", **wrong)
     with pytest.raises(UnknownTopicError, match="missing"):
@@ -594,7 +725,11 @@ def test_threads_share_a_producer_and_one_that_is_dropped_ends_its_thread(made):
     create(broker, "t", 3)
     producer = make(linger_ms=2)
     workers = [
-        threading.Thread(target=lambda n=n: [producer.produce("t", b"%d:%d" % (n, i), partition=i % 3) for i in range(500)])
+        threading.Thread(
+            target=lambda n=n: [
+                producer.produce("t", b"%d:%d" % (n, i), partition=i % 3) for i in range(500)
+            ]
+        )
         for n in range(4)
     ]
     for w in workers:
@@ -625,4 +760,6 @@ def test_the_end_of_the_process_sends_what_lingers(broker):
         "for i in range(10): p.produce('t', b'%d' % i)\n"
     )
     subprocess.run([sys.executable, "-c", code, broker.bootstrap_servers], check=True, timeout=60)
-    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [b"%d" % i for i in range(10)]
+    assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [
+        b"%d" % i for i in range(10)
+    ]

@@ -1,5 +1,5 @@
-"""A producer whose broker is killed, stopped, or takes access back: what was under way is repeated without being asked for, and no call
-waits longer than it is told.  Real brokers."""
+"""A producer whose broker is killed, stopped, or takes access back: what was under way is repeated
+without being asked for, and no call waits longer than it is told.  Real brokers."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def served(broker_process):
     def make(partitions=1, **settings):
         broker = broker_process()
         connect(broker.bootstrap_servers).admin.create_topic("t", partitions)
-        return broker, {"bootstrap.servers": broker.bootstrap_servers, **{k.replace("_", "."): v for k, v in settings.items()}}
+        return broker, {
+            "bootstrap.servers": broker.bootstrap_servers,
+            **{k.replace("_", "."): v for k, v in settings.items()},
+        }
 
     return make
 
@@ -47,7 +50,9 @@ def stopped(broker):
 
 
 def values(broker, partition=0):
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+    ) as consumer:
         tp = TopicPartition("t", partition)
         consumer.assign({tp: 0})
         end = consumer.get_watermark_offsets(tp)[1]
@@ -71,12 +76,15 @@ def longest(call, seconds):
     return most
 
 
-# -- what was under way is repeated ------------------------------------------------------------------------
+# -- what was under way is repeated
+# ------------------------------------------------------------------------
 
 
 @PATHS
 @pytest.mark.parametrize("how", ["futures", "polls"])
-def test_what_was_under_way_when_the_broker_was_killed_is_repeated_by_itself(served, transport, how):
+def test_what_was_under_way_when_the_broker_was_killed_is_repeated_by_itself(
+    served, transport, how
+):
     """Nobody asks for the result: the thread repeats it for a future, and `poll(0)` for a report."""
     broker, settings = served(transport=transport, delivery_timeout_ms=60_000)
     with kdirect.Producer(settings) as producer:
@@ -86,7 +94,9 @@ def test_what_was_under_way_when_the_broker_was_killed_is_repeated_by_itself(ser
             if how == "futures":
                 future = producer.send("t", b"under way")
             else:
-                producer.produce("t", b"under way", on_delivery=lambda e, m: told.append((e, m.offset())))
+                producer.produce(
+                    "t", b"under way", on_delivery=lambda e, m: told.append((e, m.offset()))
+                )
             time.sleep(0.1)  # until it has left
             broker.kill()
         broker.start()
@@ -127,7 +137,10 @@ def test_one_partition_that_expires_does_not_take_the_others_with_it(served):
             until = time.monotonic() + 20
             while not overdue.done() and time.monotonic() < until:
                 producer.poll(0.1)  # raises nothing
-            assert isinstance(overdue.exception(0), DeliveryError) and overdue.exception(0).maybe_committed
+            assert (
+                isinstance(overdue.exception(0), DeliveryError)
+                and overdue.exception(0).maybe_committed
+            )
             assert not kept.done()
         assert concurrent.futures.wait([kept], 30).done and kept.exception(0) is None
         assert producer.flush() == 0
@@ -135,7 +148,8 @@ def test_one_partition_that_expires_does_not_take_the_others_with_it(served):
     assert values(broker, 1) == [b"first", b"kept"]
 
 
-# -- no call waits longer than it is told ------------------------------------------------------------------
+# -- no call waits longer than it is told
+# ------------------------------------------------------------------
 
 
 def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_time(served):
@@ -158,12 +172,19 @@ def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_tim
 def test_what_comes_after_requests_that_were_given_up_does_not_wait_for_the_broker(served, way):
     """The partition is written by a new appender then, and the broker is no stranger to it."""
     more = {"transport": "tcp"} if way == "tcp" else {"transport": "shm", "produce_path": "send"}
-    broker, settings = served(linger_ms=1, max_block_ms=0, request_timeout_ms=2500, batch_bytes=65536, **more)
+    broker, settings = served(
+        linger_ms=1, max_block_ms=0, request_timeout_ms=2500, batch_bytes=65536, **more
+    )
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         with stopped(broker):
             producer.produce("t", b"given up")
-            wait_until(lambda: producer.poll(0.01) or producer.paths.path(TopicPartition("t", 0))._appender._connection is None)
+            wait_until(
+                lambda: (
+                    producer.poll(0.01)
+                    or producer.paths.path(TopicPartition("t", 0))._appender._connection is None
+                )
+            )
             producer.purge()
             assert longest(lambda: producer.produce("t", b"next"), 1) < 1.5
             assert longest(lambda: producer.poll(0.01), 1) < 1.5
@@ -173,7 +194,13 @@ def test_what_comes_after_requests_that_were_given_up_does_not_wait_for_the_brok
 
 
 def test_a_socket_that_is_full_holds_nobody_up_and_the_rest_leaves_later(served):
-    broker, settings = served(transport="tcp", linger_ms=1, max_block_ms=0, send_buffer_bytes=64 << 20, buffer_memory=64 << 20)
+    broker, settings = served(
+        transport="tcp",
+        linger_ms=1,
+        max_block_ms=0,
+        send_buffer_bytes=64 << 20,
+        buffer_memory=64 << 20,
+    )
     sent = []
 
     def produce():
@@ -190,7 +217,14 @@ def test_a_socket_that_is_full_holds_nobody_up_and_the_rest_leaves_later(served)
 
 
 def test_acks_0_leaves_when_the_socket_has_room(served):
-    broker, settings = served(transport="tcp", acks=0, linger_ms=1, max_block_ms=0, send_buffer_bytes=64 << 20, buffer_memory=64 << 20)
+    broker, settings = served(
+        transport="tcp",
+        acks=0,
+        linger_ms=1,
+        max_block_ms=0,
+        send_buffer_bytes=64 << 20,
+        buffer_memory=64 << 20,
+    )
     with kdirect.Producer(settings) as producer:
         producer.produce("t", b"first", partition=0)
         assert producer.flush() == 0
@@ -206,7 +240,9 @@ def test_acks_0_leaves_when_the_socket_has_room(served):
 
 def test_the_end_of_a_run_while_the_broker_stands_holds_nobody_up(served):
     """Records without a key change their partition every 8 MiB, which takes two requests."""
-    broker, settings = served(3, transport="shm", max_block_ms=0, delivery_timeout_ms=60_000, request_timeout_ms=3000)
+    broker, settings = served(
+        3, transport="shm", max_block_ms=0, delivery_timeout_ms=60_000, request_timeout_ms=3000
+    )
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         taken = 0
@@ -228,7 +264,9 @@ def test_the_end_of_a_run_while_the_broker_stands_holds_nobody_up(served):
         assert producer.flush() == 0
     in_log = [[int(v.split()[0]) for v in values(broker, p) if v != b"first"] for p in range(3)]
     assert sorted(n for log in in_log for n in log) == list(range(taken))
-    assert all(log and log[-1] >= before for log in in_log), "a run goes on elsewhere once the broker answers"
+    assert all(log and log[-1] >= before for log in in_log), (
+        "a run goes on elsewhere once the broker answers"
+    )
 
 
 def test_abort_does_not_wait_for_a_broker_that_stands(served):
@@ -242,7 +280,9 @@ def test_abort_does_not_wait_for_a_broker_that_stands(served):
         producer.abort()
         assert time.monotonic() - began < 2
         assert future.exception(0).maybe_committed
-    with kdirect.Producer({**settings, "rdma.produce": "exclusive"}) as other:  # the broker has seen it go
+    with kdirect.Producer(
+        {**settings, "rdma.produce": "exclusive"}
+    ) as other:  # the broker has seen it go
         assert other.produce_sync("t", b"other", partition=1) == 1
 
 
@@ -257,7 +297,9 @@ def test_a_thread_that_waits_lets_others_produce(served, transport, call):
     def wait():
         with contextlib.suppress(TimedOutError):
             while not ends.is_set():
-                {"flush": producer.flush, "poll": producer.poll, "result": waited.result}[call](60 if call == "result" else 0.5)
+                {"flush": producer.flush, "poll": producer.poll, "result": waited.result}[call](
+                    60 if call == "result" else 0.5
+                )
 
     with stopped(broker):
         waited = producer.send("t", b"under way")
@@ -277,10 +319,15 @@ def test_a_thread_that_waits_lets_others_produce(served, transport, call):
     producer.flush()
     producer.abort()
     times.sort()
-    assert len(times) > 30 and times[len(times) // 2] < 0.05, (len(times), times[len(times) // 2], times[-1])
+    assert len(times) > 30 and times[len(times) // 2] < 0.05, (
+        len(times),
+        times[len(times) // 2],
+        times[-1],
+    )
 
 
-# -- callbacks of futures run without the producer's lock --------------------------------------------------
+# -- callbacks of futures run without the producer's lock
+# --------------------------------------------------
 
 
 @PATHS
@@ -346,12 +393,16 @@ def test_thousands_of_done_callbacks_send_again_and_one_waits(served):
     assert len(values(broker)) == 6000
 
 
-# -- what was taken is taken once, and sent ----------------------------------------------------------------
+# -- what was taken is taken once, and sent
+# ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("extra", [{"headers": {"h": b"1"}}, {"compression_type": "lz4"}], ids=["headers", "compression"])
+@pytest.mark.parametrize(
+    "extra", [{"headers": {"h": b"1"}}, {"compression_type": "lz4"}], ids=["headers", "compression"]
+)
 def test_a_record_that_produce_raised_for_was_not_taken(served, extra):
-    """Its partition has no path yet, and the broker is away: what is tried again until it is taken is in the log once."""
+    """Its partition has no path yet, and the broker is away: what is tried again until it is taken
+    is in the log once."""
     more = {k: v for k, v in extra.items() if k != "headers"}
     broker, settings = served(2, transport="shm", connect_timeout_ms=300, **more)
     with kdirect.Producer(settings) as producer:
@@ -373,7 +424,9 @@ def test_a_record_that_produce_raised_for_was_not_taken(served, extra):
 
 @PATHS
 @pytest.mark.parametrize("linger", [0, 300])
-def test_a_producer_that_is_dropped_sends_what_it_has_first_and_goes_then(served, transport, linger):
+def test_a_producer_that_is_dropped_sends_what_it_has_first_and_goes_then(
+    served, transport, linger
+):
     broker, settings = served(transport=transport, linger_ms=linger)
 
     def produce():

@@ -1,5 +1,6 @@
-"""Requests that are repeated over a path that takes fewer at a time than the one that ended: what finds no room waits its turn in the
-producer, and no call waits with the producer's lock for it.  Real brokers, killed and stopped.
+"""Requests that are repeated over a path that takes fewer at a time than the one that ended: what
+finds no room waits its turn in the producer, and no call waits with the producer's lock for it.
+Real brokers, killed and stopped.
 """
 
 from __future__ import annotations
@@ -22,9 +23,16 @@ from kdirect.model import TopicPartition
 TP = TopicPartition("t", 0)
 UNDER_WAY = 1000
 TIMEOUT_S = 20
-FIRST = b"first" + b"." * 200_000  # makes a head that has room for all that is under way: a broker that stands grants no more
-SMALLER = pytest.mark.parametrize("smaller", [{"rdma.max.in.flight": 1}, {"rdma.produce": "false"}], ids=["a window of one", "over TCP"])
-"""What the broker that comes back offers: either takes fewer requests at a time than were under way."""
+FIRST = (
+    b"first" + b"." * 200_000
+)  # makes a head that has room for all that is under way: a broker that stands grants no more
+SMALLER = pytest.mark.parametrize(
+    "smaller",
+    [{"rdma.max.in.flight": 1}, {"rdma.produce": "false"}],
+    ids=["a window of one", "over TCP"],
+)
+"""What the broker that comes back offers: either takes fewer requests at a time than were under
+way."""
 
 
 @pytest.fixture
@@ -32,7 +40,11 @@ def served(broker_process):
     """(broker, settings) with topic `t` of two partitions."""
     broker = broker_process()
     connect(broker.bootstrap_servers).admin.create_topic("t", 2)
-    return broker, {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "delivery.timeout.ms": TIMEOUT_S * 1000}
+    return broker, {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "delivery.timeout.ms": TIMEOUT_S * 1000,
+    }
 
 
 def stop(broker):
@@ -41,7 +53,9 @@ def stop(broker):
 
 
 def values(broker, partition=0):
-    with kdirect.Consumer({"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}) as consumer:
+    with kdirect.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+    ) as consumer:
         tp = TopicPartition("t", partition)
         consumer.assign({tp: 0})
         end = consumer.get_watermark_offsets(tp)[1]
@@ -49,7 +63,8 @@ def values(broker, partition=0):
 
 
 class StopsWhenRepeated:
-    """A thread that stops the broker's process as soon as the producer's new path has sent something; `happened` then."""
+    """A thread that stops the broker's process as soon as the producer's new path has sent
+    something; `happened` then."""
 
     def __init__(self, broker, producer):
         self.happened = threading.Event()
@@ -61,7 +76,8 @@ class StopsWhenRepeated:
         while not self._ends.is_set():
             path = producer.paths.path(TP)
             if path is not old and (
-                (isinstance(path, DirectPath) and path.writer.appended) or (isinstance(path, TcpPath) and path._requests)
+                (isinstance(path, DirectPath) and path.writer.appended)
+                or (isinstance(path, TcpPath) and path._requests)
             ):
                 stop(broker)
                 self.happened.set()
@@ -78,7 +94,8 @@ class StopsWhenRepeated:
 
 
 def left_under_way(broker, producer, told, smaller):
-    """Put requests under way to a broker that stands, kill it, bring it back with less to offer, and stop it when it has got some."""
+    """Put requests under way to a broker that stands, kill it, bring it back with less to offer,
+    and stop it when it has got some."""
     producer.produce_sync("t", FIRST, partition=0)
     stop(broker)
     for i in range(UNDER_WAY):
@@ -105,12 +122,21 @@ def test_poll_does_not_wait_for_room_and_nothing_is_lost(served, smaller, told):
     broker, settings = served
     heard = []
     with kdirect.Producer(settings) as producer:
-        left_under_way(broker, producer, (lambda error, message: heard.append((error, message.value()))) if told else None, smaller)
+        left_under_way(
+            broker,
+            producer,
+            (lambda error, message: heard.append((error, message.value()))) if told else None,
+            smaller,
+        )
         with StopsWhenRepeated(broker, producer) as stopping:
             assert longest_poll(producer, stopping.happened.is_set, 15) < TIMEOUT_S / 4
-            assert stopping.happened.is_set(), "the broker answered everything before it could be stopped"
+            assert stopping.happened.is_set(), (
+                "the broker answered everything before it could be stopped"
+            )
             assert longest_poll(producer, lambda: False, 2) < TIMEOUT_S / 4
-            assert len(producer) > UNDER_WAY / 2, "too much was answered for the test to say something"
+            assert len(producer) > UNDER_WAY / 2, (
+                "too much was answered for the test to say something"
+            )
         os.kill(broker.pid, signal.SIGCONT)
         producer.produce("t", b"last", partition=0)
         assert producer.flush() == 0
@@ -148,12 +174,16 @@ def test_what_finds_no_room_fails_when_its_time_is_over(served, smaller):
     heard = []
     settings = {**settings, "delivery.timeout.ms": 4000, "request.timeout.ms": 1000}
     producer = kdirect.Producer(settings)
-    left_under_way(broker, producer, lambda error, message: heard.append((error, message.value())), smaller)
+    left_under_way(
+        broker, producer, lambda error, message: heard.append((error, message.value())), smaller
+    )
     with StopsWhenRepeated(broker, producer) as stopping:
         longest_poll(producer, stopping.happened.is_set, 15)
         assert stopping.happened.is_set()
         longest_poll(producer, lambda: len(heard) == UNDER_WAY, 20)
-    assert [value for _, value in heard] == [b"%d" % i for i in range(UNDER_WAY)], "each is told of once, in order"
+    assert [value for _, value in heard] == [b"%d" % i for i in range(UNDER_WAY)], (
+        "each is told of once, in order"
+    )
     failed = [error for error, _ in heard if error is not None]
     assert failed and all(isinstance(e, DeliveryError) for e in failed)
     assert len(producer) == 0
@@ -177,7 +207,9 @@ def test_new_records_wait_behind_those_that_are_repeated(served, smaller):
             assert stopping.happened.is_set()
             for i in range(50):
                 with contextlib.suppress(BufferFullError):
-                    producer.produce("t", b"new %d" % i, partition=0, headers=[("h", b"")] if i % 2 else None)
+                    producer.produce(
+                        "t", b"new %d" % i, partition=0, headers=[("h", b"")] if i % 2 else None
+                    )
                     taken.append(b"new %d" % i)
         os.kill(broker.pid, signal.SIGCONT)
         assert producer.flush() == 0
@@ -193,7 +225,9 @@ def test_abort_and_purge_tell_of_what_waits(served, smaller):
         broker.properties.pop(next(iter(smaller)), None)
         broker.kill()
         broker.start()
-        left_under_way(broker, producer, lambda error, message, heard=heard: heard.append(error), smaller)
+        left_under_way(
+            broker, producer, lambda error, message, heard=heard: heard.append(error), smaller
+        )
         with StopsWhenRepeated(broker, producer) as stopping:
             longest_poll(producer, stopping.happened.is_set, 15)
             assert stopping.happened.is_set()
@@ -203,14 +237,21 @@ def test_abort_and_purge_tell_of_what_waits(served, smaller):
         producer.abort()
 
 
-# -- access to the next file ---------------------------------------------------------------------------------
+# -- access to the next file
+# ---------------------------------------------------------------------------------
 
 
 def test_a_full_file_of_a_broker_that_stands_holds_nobody_up(broker_process):
-    """Asking for the next file is a request to the broker: nobody waits for its answer longer than for room."""
+    """Asking for the next file is a request to the broker: nobody waits for its answer longer than
+    for room."""
     broker = broker_process(log_segment_bytes=65536)
     connect(broker.bootstrap_servers).admin.create_topic("t", 2)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0, "request.timeout.ms": 8000}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "max.block.ms": 0,
+        "request.timeout.ms": 8000,
+    }
     with kdirect.Producer(settings) as producer:
         sent = [b"%d " % 0 + b"v" * 1000]
         producer.produce_sync("t", sent[0], partition=0)
@@ -239,10 +280,16 @@ def test_a_full_file_of_a_broker_that_stands_holds_nobody_up(broker_process):
 
 
 def test_a_partition_that_is_given_back_while_its_next_file_is_asked_for(broker_process):
-    """Whatever the broker grants then is given back, too: somebody else may have the partition for itself."""
+    """Whatever the broker grants then is given back, too: somebody else may have the partition for
+    itself."""
     broker = broker_process(log_segment_bytes=65536)
     connect(broker.bootstrap_servers).admin.create_topic("t", 2)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0, "rdma.produce": "exclusive"}
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "max.block.ms": 0,
+        "rdma.produce": "exclusive",
+    }
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"v" * 1000, partition=0)
         writer = producer.paths.path(TP).writer
@@ -260,11 +307,19 @@ def test_a_partition_that_is_given_back_while_its_next_file_is_asked_for(broker_
 
 
 def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_process):
-    """The broker's word of a recall overtakes its answer to the request for access; the file it is of has no writer yet."""
+    """The broker's word of a recall overtakes its answer to the request for access; the file it is
+    of has no writer yet."""
     broker = broker_process(log_segment_bytes=65536)
     connect(broker.bootstrap_servers).admin.create_topic("t", 2)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm", "max.block.ms": 0}
-    with kdirect.Producer(settings) as producer, kdirect.Producer({**settings, "transport": "tcp"}) as other:
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": "shm",
+        "max.block.ms": 0,
+    }
+    with (
+        kdirect.Producer(settings) as producer,
+        kdirect.Producer({**settings, "transport": "tcp"}) as other,
+    ):
         producer.produce_sync("t", b"v" * 1000, partition=0)
         path = producer.paths.path(TP)
         while path.writer.length - path.writer.position > 1300:
@@ -272,7 +327,9 @@ def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_
         old = path.writer.file_id
         with producer._lock:  # its thread takes no answer meanwhile
             with contextlib.suppress(BufferFullError):
-                producer.paths.send(TP, encode_records([(None, b"v" * 1400, None, 0)]), 1, None, 0.0)
+                producer.paths.send(
+                    TP, encode_records([(None, b"v" * 1400, None, 0)]), 1, None, 0.0
+                )
             time.sleep(0.3)  # the file is granted by now
             other.produce("t", b"other", partition=0)  # so it is recalled
             until = time.monotonic() + 5

@@ -44,12 +44,16 @@ class Sent:
     def _produce(self) -> None:
         chance = random.Random(self._seed)
         try:
-            with connect({"bootstrap.servers": self._broker.bootstrap_servers, "transport": "shm"}).producer() as producer:
+            with connect(
+                {"bootstrap.servers": self._broker.bootstrap_servers, "transport": "shm"}
+            ).producer() as producer:
                 while self.rolls < ROLLS and not self.done.is_set():
                     for _ in range(200):
                         p = chance.randrange(PARTITIONS)
                         for _ in range(chance.choice((1, 2, 10))):
-                            producer.produce("t", (b"%d" % self.counts[p]).ljust(VALUE_BYTES), partition=p)
+                            producer.produce(
+                                "t", (b"%d" % self.counts[p]).ljust(VALUE_BYTES), partition=p
+                            )
                             self.counts[p] += 1
                         producer.flush()
         except BaseException as e:
@@ -76,7 +80,9 @@ def columns(consumer):
     batch = consumer.poll_arrow(0.1)
     if batch is None:
         return []
-    return zip(*(batch.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True)
+    return zip(
+        *(batch.column(name).to_pylist() for name in ("partition", "offset", "value")), strict=True
+    )
 
 
 @pytest.mark.timeout(SECONDS + 60)
@@ -84,7 +90,9 @@ def columns(consumer):
 def test_rolls_under_readers_of_many_partitions(broker_process, tmp_path, seed, transport):
     broker = broker_process(tmp_path / "log")
     settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport}
-    connect(settings).admin.create_topic("t", PARTITIONS, configs={"segment.bytes": str(SEGMENT_BYTES)})
+    connect(settings).admin.create_topic(
+        "t", PARTITIONS, configs={"segment.bytes": str(SEGMENT_BYTES)}
+    )
     got: dict[str, list[int]] = defaultdict(lambda: [0] * PARTITIONS)
     deadline = time.monotonic() + SECONDS
     with (
@@ -109,4 +117,6 @@ def test_rolls_under_readers_of_many_partitions(broker_process, tmp_path, seed, 
             raise sent.error
         assert sent.rolls >= ROLLS
         if transport == "shm":
-            assert all(c.statistics().get("fetches", 0) == 0 for c, _ in readers.values()), "they were read over TCP"
+            assert all(c.statistics().get("fetches", 0) == 0 for c, _ in readers.values()), (
+                "they were read over TCP"
+            )

@@ -1,8 +1,8 @@
-"""Many producers of one partition at once: RDMA producers in processes of their own, Kafka's clients, producers that die or stop in the
-middle (KafkaDirect §4.2.2).
+"""Many producers of one partition at once: RDMA producers in processes of their own, Kafka's
+clients, producers that die or stop in the middle (KafkaDirect §4.2.2).
 
-What holds in every test: offsets without holes, each producer's records in the order it produced them, none lost that was acknowledged,
-and, idempotence being the default, none there twice."""
+What holds in every test: offsets without holes, each producer's records in the order it produced
+them, none lost that was acknowledged, and, idempotence being the default, none there twice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from kdirect.rdma import open_device
 
 TP = TopicPartition("t", 0)
 
-# Sends records "name number" and says how many are acknowledged; with a number of records it ends by itself.
+# Sends records "name number" and says how many are acknowledged; with a number of records it ends
+# by itself.
 PRODUCER = """
 import sys, time
 from kdirect.client import connect
@@ -56,10 +57,14 @@ def start():
     """Starts producer processes: start(servers, name, count=0, size=100, **settings)."""
     children = []
 
-    def run(servers: str, name: str, count: int = 0, size: int = 100, **settings: object) -> subprocess.Popen:
+    def run(
+        servers: str, name: str, count: int = 0, size: int = 100, **settings: object
+    ) -> subprocess.Popen:
         arguments = [f"{k.replace('_', '.')}={v}" for k, v in settings.items()]
         child = subprocess.Popen(
-            [sys.executable, "-c", PRODUCER, servers, name, str(count), str(size), *arguments], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", PRODUCER, servers, name, str(count), str(size), *arguments],
+            stdout=subprocess.PIPE,
+            text=True,
         )
         children.append(child)
         return child
@@ -74,7 +79,8 @@ def start():
 
 @pytest.fixture
 def served(broker_process):
-    """(session, broker) with topic `t` of one partition and, unless told otherwise, short patience with holes."""
+    """(session, broker) with topic `t` of one partition and, unless told otherwise, short patience
+    with holes."""
     made = []
 
     def make(segment_bytes: int = 1 << 22, **properties: object):
@@ -129,17 +135,23 @@ def wait_for_growth(session, records, timeout_s=20):
     start = session.latest_offsets([TP])[TP]
     deadline = time.monotonic() + timeout_s
     while session.latest_offsets([TP])[TP] < start + records:
-        assert time.monotonic() < deadline, f"the log stands still at {session.latest_offsets([TP])[TP]}"
+        assert time.monotonic() < deadline, (
+            f"the log stands still at {session.latest_offsets([TP])[TP]}"
+        )
         time.sleep(0.01)
 
 
-def test_five_rdma_producers_and_kafka_clients_on_one_partition_through_many_segments(served, start):
+def test_five_rdma_producers_and_kafka_clients_on_one_partition_through_many_segments(
+    served, start
+):
     session, broker = served(segment_bytes=65536, **{"rdma.produce.hole.timeout.ms": 5000})
     servers = broker.bootstrap_servers
     children = {f"p{i}": start(servers, f"p{i}", 2000, 100) for i in range(5)}
     kafka_python = pytest.importorskip("kafka")
     plain = kafka_python.KafkaProducer(bootstrap_servers=servers, acks="all")
-    idempotent = confluent_kafka.Producer({"bootstrap.servers": servers, "linger.ms": 1, "enable.idempotence": True})
+    idempotent = confluent_kafka.Producer(
+        {"bootstrap.servers": servers, "linger.ms": 1, "enable.idempotence": True}
+    )
     futures = []
     for i in range(400):
         futures.append(plain.send("t", b"kafka %d" % i, partition=0))
@@ -156,16 +168,25 @@ def test_five_rdma_producers_and_kafka_clients_on_one_partition_through_many_seg
         count, (_, rdma, _, tcp) = acknowledged(child)
         assert (count, int(rdma), int(tcp)) == (2000, 2000, 0), name  # nobody was sent to TCP
     found = by_producer(log_of(session))
-    assert found == {**{name: list(range(2000)) for name in children}, "kafka": list(range(400)), "confluent": list(range(400))}
+    assert found == {
+        **{name: list(range(2000)) for name in children},
+        "kafka": list(range(400)),
+        "confluent": list(range(400)),
+    }
     plain.close()
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])
 def test_write_and_send_carries_what_write_with_imm_does(served, start, mode):
-    """`rdma.notify=send`, alone and beside a producer that notifies the other way, through several segments."""
+    """`rdma.notify=send`, alone and beside a producer that notifies the other way, through several
+    segments."""
     session, broker = served(segment_bytes=262144, **{"rdma.produce.hole.timeout.ms": 5000})
     servers = broker.bootstrap_servers
-    children = {"sends": start(servers, "sends", 3000, 300, rdma_notify="send", rdma_produce=mode, max_in_flight=64)}
+    children = {
+        "sends": start(
+            servers, "sends", 3000, 300, rdma_notify="send", rdma_produce=mode, max_in_flight=64
+        )
+    }
     if mode == "shared":
         children["imm"] = start(servers, "imm", 3000, 300)
     for name, child in children.items():
@@ -190,7 +211,9 @@ def test_two_producers_in_auto_mode_share_and_one_alone_writes_exclusively(broke
         first.flush()
         second.flush()
         assert first.paths.open(tp).writer.shared and second.paths.open(tp).writer.shared
-        assert first.statistics()["rdma_records"] == 200 and second.statistics()["rdma_records"] == 100
+        assert (
+            first.statistics()["rdma_records"] == 200 and second.statistics()["rdma_records"] == 100
+        )
     found = by_producer(log_of(session, tp))
     assert found == {"first": list(range(200)), "second": list(range(100))}
     session.close()
@@ -215,12 +238,19 @@ def test_exclusive_access_is_refused_to_a_second_producer_and_handed_over(served
     with kdirect.Producer(alone) as third:  # its holder is gone
         third.produce_sync("t", b"third 0", partition=0)
         with kdirect.Producer({**alone, "rdma.produce": "auto"}) as other:
-            other.produce_sync("t", b"other 0", partition=0)  # over TCP; the holder steps aside and comes back
+            other.produce_sync(
+                "t", b"other 0", partition=0
+            )  # over TCP; the holder steps aside and comes back
             assert other.statistics()["tcp_records"] == 1
         third.produce_sync("t", b"third 1", partition=0)
         assert third.statistics()["rdma_records"] >= 1
     found = by_producer(log_of(session))
-    assert found["first"] == [0, 1] and found["other"] == [0] and found["second"] == [0] and found["third"] == [0, 1]
+    assert (
+        found["first"] == [0, 1]
+        and found["other"] == [0]
+        and found["second"] == [0]
+        and found["third"] == [0, 1]
+    )
     assert found["gone"] == list(range(len(found["gone"])))
 
 
@@ -231,7 +261,9 @@ def test_a_producer_that_fails_in_the_middle_is_cut_out_and_the_others_go_on(ser
     others = [start(servers, f"p{i}", 0) for i in range(2)]
     for child in others:
         wait_for(child, 100)
-    victim = subprocess.Popen([sys.executable, "-c", VICTIM, servers, how], stdout=subprocess.PIPE, text=True)
+    victim = subprocess.Popen(
+        [sys.executable, "-c", VICTIM, servers, how], stdout=subprocess.PIPE, text=True
+    )
     said, n = victim.stdout.readline().split()
     assert said == "reserved"
     if how == "killed":
@@ -258,14 +290,19 @@ def test_a_producer_that_fails_in_the_middle_is_cut_out_and_the_others_go_on(ser
 
 @pytest.mark.parametrize("mode", ["shared", "exclusive", "off"])
 def test_a_broker_that_is_killed_under_load_has_everything_once_and_in_order(served, start, mode):
-    """Three lives of a broker on the same files; what producers repeat after each is recognised (mode `off`: over Kafka's protocol)."""
+    """Three lives of a broker on the same files; what producers repeat after each is recognised
+    (mode `off`: over Kafka's protocol)."""
     session, broker = served()
     children = {
-        name: start(broker.bootstrap_servers, name, 20000, 100, rdma_produce=mode, connect_timeout_ms=20000)
+        name: start(
+            broker.bootstrap_servers, name, 20000, 100, rdma_produce=mode, connect_timeout_ms=20000
+        )
         for name in (["a"] if mode == "exclusive" else ["a", "b"])
     }
     for child in children.values():
-        wait_for(child, 50)  # a broker that goes while a producer opens its first connection is another matter
+        wait_for(
+            child, 50
+        )  # a broker that goes while a producer opens its first connection is another matter
     for _ in range(2):
         wait_for_growth(session, 2000)
         broker.kill()
@@ -273,13 +310,16 @@ def test_a_broker_that_is_killed_under_load_has_everything_once_and_in_order(ser
     numbers = {name: list(range(20000)) for name in children}
     for name, child in children.items():
         count, paths = acknowledged(child)
-        assert child.wait(60) == 0 and count == 20000, f"{name} ended early: {child.stderr and child.stderr.read()}"
+        assert child.wait(60) == 0 and count == 20000, (
+            f"{name} ended early: {child.stderr and child.stderr.read()}"
+        )
         assert mode == "off" or int(paths[1]) > 0, paths
     assert by_producer(log_of(session)) == numbers
 
 
-# Writes records as it should, then reserves room behind one and stops; when it wakes up, it writes there.  It reserves by COMPARE_AND_SWAP,
-# as producers may, so that nothing is reserved when the others have filled the head or it has moved on: then all of it once more.
+# Writes records as it should, then reserves room behind one and stops; when it wakes up, it writes
+# there.  It reserves by COMPARE_AND_SWAP, as producers may, so that nothing is reserved when the
+# others have filled the head or it has moved on: then all of it once more.
 VICTIM = """
 import sys, time
 from kdirect.client import connect
@@ -338,7 +378,8 @@ time.sleep(60)
 
 
 def test_a_word_that_two_threads_close_is_closed_once(monkeypatch):
-    """The second would take the first for a reservation beyond the end: where the head ends would not be known."""
+    """The second would take the first for a reservation beyond the end: where the head ends would
+    not be known."""
     device = open_device("shm")
     loopback = Loopback(device)
     add, both = Loopback.fetch_add, threading.Barrier(2)

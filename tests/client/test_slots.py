@@ -1,4 +1,5 @@
-"""The consumer's slots over real memory, without a broker: torn READs, bounds, moves (KafkaDirect §4.4.2)."""
+"""The consumer's slots over real memory, without a broker: torn READs, bounds, moves (KafkaDirect
+§4.4.2)."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ from kdirect.rdma.contract import Access, Memory
 
 
 def slot(*, flags=layout.SLOT_FLAG_ASSIGNED, file_id=1, base=0, readable=0, watermark=0, updates=0):
-    body = struct.pack("<HHqqqqqiIq", flags, file_id, base, readable, watermark, readable, watermark, 0, updates, 0)
+    body = struct.pack(
+        "<HHqqqqqiIq", flags, file_id, base, readable, watermark, readable, watermark, 0, updates, 0
+    )
     return struct.pack("<I", crc32c(body)) + body
 
 
@@ -45,10 +48,20 @@ class Ends:
 
     def table(self, **settings):
         local = self.local(4 * layout.SLOT_BYTES)
-        return SlotTable(self.near, self.cqs[2], local, self.slots_region.address, self.slots_region.rkey, 4, **settings)
+        return SlotTable(
+            self.near,
+            self.cqs[2],
+            local,
+            self.slots_region.address,
+            self.slots_region.rkey,
+            4,
+            **settings,
+        )
 
     def stream(self, **settings):
-        return FileStream("t-0", self.near, self.cqs[2], self.local, in_place=self.in_place, **settings)
+        return FileStream(
+            "t-0", self.near, self.cqs[2], self.local, in_place=self.in_place, **settings
+        )
 
     def put(self, index, data):
         memoryview(self.slots)[index * layout.SLOT_BYTES : (index + 1) * layout.SLOT_BYTES] = data
@@ -103,7 +116,9 @@ def test_slots_of_others_are_not_looked_at(ends):
     ends.put(2, slot(readable=5))
     table.activate(2)
     table.refresh()
-    assert table.read_bytes == 3 * layout.SLOT_BYTES  # the smallest region from the start that holds what is active
+    assert (
+        table.read_bytes == 3 * layout.SLOT_BYTES
+    )  # the smallest region from the start that holds what is active
     table.deactivate(2)
     table.refresh()
     assert table.reads == 1
@@ -134,7 +149,11 @@ def test_slot_updates_under_a_reader_are_never_seen_halfway(ends):
         while time.monotonic() < end:
             table.refresh()
             seen = table.get(0)
-            assert seen["high_watermark"] == 3 * seen["last_readable_position"] == 3 * seen["update_count"]
+            assert (
+                seen["high_watermark"]
+                == 3 * seen["last_readable_position"]
+                == 3 * seen["update_count"]
+            )
             assert seen["update_count"] >= last
             last = seen["update_count"]
     finally:
@@ -162,12 +181,16 @@ def test_a_head_that_outgrew_its_grant_is_read_to_the_end_of_the_grant(ends, sea
         stream.consume(stream.buffered)
     assert (moved, got, stream.outgrown, stream.limit) == (ENDED, length, True, length)
     reads = table.reads
-    assert stream.advance(table, 0, False) == ENDED and table.reads == reads, "the slot tells nothing that is of use"
+    assert stream.advance(table, 0, False) == ENDED and table.reads == reads, (
+        "the slot tells nothing that is of use"
+    )
     stream.open(2, ends.file.address, ends.file_region.rkey, 1 << 20, length, length, False)
     assert not stream.outgrown
 
 
-@pytest.mark.parametrize(("readable", "message"), [(50, "moved from 100 to 50"), (99, "moved from 100 to 99")])
+@pytest.mark.parametrize(
+    ("readable", "message"), [(50, "moved from 100 to 50"), (99, "moved from 100 to 99")]
+)
 def test_a_position_that_cannot_be_is_refused(ends, readable, message):
     table = ends.table()
     table.activate(0)
@@ -193,7 +216,12 @@ def test_a_slot_outside_of_the_table_is_refused(ends, index):
     table = ends.table()
     stream = ends.stream()
     stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
-    uses = [table.activate, table.deactivate, lambda i: stream.take_slot(table, i, False), lambda i: stream.advance(table, i, False)]
+    uses = [
+        table.activate,
+        table.deactivate,
+        lambda i: stream.take_slot(table, i, False),
+        lambda i: stream.advance(table, i, False),
+    ]
     for use in uses:
         with pytest.raises(ProtocolError, match=f"slot {index} of 4"):
             use(index)
@@ -260,15 +288,33 @@ def test_a_window_has_whole_batches_that_continue_the_log(ends):
 
     def opened(**other):
         stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
-        known = {"next_offset": 100, "dense_from": 0, "end_offset": 104, "least_epoch": 2, "greatest_epoch": 2, **other}
+        known = {
+            "next_offset": 100,
+            "dense_from": 0,
+            "end_offset": 104,
+            "least_epoch": 2,
+            "greatest_epoch": 2,
+            **other,
+        }
         stream.expect(90, *known.values())
         return stream
 
     assert read_whole(opened()) == data
-    for other in ({"next_offset": 99}, {"next_offset": 101}, {"least_epoch": 3, "greatest_epoch": 4}, {"greatest_epoch": 1}):
-        with pytest.raises(CorruptBatchError, match=r"t-0 offset .*position 0 of the segment that begins at offset 90"):
+    for other in (
+        {"next_offset": 99},
+        {"next_offset": 101},
+        {"least_epoch": 3, "greatest_epoch": 4},
+        {"greatest_epoch": 1},
+    ):
+        with pytest.raises(
+            CorruptBatchError,
+            match=r"t-0 offset .*position 0 of the segment that begins at offset 90",
+        ):
             read_whole(opened(**other))
-    with pytest.raises(CorruptBatchError, match=f"offset 103, position {len(data) - len(batches[3])} of the segment"):
+    with pytest.raises(
+        CorruptBatchError,
+        match=f"offset 103, position {len(data) - len(batches[3])} of the segment",
+    ):
         read_whole(opened(end_offset=103))
 
 
@@ -305,7 +351,10 @@ def test_a_batch_over_the_limit_is_told_before_memory_is_taken(ends):
     memoryview(ends.file)[:12] = struct.pack(">qi", 0, 100 << 20)
     stream = ends.stream(max_batch_bytes=1 << 20)
     stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 1 << 20, True)
-    with pytest.raises(CorruptBatchError, match=r"t-0: a record batch of 104857612 bytes at position 0.*max\.batch\.bytes"):
+    with pytest.raises(
+        CorruptBatchError,
+        match=r"t-0: a record batch of 104857612 bytes at position 0.*max\.batch\.bytes",
+    ):
         stream.fill()
     assert stream.buffer_bytes <= 1 << 20
 
@@ -322,8 +371,12 @@ def test_a_revoked_key_is_an_error_that_names_the_reading(ends):
 def test_a_lagging_stream_has_several_reads_on_their_way(ends):
     file = memoryview(ends.file)
     file[:] = random.Random(7).randbytes(len(file))
-    file[:12] = struct.pack(">qi", 0, 100)  # the first batch is small, so that READs are of their own size
-    stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=160000, max_batch_bytes=1 << 20)
+    file[:12] = struct.pack(
+        ">qi", 0, 100
+    )  # the first batch is small, so that READs are of their own size
+    stream = ends.stream(
+        min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=160000, max_batch_bytes=1 << 20
+    )
     stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 100001, True)
     sizes = []
     while stream.unread:
@@ -359,7 +412,9 @@ def test_a_refresh_from_before_a_grant_says_nothing_of_it(ends):
         stream.open(file_id, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
         assert stream.advance(table, index, False) == 0
     ends.put(0, slot(file_id=1, flags=layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED))
-    assert [first.advance(table, 0, False) for _ in range(2)] == [0, 2], "the second's READ brought nothing, its own did"
+    assert [first.advance(table, 0, False) for _ in range(2)] == [0, 2], (
+        "the second's READ brought nothing, its own did"
+    )
     assert second.advance(table, 1, False) == 0
     assert second.advance(table, 1, False) == 0, "a READ of the table that the first has not taken"
     table.deactivate(0)

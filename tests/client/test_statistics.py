@@ -1,5 +1,5 @@
-"""Every counter is in the one table of metrics, and every row of the table is counted: complete sets, in both directions, of a broker
-that serves clients over each path.
+"""Every counter is in the one table of metrics, and every row of the table is counted: complete
+sets, in both directions, of a broker that serves clients over each path.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from kdirect.rdma.sim import SimNetwork
 TP = TopicPartition("t", 0)
 ROOT = Path(__file__).resolve().parents[2]
 
-# Where the tree has a method or function `statistics`, and the rooms whose metrics it returns, alone or with others.
+# Where the tree has a method or function `statistics`, and the rooms whose metrics it returns,
+# alone or with others.
 COUNTING = {
     "python/kdirect/broker/access.py": {"broker"},
     "python/kdirect/broker/broker.py": {"broker", "log"},
@@ -84,15 +85,28 @@ def test_of_a_broker_with_rdma_clients(served):
 def test_of_a_broker_that_serves_a_shared_head(served):
     """Counters of what goes on between producers and Kafka clients stand where the table says."""
     broker, settings = served
-    with kdirect.Producer({**settings, "transport": "shm"}) as alone, kdirect.Producer({**settings, "transport": "shm"}) as second:
+    with (
+        kdirect.Producer({**settings, "transport": "shm"}) as alone,
+        kdirect.Producer({**settings, "transport": "shm"}) as second,
+    ):
         alone.produce_sync("t", b"1", partition=0)
         second.produce_sync("t", b"2", partition=0)
         alone.produce_sync("t", b"3", partition=0)
         produced(settings, transport="tcp")
         seen = broker.statistics()
-    assert (seen["rdma_recalls"], seen["rdma_exclusive_heads"], seen["rdma_shared_heads"]) == (1, 1, 1)
-    assert seen["rdma_own_requests"] == 1 and seen["rdma_produce_heads"] == 1 and seen["rdma_produce_grants"] == 2
-    assert seen["rdma_commits"] == 4 and seen["rdma_clients_cut"] == seen["rdma_produce_errors"] == 0
+    assert (seen["rdma_recalls"], seen["rdma_exclusive_heads"], seen["rdma_shared_heads"]) == (
+        1,
+        1,
+        1,
+    )
+    assert (
+        seen["rdma_own_requests"] == 1
+        and seen["rdma_produce_heads"] == 1
+        and seen["rdma_produce_grants"] == 2
+    )
+    assert (
+        seen["rdma_commits"] == 4 and seen["rdma_clients_cut"] == seen["rdma_produce_errors"] == 0
+    )
 
 
 def test_of_producers(served):
@@ -100,7 +114,11 @@ def test_of_producers(served):
     over = [produced(settings, transport="shm"), produced(settings, transport="tcp"),
             produced(settings, transport="shm", **{"produce.path": "send"})]  # fmt: skip
     assert set().union(*over) == metrics.names("producer")
-    assert [s[f"{way}_records"] for s, way in zip(over, ("rdma", "tcp", "send"), strict=True)] == [1, 1, 1]
+    assert [s[f"{way}_records"] for s, way in zip(over, ("rdma", "tcp", "send"), strict=True)] == [
+        1,
+        1,
+        1,
+    ]
 
 
 def test_of_consumers(served):
@@ -149,7 +167,11 @@ def test_of_what_speaks_kafkas_protocol(served):
 def test_of_memory_and_of_other_transports():
     assert set(blocks.statistics()) == metrics.names("memory")
     assert set(SimNetwork(seed=1).device("a").statistics()) == metrics.names("rdma")
-    verbs = re.search(r"^COUNTERS = (.*)$", (ROOT / "python/kdirect/rdma/verbs_device.py").read_text(), re.MULTILINE)
+    verbs = re.search(
+        r"^COUNTERS = (.*)$",
+        (ROOT / "python/kdirect/rdma/verbs_device.py").read_text(),
+        re.MULTILINE,
+    )
     assert verbs is not None and set(re.findall(r'"(\w+)"', verbs[1])) == metrics.names("rdma")
 
 
@@ -158,7 +180,10 @@ def test_every_place_that_counts_is_known_here_and_every_room_is_counted():
         str(path.relative_to(ROOT))
         for room in ("python", "kdirect_spark")
         for path in (ROOT / room).rglob("*.py*")
-        if path.suffix in (".py", ".pyx") and re.search(r"^ *def statistics\(", path.read_text(), re.MULTILINE)
+        if path.suffix in (".py", ".pyx")
+        and re.search(r"^ *def statistics\(", path.read_text(), re.MULTILINE)
     }
     assert found == set(COUNTING), "say above which metrics it returns, and compare them in a test"
-    assert set().union(*COUNTING.values()) == set(metrics.ROOMS) == {m.room for m in metrics.METRICS}
+    assert (
+        set().union(*COUNTING.values()) == set(metrics.ROOMS) == {m.room for m in metrics.METRICS}
+    )

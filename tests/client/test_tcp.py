@@ -39,7 +39,10 @@ def make_batch(values: list[bytes], timestamp_ms: int = 1_000_000, compression: 
     """One record batch, encoded by kafka-python."""
     builder = MemoryRecordsBuilder(magic=2, compression_type=compression, batch_size=1 << 26)
     for i, value in enumerate(values):
-        assert builder.append(timestamp=timestamp_ms + i, key=None, value=value, headers=[]) is not None
+        assert (
+            builder.append(timestamp=timestamp_ms + i, key=None, value=value, headers=[])
+            is not None
+        )
     builder.close()
     return bytes(builder.buffer())
 
@@ -62,7 +65,9 @@ def read_all(cluster: Cluster, tp: TopicPartition, **kwargs) -> bytes:
 
 def values_of(servers: str, tp: TopicPartition, count: int) -> list[bytes]:
     """The first `count` values as librdkafka reads them."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "g", "enable.auto.commit": False}
+    )
     consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, 0)])
     values: list[bytes] = []
     deadline = time.monotonic() + 20
@@ -78,7 +83,8 @@ def end_offset(cluster: Cluster, tp: TopicPartition) -> int:
     return Admin(cluster).list_offsets({tp: LATEST_OFFSET})[tp][0]
 
 
-# -- whole batches -----------------------------------------------------------------------------------------
+# -- whole batches
+# -----------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 5), max_size=5), st.data())
@@ -122,7 +128,8 @@ def test_broken_frames_are_told(batch, asked, wrong):
     assert wrong in whole_batches(batch, asked)[3]
 
 
-# -- append ------------------------------------------------------------------------------------------------
+# -- append
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("acks", ["all", "1", "-1", 1])
@@ -132,7 +139,12 @@ def test_append_answers_with_the_base_offset(cluster, broker, new_topic, acks):
     with TcpAppender(cluster, tp, acks) as appender:
         assert appender.append(first) == 0
         assert appender.append(bytearray(second)) == 2
-        assert appender.statistics() == {"batches": 2, "written_bytes": len(first) + len(second), "retries": 0, "in_flight": 0}
+        assert appender.statistics() == {
+            "batches": 2,
+            "written_bytes": len(first) + len(second),
+            "retries": 0,
+            "in_flight": 0,
+        }
     assert values_of(broker.bootstrap_servers, tp, 3) == [b"one", b"two", b"three"]
     assert read_all(cluster, tp) == stamped(first, 0) + stamped(second, 2)
 
@@ -171,7 +183,10 @@ def test_poll_takes_answers_in_without_waiting(cluster, new_topic):
 
 def test_the_bytes_under_way_are_bounded(broker, new_topic):
     tp = TopicPartition(new_topic(), 0)
-    with Cluster({"bootstrap.servers": broker.bootstrap_servers, "send.buffer.bytes": 1 << 20}) as c, TcpAppender(c, tp) as appender:
+    with (
+        Cluster({"bootstrap.servers": broker.bootstrap_servers, "send.buffer.bytes": 1 << 20}) as c,
+        TcpAppender(c, tp) as appender,
+    ):
         batch = make_batch([bytes(400_000)])
         for _ in range(10):
             appender.submit(batch)
@@ -200,7 +215,9 @@ def test_a_refused_batch_fails_alone(cluster, new_topic):
     tp = TopicPartition(new_topic(max_message_bytes=10_000), 0)
     with TcpAppender(cluster, tp) as appender:
         good, bad, after = (appender.submit(make_batch([v])) for v in (b"a", bytes(20_000), b"b"))
-        with pytest.raises(DeliveryError, match=rf"not delivered to {tp}: .*MESSAGE_TOO_LARGE") as caught:
+        with pytest.raises(
+            DeliveryError, match=rf"not delivered to {tp}: .*MESSAGE_TOO_LARGE"
+        ) as caught:
             bad.result()
         assert "max.message.bytes" in caught.value.hint and not caught.value.maybe_committed
         assert isinstance(caught.value.__cause__, BrokerError) and caught.value.__cause__.code == 10
@@ -218,7 +235,10 @@ def test_a_corrupt_batch_is_refused(cluster, new_topic, seed):
     batch = bytearray(make_batch([b"some value"]))
     at = random.Random(seed).randrange(21, len(batch))
     batch[at] ^= 0x10
-    with TcpAppender(cluster, tp) as appender, pytest.raises(DeliveryError, match=r"CORRUPT_MESSAGE|INVALID_RECORD") as caught:
+    with (
+        TcpAppender(cluster, tp) as appender,
+        pytest.raises(DeliveryError, match=r"CORRUPT_MESSAGE|INVALID_RECORD") as caught,
+    ):
         appender.append(batch)
     assert not caught.value.maybe_committed and end_offset(cluster, tp) == 0
 
@@ -246,8 +266,14 @@ def produce_answer(tp: TopicPartition, code: int):
         flexible = version >= 9
         topic = tp.topic.encode()
         parts = [b"\0" if flexible else b""]
-        parts.append(b"\2" + bytes([len(topic) + 1]) if flexible else struct.pack(">ih", 1, len(topic)))
-        parts += [topic, b"\2" if flexible else struct.pack(">i", 1), struct.pack(">ihqq", tp.partition, code, -1, -1)]
+        parts.append(
+            b"\2" + bytes([len(topic) + 1]) if flexible else struct.pack(">ih", 1, len(topic))
+        )
+        parts += [
+            topic,
+            b"\2" if flexible else struct.pack(">i", 1),
+            struct.pack(">ihqq", tp.partition, code, -1, -1),
+        ]
         if version >= 5:
             parts.append(struct.pack(">q", -1))
         if version >= 8:
@@ -288,7 +314,9 @@ def test_a_passing_error_that_stays_fails_in_time(behind, proxy, new_topic):
     with TcpAppender(behind(), tp, timeout_ms=300) as appender:
         proxy.once(PRODUCE, produce_answer(tp, 6), times=1000)
         started = time.monotonic()
-        with pytest.raises(DeliveryError, match=rf"not delivered to {tp} within 300 ms: .*NOT_LEADER_OR_FOLLOWER") as caught:
+        with pytest.raises(
+            DeliveryError, match=rf"not delivered to {tp} within 300 ms: .*NOT_LEADER_OR_FOLLOWER"
+        ) as caught:
             appender.append(make_batch([b"x"]))
         assert time.monotonic() - started < 3 and not caught.value.maybe_committed
         proxy.once(PRODUCE, produce_answer(tp, 7), times=1000)
@@ -299,7 +327,8 @@ def test_a_passing_error_that_stays_fails_in_time(behind, proxy, new_topic):
 
 @pytest.mark.parametrize("decision", ["cut", "cut after"])
 def test_a_connection_lost_with_requests_under_way(behind, proxy, broker, new_topic, decision):
-    """Every value is there, in the order of its first appearance; those whose answers were lost may be there twice."""
+    """Every value is there, in the order of its first appearance; those whose answers were lost may
+    be there twice."""
     tp = TopicPartition(new_topic(), 0)
     with TcpAppender(behind(), tp, window=8) as appender:
         appender.append(make_batch([b"0"]))
@@ -329,14 +358,18 @@ def test_answers_that_never_come_may_have_been_committed(behind, proxy, new_topi
     with TcpAppender(behind(), tp, timeout_ms=300) as appender:
         appender.append(make_batch([b"0"]))
         proxy.once(PRODUCE, decision, times=1000)
-        with pytest.raises(DeliveryError, match=r"within 300 ms: the broker at .* closed the connection") as caught:
+        with pytest.raises(
+            DeliveryError, match=r"within 300 ms: the broker at .* closed the connection"
+        ) as caught:
             appender.append(make_batch([b"1"]))
         assert caught.value.maybe_committed is maybe
         proxy.once(PRODUCE, None)
         assert appender.append(make_batch([b"2"])) >= 1
 
 
-def test_a_silent_broker_times_the_request_out_and_it_is_sent_again(behind, proxy, cluster, new_topic):
+def test_a_silent_broker_times_the_request_out_and_it_is_sent_again(
+    behind, proxy, cluster, new_topic
+):
     tp = TopicPartition(new_topic(), 0)
     c = behind(request_timeout_ms=1000)
     control = c.control_connection()
@@ -410,7 +443,8 @@ def test_a_fork_may_not_use_the_parents(cluster, new_topic):
         fetcher.fetch()
 
 
-# -- fetch -------------------------------------------------------------------------------------------------
+# -- fetch
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -435,7 +469,10 @@ def test_fetches_of_any_size_give_whole_batches_once_each(cluster, filled, max_b
         got, seen = bytearray(), 0
         while seen < len(batches):
             fetched = fetcher.fetch(max_bytes, 100)
-            assert fetched.high_watermark == fetched.last_stable_offset == 210 and fetched.log_start_offset == 0
+            assert (
+                fetched.high_watermark == fetched.last_stable_offset == 210
+                and fetched.log_start_offset == 0
+            )
             whole, _, needed, wrong = whole_batches(fetched.data, 0)
             assert (whole, needed, wrong) == (len(fetched.data), 0, None) and whole > 0
             got += fetched.data
@@ -516,7 +553,13 @@ def fetch_answer(tp: TopicPartition, code: int, records: bytes, high_watermark: 
         if version >= 12:
             size = bytes([(n + 1) & 0x7F | 0x80, (n + 1) >> 7 & 0x7F | 0x80, (n + 1) >> 14])
             return body + b"\0" + struct.pack(">i", -1) + size + records + b"\0\0\0"
-        return body + struct.pack(">i", -1) + (struct.pack(">i", -1) if version >= 11 else b"") + struct.pack(">i", n) + records
+        return (
+            body
+            + struct.pack(">i", -1)
+            + (struct.pack(">i", -1) if version >= 11 else b"")
+            + struct.pack(">i", n)
+            + records
+        )
 
     return answer
 
@@ -587,7 +630,10 @@ def test_a_garbled_fetch_answer(behind, proxy, filled):
 
 def test_an_unknown_topic_or_partition_for_reading(cluster, new_topic):
     for tp in (TopicPartition("not-there", 0), TopicPartition(new_topic(), 7)):
-        with TcpFetcher(cluster, tp, 0) as fetcher, pytest.raises(UnknownTopicError, match=tp.topic):
+        with (
+            TcpFetcher(cluster, tp, 0) as fetcher,
+            pytest.raises(UnknownTopicError, match=tp.topic),
+        ):
             fetcher.fetch()
 
 
@@ -619,7 +665,10 @@ def test_a_stopped_broker_times_a_fetch_out(broker_process):
     tp = TopicPartition("t", 0)
     with Cluster({"bootstrap.servers": b.bootstrap_servers}) as patient:
         Admin(patient).create_topic("t")
-    with Cluster({"bootstrap.servers": b.bootstrap_servers, "request.timeout.ms": 1000}) as c, TcpFetcher(c, tp, 0) as fetcher:
+    with (
+        Cluster({"bootstrap.servers": b.bootstrap_servers, "request.timeout.ms": 1000}) as c,
+        TcpFetcher(c, tp, 0) as fetcher,
+    ):
         fetcher.fetch(max_wait_ms=0)
         os.kill(b.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, b.pid, os.WSTOPPED)

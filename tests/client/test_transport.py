@@ -1,6 +1,8 @@
-"""The choice of a transport where there is no RDMA device: each step of `transport=auto`, and what a demand that cannot be met says.
+"""The choice of a transport where there is no RDMA device: each step of `transport=auto`, and what
+a demand that cannot be met says.
 
-tests/verbs/test_transport.py has the same with a device.  Here it is named wrong on purpose, so that a machine with an RNIC answers alike.
+tests/verbs/test_transport.py has the same with a device.  Here it is named wrong on purpose, so
+that a machine with an RNIC answers alike.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ def test_auto_takes_tcp_where_shm_is_not_offered_either(broker_process, caplog) 
 def test_verbs_without_a_device_is_one_clear_error(broker_process) -> None:
     session = open_session(broker_process().bootstrap_servers, transport="verbs")
     for _ in range(2):  # it does not depend on who asks first
-        with pytest.raises(TransportError, match=r"transport=verbs cannot be had: .*RDMA device") as e:
+        with pytest.raises(
+            TransportError, match=r"transport=verbs cannot be had: .*RDMA device"
+        ) as e:
             session.transport  # noqa: B018
         assert e.value.hint
     session.close()
@@ -66,14 +70,20 @@ def test_tcp_is_taken_without_looking(broker_process) -> None:
     session.close()
 
 
-def test_a_broker_without_a_device_refuses_verbs_with_the_reason_and_serves_on(broker_process) -> None:
+def test_a_broker_without_a_device_refuses_verbs_with_the_reason_and_serves_on(
+    broker_process,
+) -> None:
     broker = broker_process(rdma_device="nosuch0")
     host, _, port = broker.bootstrap_servers.rpartition(":")
     connection = Connection(host, int(port), timeout_ms=10_000)
     for _ in range(2):
-        answer = connection.request(p.OpenQueuePairRequest(transport="verbs", address=b"anything", max_recv=1))
+        answer = connection.request(
+            p.OpenQueuePairRequest(transport="verbs", address=b"anything", max_recv=1)
+        )
         assert answer.error_code == layout.ERROR_TRANSPORT_UNAVAILABLE
-        assert "cannot offer verbs" in answer.error_message and "RDMA device" in answer.error_message
+        assert (
+            "cannot offer verbs" in answer.error_message and "RDMA device" in answer.error_message
+        )
     connection.close()
     session = open_session(broker.bootstrap_servers)
     assert session.transport == "shm"

@@ -1,6 +1,8 @@
-"""Whose memory a `FileWriter` may take as its own while WRITEs are under way.  Real queue pairs, over shm.
+"""Whose memory a `FileWriter` may take as its own while WRITEs are under way.  Real queue pairs,
+over shm.
 
-A WRITE_WITH_IMM that finds no receive posted stays under way here, as one does over an RNIC while it is sent again.
+A WRITE_WITH_IMM that finds no receive posted stays under way here, as one does over an RNIC while
+it is sent again.
 """
 
 from __future__ import annotations
@@ -34,7 +36,8 @@ def devices():
 
 
 class Ends:
-    """A producer's queue pair with a writer, and that of its broker, which has posted no receive yet."""
+    """A producer's queue pair with a writer, and that of its broker, which has posted no receive
+    yet."""
 
     def __init__(self, producer, broker):
         self.domain, domain = producer.alloc_pd(), broker.alloc_pd()
@@ -42,11 +45,16 @@ class Ends:
         self.broker_cq = broker.create_cq()
         self.qp = self.domain.create_qp(self.send_cq, self.recv_cq)
         self.broker_qp = domain.create_qp(self.broker_cq, self.broker_cq)
-        self.file = domain.register(Memory.anonymous(FILE_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        self.file = domain.register(
+            Memory.anonymous(FILE_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE
+        )
         self.staging = domain.register(Memory.anonymous(4096), Access.LOCAL_WRITE)
         self.broker_qp.connect(self.qp.address, False)
         self.qp.connect(self.broker_qp.address, True)
-        self.ring = self.domain.register(Memory.anonymous(4 * WINDOW * layout.ACK_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        self.ring = self.domain.register(
+            Memory.anonymous(4 * WINDOW * layout.ACK_BYTES),
+            Access.LOCAL_WRITE | Access.REMOTE_WRITE,
+        )
         self.router = AckRouter(self.qp, self.send_cq, self.recv_cq, 8, WINDOW)
         self.writer = FileWriter("t-0", self.router, self.qp, self.ring, WINDOW)
         self.writer.set_buffer(self.buffer())
@@ -59,10 +67,15 @@ class Ends:
         self.writer.open(FILE_ID, self.file.address, self.file.rkey, FILE_BYTES, 0)
 
     def arrives(self):
-        """Post a receive; the completion of the WRITE that comes then, while somebody of the producer waits."""
+        """Post a receive; the completion of the WRITE that comes then, while somebody of the
+        producer waits."""
         self.broker_qp.post_recv(1)
         until = time.monotonic() + 10
-        while not (completions := [c for c in self.broker_cq.poll() if c.opcode == Opcode.RECV_RDMA_WITH_IMM]):
+        while not (
+            completions := [
+                c for c in self.broker_cq.poll() if c.opcode == Opcode.RECV_RDMA_WITH_IMM
+            ]
+        ):
             assert time.monotonic() < until, "the WRITE did not arrive"
             self.send_cq.wait(1)
         return completions[0]
@@ -117,7 +130,8 @@ def test_a_writer_that_is_settled_gives_its_memory_back(devices):
 
 @pytest.mark.parametrize("how", ["taken", "not taken"])
 def test_a_large_value_arrives_whether_the_transport_takes_it_from_where_it_is_or_not(devices, how):
-    """It takes none that would have to wait: then the writer copies it, and has no need of the value any more."""
+    """It takes none that would have to wait: then the writer copies it, and has no need of the
+    value any more."""
     ends = Ends(*devices)
     value = os.urandom(20_000)
     before = sys.getrefcount(value)

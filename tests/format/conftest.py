@@ -1,6 +1,7 @@
 """A second, slow and simple implementation of record batch v2, to hold the fast one against.
 
-It reads one number at a time in Python and shares nothing with the code under test; its CRC is kafka-python's.
+It reads one number at a time in Python and shares nothing with the code under test; its CRC is
+kafka-python's.
 """
 
 from __future__ import annotations
@@ -44,8 +45,22 @@ class Reference:
         return cls.varint(-1) if data is None else cls.varint(len(data)) + data
 
     @classmethod
-    def record(cls, offset_delta: int, timestamp_delta: int, key: bytes | None, value: bytes | None, headers: Any = ()) -> bytes:
-        body = b"\0" + cls.varint(timestamp_delta) + cls.varint(offset_delta) + cls.text(key) + cls.text(value) + cls.varint(len(headers))
+    def record(
+        cls,
+        offset_delta: int,
+        timestamp_delta: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Any = (),
+    ) -> bytes:
+        body = (
+            b"\0"
+            + cls.varint(timestamp_delta)
+            + cls.varint(offset_delta)
+            + cls.text(key)
+            + cls.text(value)
+            + cls.varint(len(headers))
+        )
         for name, content in headers:
             body += cls.text(name) + cls.text(content)
         return cls.varint(len(body)) + body
@@ -63,10 +78,15 @@ class Reference:
             f["producer_epoch"], f["base_sequence"], count,
         ) + records  # fmt: skip
         crc = f.get("crc", calc_crc32c(tail))
-        return struct.pack(">qiibI", f["base_offset"], f["length"], f["leader_epoch"], f["magic"], crc) + tail
+        return (
+            struct.pack(">qiibI", f["base_offset"], f["length"], f["leader_epoch"], f["magic"], crc)
+            + tail
+        )
 
     @classmethod
-    def simple(cls, rows: list[tuple[bytes | None, bytes | None]], base_offset: int = 0, **fields: Any) -> bytes:
+    def simple(
+        cls, rows: list[tuple[bytes | None, bytes | None]], base_offset: int = 0, **fields: Any
+    ) -> bytes:
         """A batch of (key, value) pairs."""
         records = b"".join(cls.record(i, i, key, value) for i, (key, value) in enumerate(rows))
         return cls.batch(records, len(rows), base_offset=base_offset, **fields)
@@ -76,7 +96,8 @@ class Reference:
         """The one batch in `data`, its CRC made right."""
         return data[:17] + struct.pack(">I", calc_crc32c(data[21:])) + data[21:]
 
-    # -- reading ----------------------------------------------------------------------------------------
+    # -- reading
+    # ----------------------------------------------------------------------------------------
 
     @staticmethod
     def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:
@@ -100,7 +121,9 @@ class Reference:
         return (None, position) if n < 0 else (data[position : position + n], position + n)
 
     @classmethod
-    def read_records(cls, data: bytes, count: int, base_offset: int, last_offset_delta: int, base_timestamp: int) -> list[Row]:
+    def read_records(
+        cls, data: bytes, count: int, base_offset: int, last_offset_delta: int, base_timestamp: int
+    ) -> list[Row]:
         """The records of an uncompressed batch, or Malformed."""
         out: list[Row] = []
         position, previous = 0, -1
@@ -130,14 +153,23 @@ class Reference:
             if not previous < offset_delta <= last_offset_delta:
                 raise Malformed("offsets")
             previous = offset_delta
-            out.append((base_offset + offset_delta, base_timestamp + timestamp_delta, key, value, tuple(headers)))
+            out.append(
+                (
+                    base_offset + offset_delta,
+                    base_timestamp + timestamp_delta,
+                    key,
+                    value,
+                    tuple(headers),
+                )
+            )
         if position != len(data):
             raise Malformed("bytes left")
         return out
 
     @classmethod
     def read_batch(cls, data: bytes) -> list[Row] | None:
-        """The records of one uncompressed batch at the start of `data`; None: it is incomplete; or Malformed."""
+        """The records of one uncompressed batch at the start of `data`; None: it is incomplete; or
+        Malformed."""
         if len(data) < 12:
             return None
         base_offset, length = struct.unpack_from(">qi", data)
@@ -148,14 +180,31 @@ class Reference:
         if len(data) < 12 + length:
             return None
         f = HEADER.unpack_from(data)
-        attributes, last_offset_delta, base_timestamp, max_timestamp, count = f[5], f[6], f[7], f[8], f[12]
-        if base_offset < 0 or last_offset_delta < 0 or base_offset + last_offset_delta >= 2**63 - 1 or count < 0:
+        attributes, last_offset_delta, base_timestamp, max_timestamp, count = (
+            f[5],
+            f[6],
+            f[7],
+            f[8],
+            f[12],
+        )
+        if (
+            base_offset < 0
+            or last_offset_delta < 0
+            or base_offset + last_offset_delta >= 2**63 - 1
+            or count < 0
+        ):
             raise Malformed("header")
         if f[4] != calc_crc32c(data[21 : 12 + length]):
             raise Malformed("crc")
         if attributes & 7:
             raise Malformed("the reference reads uncompressed batches only")
-        rows = [] if attributes & 0x20 else cls.read_records(data[61 : 12 + length], count, base_offset, last_offset_delta, base_timestamp)
+        rows = (
+            []
+            if attributes & 0x20
+            else cls.read_records(
+                data[61 : 12 + length], count, base_offset, last_offset_delta, base_timestamp
+            )
+        )
         return [(r[0], max_timestamp, *r[2:]) for r in rows] if attributes & 8 else rows
 
 
@@ -170,7 +219,8 @@ def golden() -> Path:
 
 
 class Guarded:
-    """Memory whose last byte is followed by a page that may not be touched: reading too far kills the process."""
+    """Memory whose last byte is followed by a page that may not be touched: reading too far kills
+    the process."""
 
     def __init__(self, capacity: int) -> None:
         page = mmap.PAGESIZE

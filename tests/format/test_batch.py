@@ -32,7 +32,10 @@ def test_every_crc_implementation_agrees_at_every_length_and_seam(name: str, see
         cut = rng.randrange(n + 1)
         whole = batch.crc32c_by(name, data)
         assert whole == batch.crc32c_by("table", data) == batch.crc32c(data), n
-        assert whole == batch.crc32c_by(name, data[cut:], batch.crc32c_by(name, data[:cut])), (n, cut)
+        assert whole == batch.crc32c_by(name, data[cut:], batch.crc32c_by(name, data[:cut])), (
+            n,
+            cut,
+        )
     assert batch.crc32c_by(name, data) == calc_crc32c(data)
 
 
@@ -55,10 +58,20 @@ def test_header_fields(ref):
     )
     info = batch.check_batch_bytes(data + b"whatever follows")
     assert (info.position, info.size, info.base_offset, info.leader_epoch) == (0, len(data), 7, 5)
-    assert (info.attributes, info.last_offset_delta, info.records_count, info.next_offset) == (0x10, 2, 3, 10)
+    assert (info.attributes, info.last_offset_delta, info.records_count, info.next_offset) == (
+        0x10,
+        2,
+        3,
+        10,
+    )
     assert (info.base_timestamp, info.max_timestamp) == (100, 102)
     assert (info.producer_id, info.producer_epoch, info.base_sequence) == (9, 2, 40)
-    assert (info.compression, info.timestamp_type, info.is_transactional, info.is_control) == ("none", 0, True, False)
+    assert (info.compression, info.timestamp_type, info.is_transactional, info.is_control) == (
+        "none",
+        0,
+        True,
+        False,
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,15 +148,28 @@ def test_iterate_batches_leaves_a_partial_tail_and_names_the_position(ref):
 def test_iterate_batches_takes_what_compaction_leaves(ref):
     thinned = ref.batch(ref.record(3, 0, None, b"x"), 1, last_offset_delta=9)
     empty = ref.batch(b"", 0, base_offset=10, last_offset_delta=4)
-    assert [(i.records_count, i.next_offset) for i in batch.iterate_batches(thinned + empty)] == [(1, 10), (0, 15)]
+    assert [(i.records_count, i.next_offset) for i in batch.iterate_batches(thinned + empty)] == [
+        (1, 10),
+        (0, 15),
+    ]
 
 
-@given(key=st.none() | st.binary(max_size=300), value=st.none() | st.binary(max_size=300), timestamp=st.integers(-(2**63), 2**63 - 1))
+@given(
+    key=st.none() | st.binary(max_size=300),
+    value=st.none() | st.binary(max_size=300),
+    timestamp=st.integers(-(2**63), 2**63 - 1),
+)
 def test_a_batch_of_one_record(key, value, timestamp):
     data = batch.encode_single_bytes(value, key, timestamp)
     assert batch.check_batch_bytes(data).size == len(data)
     (found,) = list(MemoryRecords(data).next_batch())
-    assert (found.key, found.value, found.timestamp, found.offset, found.headers) == (key, value, timestamp, 0, [])
+    assert (found.key, found.value, found.timestamp, found.offset, found.headers) == (
+        key,
+        value,
+        timestamp,
+        0,
+        [],
+    )
 
 
 @given(st.binary(max_size=200))

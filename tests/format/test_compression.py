@@ -23,7 +23,9 @@ SIZES = (0, 1, 100, 65_536, 65_537, 300_000)
 
 
 def sample(n: int, seed: int = 7) -> bytes:
-    return (b"some words again and again " * (n // 40 + 1))[: n // 2] + random.Random(seed).randbytes(n - n // 2)
+    return (b"some words again and again " * (n // 40 + 1))[: n // 2] + random.Random(
+        seed
+    ).randbytes(n - n // 2)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -60,7 +62,9 @@ def test_truncations_and_flips(name, seed):
 @given(
     st.sampled_from(NAMES),
     st.binary(max_size=200),
-    st.sampled_from([b"", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08\x00", b"\x82SNAPPY\0"]),
+    st.sampled_from(
+        [b"", b"\x04\x22\x4d\x18", b"\x28\xb5\x2f\xfd", b"\x1f\x8b\x08\x00", b"\x82SNAPPY\0"]
+    ),
 )
 def test_arbitrary_bytes(name, data, head):
     try:
@@ -84,8 +88,11 @@ def test_lz4_frames_are_such_that_java_reads_them():
 def test_lz4_frames_with_everything_in_them():
     linked = pa.Codec("lz4").compress(sample(300_000), asbytes=True)
     assert linked[4] & 0x20 == 0, "the library links blocks; should it stop, our own framing can go"
-    assert bytes(Decompressor().run(3, linked + b"ignored, as Kafka does", 1 << 20)) == sample(300_000)
-    # content size and block checksums move the blocks; the header's own checksum is then wrong, which only the library can tell
+    assert bytes(Decompressor().run(3, linked + b"ignored, as Kafka does", 1 << 20)) == sample(
+        300_000
+    )
+    # content size and block checksums move the blocks; the header's own checksum is then wrong,
+    # which only the library can tell
     with pytest.raises(FormatError, match="lz4 data is broken"):
         Decompressor().run(3, linked[:4] + bytes([linked[4] | 8]) + linked[5:], 1 << 20)
 
@@ -94,7 +101,11 @@ def test_snappy_as_java_writes_it():
     data = sample(200_000)
     raw = pa.Codec("snappy")
     chunks = [raw.compress(data[i : i + 32_768], asbytes=True) for i in range(0, len(data), 32_768)]
-    framed = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(c)) + c for c in chunks)
+    framed = (
+        b"\x82SNAPPY\0"
+        + struct.pack(">ii", 1, 1)
+        + b"".join(struct.pack(">i", len(c)) + c for c in chunks)
+    )
     assert bytes(Decompressor().run(2, framed, len(data))) == data
     with pytest.raises(FormatError, match="more than"):
         Decompressor().run(2, framed, len(data) - 1)
@@ -108,14 +119,27 @@ def test_zstd_frames_with_and_without_content_size():
         data = sample(n)
         for size in (False, True):
             for checksum in (False, True):
-                packed = zstandard.ZstdCompressor(level=5, write_content_size=size, write_checksum=checksum).compress(data)
+                packed = zstandard.ZstdCompressor(
+                    level=5, write_content_size=size, write_checksum=checksum
+                ).compress(data)
                 assert Decompressor().run(4, packed, n) == data
-    several = zstandard.compress(b"one") + struct.pack("<II", 0x184D2A53, 3) + b"skp" + zstandard.compress(b"two")
+    several = (
+        zstandard.compress(b"one")
+        + struct.pack("<II", 0x184D2A53, 3)
+        + b"skp"
+        + zstandard.compress(b"two")
+    )
     assert Decompressor().run(4, several, 6) == b"onetwo"
     with pytest.raises(FormatError, match="more than 5"):
         Decompressor().run(4, several, 5)
     stream = zstandard.ZstdCompressor().compressobj()
-    pieces = b"".join(stream.compress(b"%d" % i) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK) for i in range(100)) + stream.flush()
+    pieces = (
+        b"".join(
+            stream.compress(b"%d" % i) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+            for i in range(100)
+        )
+        + stream.flush()
+    )
     assert Decompressor().run(4, pieces, 190) == b"".join(b"%d" % i for i in range(100))
 
 
@@ -151,7 +175,9 @@ def bombs() -> list[tuple[str, bytes]]:
     ]
 
 
-@pytest.mark.parametrize(("name", "bomb"), bombs(), ids=lambda x: x if isinstance(x, str) else str(len(x)))
+@pytest.mark.parametrize(
+    ("name", "bomb"), bombs(), ids=lambda x: x if isinstance(x, str) else str(len(x))
+)
 def test_bombs_are_refused_before_they_burst(ref, name, bomb):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(FormatError):
@@ -163,12 +189,17 @@ def test_bombs_are_refused_before_they_burst(ref, name, bomb):
     ):
         with pytest.raises(CorruptBatchError, match="t-3: record batch at offset 0"):
             read(data)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < (60 << 10) + 5 * len(bomb) // 1024
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+        < (60 << 10) + 5 * len(bomb) // 1024
+    )
 
 
 def test_the_decoder_s_limit_names_the_remedy():
     data = encode_records([(None, b"x" * 100_000, None, 0)], "zstd")
-    with pytest.raises(CorruptBatchError, match="more than 5000 bytes; raise max_decompressed_bytes"):
+    with pytest.raises(
+        CorruptBatchError, match="more than 5000 bytes; raise max_decompressed_bytes"
+    ):
         ArrowDecoder("t", 0, max_decompressed_bytes=5000).feed(data)
     with pytest.raises(CorruptBatchError, match="zstd data is broken"):
         bad = data[:61] + b"\0" + data[62:]
@@ -186,7 +217,9 @@ def test_pieces_are_the_whole_and_end_at_the_limit(name, n):
     packed = bytes(Compressor(name).run(data))
     assert together(tool.pieces(codec, packed, n)) == data
     if n:
-        with pytest.raises(BatchTooLargeError, match=f"{name} data decompresses to more than {n - 1} bytes"):
+        with pytest.raises(
+            BatchTooLargeError, match=f"{name} data decompresses to more than {n - 1} bytes"
+        ):
             together(tool.pieces(codec, packed, n - 1))
 
 
@@ -211,20 +244,47 @@ def test_pieces_of_broken_data_are_refused_or_stay_within_the_limit(name, seed):
 def test_pieces_of_other_writers_framings():
     data, raw, tool = sample(300_000), pa.Codec("snappy"), Decompressor()
     chunks = [raw.compress(data[i : i + 32_768], asbytes=True) for i in range(0, len(data), 32_768)]
-    framed = b"\x82SNAPPY\0" + struct.pack(">ii", 1, 1) + b"".join(struct.pack(">i", len(c)) + c for c in chunks)
+    framed = (
+        b"\x82SNAPPY\0"
+        + struct.pack(">ii", 1, 1)
+        + b"".join(struct.pack(">i", len(c)) + c for c in chunks)
+    )
     assert [len(x) for x in tool.pieces(2, framed, len(data))][:2] == [32_768, 32_768]
     assert together(tool.pieces(2, framed, len(data))) == data
-    assert together(tool.pieces(3, pa.Codec("lz4").compress(data, asbytes=True), len(data))) == data, "linked blocks"
+    assert (
+        together(tool.pieces(3, pa.Codec("lz4").compress(data, asbytes=True), len(data))) == data
+    ), "linked blocks"
     for size in (False, True):
-        frames = [zstandard.ZstdCompressor(level=x, write_content_size=size).compress(data) for x in (1, 22)]
-        assert together(tool.pieces(4, struct.pack("<II", 0x184D2A53, 3) + b"skp" + b"".join(frames), 600_000)) == 2 * data
-    members = gzip.compress(b"one") * 20_000  # quadratic, if what follows a member were copied whole each time
-    assert together(tool.pieces(1, members, 60_000)) == bytes(tool.run(1, members, 60_000)) == b"one" * 20_000
+        frames = [
+            zstandard.ZstdCompressor(level=x, write_content_size=size).compress(data)
+            for x in (1, 22)
+        ]
+        assert (
+            together(
+                tool.pieces(
+                    4, struct.pack("<II", 0x184D2A53, 3) + b"skp" + b"".join(frames), 600_000
+                )
+            )
+            == 2 * data
+        )
+    members = (
+        gzip.compress(b"one") * 20_000
+    )  # quadratic, if what follows a member were copied whole each time
+    assert (
+        together(tool.pieces(1, members, 60_000))
+        == bytes(tool.run(1, members, 60_000))
+        == b"one" * 20_000
+    )
 
 
 def test_a_zstd_frame_that_states_more_than_its_blocks_hold_is_broken():
     """The library would allocate what the frame states."""
-    frame = b"\x28\xb5\x2f\xfd\xa0" + struct.pack("<I", 60 << 20) + struct.pack("<I", 5 << 3 | 1)[:3] + b"hello"
+    frame = (
+        b"\x28\xb5\x2f\xfd\xa0"
+        + struct.pack("<I", 60 << 20)
+        + struct.pack("<I", 5 << 3 | 1)[:3]
+        + b"hello"
+    )
     for read in (Decompressor().run, lambda *a: together(Decompressor().pieces(*a))):
         with pytest.raises(FormatError, match="zstd data is broken"):
             read(4, frame, 64 << 20)

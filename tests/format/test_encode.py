@@ -25,7 +25,12 @@ def stamped(batches) -> bytes:
     for b in batches:
         data = bytearray(b.data)
         info = batch.check_batch_bytes(data)
-        assert (info.size, info.records_count, info.base_offset, info.leader_epoch) == (len(data), b.records_count, 0, -1)
+        assert (info.size, info.records_count, info.base_offset, info.leader_epoch) == (
+            len(data),
+            b.records_count,
+            0,
+            -1,
+        )
         batch.stamp(data, offset, 0)
         offset += b.records_count
         out += data
@@ -45,7 +50,9 @@ def encode(values, keys=None, headers=None, timestamps=None, **settings):
 
 
 text = st.none() | st.binary(max_size=80)
-header_lists = st.none() | st.lists(st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3)
+header_lists = st.none() | st.lists(
+    st.tuples(st.text(max_size=5), st.none() | st.binary(max_size=9)), max_size=3
+)
 stamps = st.none() | st.integers(-(2**53), 2**53)
 rows_strategy = st.lists(st.tuples(text, text, header_lists, stamps), min_size=1, max_size=40)
 
@@ -80,9 +87,13 @@ def test_round_trip(rows, codec, batch_bytes, used):
     taken.validate(full=True)
     assert taken["value"].to_pylist() == [r[1] for r in rows]
     assert taken["timestamp"].cast(pa.int64()).to_pylist() == [e[3] * 1000 for e in expected]
-    assert [tuple((h["key"], h["value"]) for h in found or ()) for found in taken["headers"].to_pylist()] == [e[2] for e in expected]
+    assert [
+        tuple((h["key"], h["value"]) for h in found or ()) for found in taken["headers"].to_pylist()
+    ] == [e[2] for e in expected]
     whole = encode_records([(e[0], e[1], e[2], e[3]) for e in expected], codec)
-    assert [(r.key, r.value, r.headers, r.timestamp) for r in decode_records(whole, "t", 0)[0]] == expected
+    assert [
+        (r.key, r.value, r.headers, r.timestamp) for r in decode_records(whole, "t", 0)[0]
+    ] == expected
 
 
 VALUES = [b"a", None, b"", b"ccc" * 100]
@@ -102,11 +113,16 @@ def test_types_of_values_and_keys(values):
     expected = [v if v else (None if v is None else b"") for v in VALUES]
     for codec in ("none", "lz4"):
         assert [r[1] for r in rows_of(encode(values, compression=codec))] == expected
-        assert [(r[0], r[1]) for r in rows_of(encode(pa.array([b"v"] * 4), values, compression=codec))] == [(k, b"v") for k in expected]
+        assert [
+            (r[0], r[1]) for r in rows_of(encode(pa.array([b"v"] * 4), values, compression=codec))
+        ] == [(k, b"v") for k in expected]
 
 
 def test_fixed_size_and_null_columns():
-    assert [r[:2] for r in rows_of(encode(pa.array([b"ab", None], pa.binary(2)), pa.nulls(2)))] == [(None, b"ab"), (None, None)]
+    assert [r[:2] for r in rows_of(encode(pa.array([b"ab", None], pa.binary(2)), pa.nulls(2)))] == [
+        (None, b"ab"),
+        (None, None),
+    ]
     assert [r[1] for r in rows_of(encode(pa.nulls(3)))] == [None] * 3
 
 
@@ -121,14 +137,29 @@ def test_chunks_of_columns_need_not_match(seed):
     stamps = list(range(500))
     headers = [[("h", b"%d" % i)] * (i % 3) for i in range(500)]
     batches = encode(
-        cut(values, pa.binary()), cut(values[::-1], pa.string()), cut(headers, HEADERS), cut(stamps, pa.int64()), batch_bytes=3000
+        cut(values, pa.binary()),
+        cut(values[::-1], pa.string()),
+        cut(headers, HEADERS),
+        cut(stamps, pa.int64()),
+        batch_bytes=3000,
     )
-    assert rows_of(batches) == [(k, v, tuple(h), t) for k, v, h, t in zip(values[::-1], values, headers, stamps)]
+    assert rows_of(batches) == [
+        (k, v, tuple(h), t) for k, v, h, t in zip(values[::-1], values, headers, stamps)
+    ]
     assert len(batches) > 5
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.timestamp("ms"), pa.timestamp("us", tz="UTC"), pa.timestamp("ns"), pa.timestamp("s"), pa.int64(), pa.int32(), pa.uint32()]
+    "kind",
+    [
+        pa.timestamp("ms"),
+        pa.timestamp("us", tz="UTC"),
+        pa.timestamp("ns"),
+        pa.timestamp("s"),
+        pa.int64(),
+        pa.int32(),
+        pa.uint32(),
+    ],
 )
 def test_timestamps(kind):
     stamps = pa.array([1_000_000, None, 7_000], pa.int64())
@@ -136,7 +167,11 @@ def test_timestamps(kind):
         stamps = stamps.cast(pa.timestamp("ms")).cast(pa.timestamp(kind.unit)).cast(kind)
     else:
         stamps = stamps.cast(kind)
-    assert [r[3] for r in rows_of(encode(pa.array([b"x"] * 3), timestamps=stamps))] == [1_000_000, 1234, 7000]
+    assert [r[3] for r in rows_of(encode(pa.array([b"x"] * 3), timestamps=stamps))] == [
+        1_000_000,
+        1234,
+        7000,
+    ]
     (one,) = encode(pa.array([b"x"] * 3), timestamps=stamps)
     info = batch.check_batch_bytes(one.data)
     assert (info.base_timestamp, info.max_timestamp) == (1_000_000, 1_000_000)
@@ -158,12 +193,18 @@ def test_large_batches(codec, seed):
     noise = random.Random(seed).randbytes(300_000)
     values = [noise[:i] + b"a" * i for i in range(0, 300_000, 30_000)] * 4
     for batch_bytes in (1 << 16, 1 << 20, 64 << 20):
-        assert [r[1] for r in rows_of(encode(pa.array(values, pa.binary()), compression=codec, batch_bytes=batch_bytes))] == values
+        assert [
+            r[1]
+            for r in rows_of(
+                encode(pa.array(values, pa.binary()), compression=codec, batch_bytes=batch_bytes)
+            )
+        ] == values
 
 
 @pytest.mark.parametrize("keyed", [False, True])
 def test_lengths_at_the_borders_of_their_numbers(keyed, seed):
-    """One, two and three bytes for lengths and offset deltas; values up to the end of the Arrow buffer; larger than the fast loop takes."""
+    """One, two and three bytes for lengths and offset deltas; values up to the end of the Arrow
+    buffer; larger than the fast loop takes."""
     sizes = [
         0,
         1,
@@ -194,10 +235,20 @@ def test_lengths_at_the_borders_of_their_numbers(keyed, seed):
         values = [rng.randbytes(n) for n in order]
         keys = [rng.randbytes(n % 3000) for n in order] if keyed else None
         for batch_bytes in (1000, 1 << 20, 1 << 24):
-            found = rows_of(encode(pa.array(values, pa.binary()), keys and pa.array(keys, pa.binary()), batch_bytes=batch_bytes))
-            assert [r[1] for r in found] == values and [r[0] for r in found] == (keys or [None] * len(values))
+            found = rows_of(
+                encode(
+                    pa.array(values, pa.binary()),
+                    keys and pa.array(keys, pa.binary()),
+                    batch_bytes=batch_bytes,
+                )
+            )
+            assert [r[1] for r in found] == values and [r[0] for r in found] == (
+                keys or [None] * len(values)
+            )
     many = pa.array([b"%d" % i for i in range(20_000)])
-    assert [r[1] for r in rows_of(encode(many, many if keyed else None, batch_bytes=1 << 24))] == many.to_pylist()
+    assert [
+        r[1] for r in rows_of(encode(many, many if keyed else None, batch_bytes=1 << 24))
+    ] == many.to_pylist()
 
 
 @pytest.mark.parametrize("n", [50, 5000])
@@ -214,18 +265,30 @@ def test_data_that_does_not_shrink_is_left_as_it_is(seed):
     for codec in CODECS[1:]:
         (one,) = encode(pa.array([noise]), compression=codec)
         assert batch.check_batch_bytes(one.data).compression == "none"
-        assert batch.check_batch_bytes(encode_records([(None, noise, None, 0)], codec)).compression == "none"
+        assert (
+            batch.check_batch_bytes(encode_records([(None, noise, None, 0)], codec)).compression
+            == "none"
+        )
         (one,) = encode(pa.array([b"x" * 2000]), compression=codec)
         assert batch.check_batch_bytes(one.data).compression == codec
 
 
 def test_sequences_count_on_and_wrap():
     encoder = ArrowEncoder(batch_bytes=1)
-    batches = encoder.encode(pa.array([b"x"] * 4), default_timestamp_ms=0, producer_id=99, producer_epoch=3, base_sequence=2**31 - 2)
+    batches = encoder.encode(
+        pa.array([b"x"] * 4),
+        default_timestamp_ms=0,
+        producer_id=99,
+        producer_epoch=3,
+        base_sequence=2**31 - 2,
+    )
     found = [batch.check_batch_bytes(b.data) for b in batches]
     assert [i.base_sequence for i in found] == [2**31 - 2, 2**31 - 1, 0, 1]
     assert {(i.producer_id, i.producer_epoch) for i in found} == {(99, 3)}
-    assert [batch.check_batch_bytes(b.data).base_sequence for b in encoder.encode(pa.array([b"x"] * 2), default_timestamp_ms=0)] == [-1, -1]
+    assert [
+        batch.check_batch_bytes(b.data).base_sequence
+        for b in encoder.encode(pa.array([b"x"] * 2), default_timestamp_ms=0)
+    ] == [-1, -1]
 
 
 def test_batches_outlive_the_encoder_and_cannot_be_written():
@@ -250,7 +313,9 @@ def test_after_an_error_the_encoder_works_on():
     encoder = ArrowEncoder(max_record_bytes=100, batch_bytes=1000)
     with pytest.raises(FormatError, match=r"row 2 is larger than 100.*max_record_bytes"):
         encoder.encode(pa.array([b"a", b"b", b"c" * 200]), default_timestamp_ms=0)
-    assert [r[1] for r in rows_of(encoder.encode(pa.array([b"d"]), default_timestamp_ms=0))] == [b"d"]
+    assert [r[1] for r in rows_of(encoder.encode(pa.array([b"d"]), default_timestamp_ms=0))] == [
+        b"d"
+    ]
 
 
 def test_headers_that_cannot_be():
@@ -269,9 +334,15 @@ def test_headers_that_cannot_be():
     [
         ({"values": pa.array([1, 2])}, "value has type int64"),
         ({"values": None}, "value is missing"),
-        ({"values": pa.array([b"a"]), "keys": pa.array([b"a", b"b"])}, "key has 2 rows, value has 1"),
+        (
+            {"values": pa.array([b"a"]), "keys": pa.array([b"a", b"b"])},
+            "key has 2 rows, value has 1",
+        ),
         ({"values": pa.array([b"a"]), "keys": pa.array([1.5])}, "key has type double"),
-        ({"values": pa.array([b"a"]), "timestamps": pa.array(["now"])}, "timestamp has type string"),
+        (
+            {"values": pa.array([b"a"]), "timestamps": pa.array(["now"])},
+            "timestamp has type string",
+        ),
         ({"values": ["a", 1]}, "column value"),
     ],
 )
@@ -307,7 +378,10 @@ def test_levels():
 def test_encode_records_takes_what_producers_have():
     rows = [("key", bytearray(b"v"), {"a": b"1"}.items(), 5), (memoryview(b"k"), None, None, -7)]
     found = decode_records(encode_records(rows), "t", 0)[0]
-    assert [(r.key, r.value, r.headers, r.timestamp) for r in found] == [(b"key", b"v", (("a", b"1"),), 5), (b"k", None, (), -7)]
+    assert [(r.key, r.value, r.headers, r.timestamp) for r in found] == [
+        (b"key", b"v", (("a", b"1"),), 5),
+        (b"k", None, (), -7),
+    ]
     with pytest.raises(ConfigError, match="at least one"):
         encode_records([])
     with pytest.raises(ConfigError, match="value is a int"):
@@ -315,6 +389,17 @@ def test_encode_records_takes_what_producers_have():
     with pytest.raises(ConfigError, match="'deflate'"):
         encode_records([(None, b"", None, 0)], "deflate")
     info = batch.check_batch_bytes(
-        encode_records([(None, b"x", None, 0)], attributes=0x10, producer_id=5, producer_epoch=1, base_sequence=8)
+        encode_records(
+            [(None, b"x", None, 0)],
+            attributes=0x10,
+            producer_id=5,
+            producer_epoch=1,
+            base_sequence=8,
+        )
     )
-    assert (info.is_transactional, info.producer_id, info.producer_epoch, info.base_sequence) == (True, 5, 1, 8)
+    assert (info.is_transactional, info.producer_id, info.producer_epoch, info.base_sequence) == (
+        True,
+        5,
+        1,
+        8,
+    )

@@ -1,6 +1,8 @@
-"""Bytes from anybody: the decoder takes them or raises a declared error, and touches nothing beyond them.
+"""Bytes from anybody: the decoder takes them or raises a declared error, and touches nothing beyond
+them.
 
-Data lies directly before a page that may not be touched.  What is accepted is compared with the reference.
+Data lies directly before a page that may not be touched.  What is accepted is compared with the
+reference.
 """
 
 from __future__ import annotations
@@ -22,12 +24,19 @@ from kdirect.format.codec import ArrowDecoder, decode_records, encode_records
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 text = st.none() | st.binary(max_size=40)
 header = st.tuples(st.binary(max_size=4), text)
-record = st.tuples(text, text, st.lists(header, max_size=3), st.integers(-(2**62), 2**62) | st.integers(-5, 5), st.integers(1, 3))
+record = st.tuples(
+    text,
+    text,
+    st.lists(header, max_size=3),
+    st.integers(-(2**62), 2**62) | st.integers(-5, 5),
+    st.integers(1, 3),
+)
 small = st.integers(-3, 200) | st.integers(-(2**63), 2**63 - 1)
 
 
 def outcome(data: bytes, guarded) -> tuple[list[tuple] | None, str]:
-    """Rows of the first batches in `data` (None: refused) by both decoders, which must agree, and why it was refused."""
+    """Rows of the first batches in `data` (None: refused) by both decoders, which must agree, and
+    why it was refused."""
     address = guarded.put(data)
     results: list[list[tuple] | None] = []
     why = ""
@@ -65,7 +74,9 @@ def outcome(data: bytes, guarded) -> tuple[list[tuple] | None, str]:
         return None, why
     assert results[1] is not None, why
     assert [r[:4] for r in results[0] or []] == [r[:4] for r in results[1]]
-    assert [(r.offset, r.key, r.value, r.headers) for r in records] == [(r[0], r[2], r[3], r[4]) for r in results[1]]
+    assert [(r.offset, r.key, r.value, r.headers) for r in records] == [
+        (r[0], r[2], r[3], r[4]) for r in results[1]
+    ]
     return results[1], why
 
 
@@ -75,7 +86,8 @@ def clamp(ms: int) -> int:
 
 
 def against_reference(ref, data: bytes, guarded) -> list[tuple] | None:
-    """`outcome`, and the reference must say the same of the first batch, which must be the only one."""
+    """`outcome`, and the reference must say the same of the first batch, which must be the only
+    one."""
     found, why = outcome(data, guarded)
     try:
         rows = ref.read_batch(data)
@@ -115,18 +127,35 @@ def build(ref, rows, base_timestamp=1_700_000_000_000, **fields) -> bytes:
     for key, value, headers, timestamp_delta, step in rows:
         delta += step
         records += ref.record(delta, timestamp_delta, key, value, headers)
-    return ref.batch(records, len(rows), last_offset_delta=max(delta, 0), base_timestamp=base_timestamp, **fields)
+    return ref.batch(
+        records, len(rows), last_offset_delta=max(delta, 0), base_timestamp=base_timestamp, **fields
+    )
 
 
 @settings(max_examples=150)
-@given(st.lists(record, max_size=8), st.integers(0, 2**40), st.sampled_from([0, 8, 0x10, 0x20, 0x40]), st.integers(-(2**63), 2**63 - 1))
+@given(
+    st.lists(record, max_size=8),
+    st.integers(0, 2**40),
+    st.sampled_from([0, 8, 0x10, 0x20, 0x40]),
+    st.integers(-(2**63), 2**63 - 1),
+)
 def test_good_batches_are_taken(ref, guarded, rows, base_offset, attributes, base_timestamp):
-    found = against_reference(ref, build(ref, rows, base_timestamp, base_offset=base_offset, attributes=attributes), guarded)
+    found = against_reference(
+        ref,
+        build(ref, rows, base_timestamp, base_offset=base_offset, attributes=attributes),
+        guarded,
+    )
     assert found is not None and len(found) == (0 if attributes & 0x20 else len(rows))
 
 
 edits = st.lists(
-    st.tuples(st.integers(0, 10_000), st.sampled_from(["set", "insert", "delete", "repeat"]), st.integers(0, 255)), min_size=1, max_size=4
+    st.tuples(
+        st.integers(0, 10_000),
+        st.sampled_from(["set", "insert", "delete", "repeat"]),
+        st.integers(0, 255),
+    ),
+    min_size=1,
+    max_size=4,
 )
 
 
@@ -150,11 +179,18 @@ def edit(data: bytes, changes) -> bytes:
 def test_mutated_records_with_the_crc_made_right(ref, guarded, rows, changes):
     good = build(ref, rows)
     count, last = struct.unpack_from(">i", good, 57)[0], struct.unpack_from(">i", good, 23)[0]
-    against_reference(ref, ref.batch(edit(good[61:], changes), count, last_offset_delta=last), guarded)
+    against_reference(
+        ref, ref.batch(edit(good[61:], changes), count, last_offset_delta=last), guarded
+    )
 
 
 FIELDS = ("length", "timestamp", "offset", "key", "value", "headers")
-lies = st.integers(-3, 3) | st.integers(50, 300) | st.integers(4000, 2**21) | st.integers(-(2**63), 2**63 - 1)
+lies = (
+    st.integers(-3, 3)
+    | st.integers(50, 300)
+    | st.integers(4000, 2**21)
+    | st.integers(-(2**63), 2**63 - 1)
+)
 
 
 @settings(max_examples=500)
@@ -167,13 +203,29 @@ def test_one_number_that_lies(ref, guarded, keyed, sizes, where, field, lie, rel
     records = b""
     for i, size in enumerate([*sizes, 60, 60, 60]):
         key, value = b"key" * (i % 3) if keyed else None, b"v" * size
-        parts = {"timestamp": i, "offset": i, "key": -1 if key is None else len(key), "value": size, "headers": 0}
+        parts = {
+            "timestamp": i,
+            "offset": i,
+            "key": -1 if key is None else len(key),
+            "value": size,
+            "headers": 0,
+        }
 
         def number(name, true, mine=i == where % len(sizes)):
-            return ref.varint(true if name != field or not mine else min(max(true + lie, -(2**63)), 2**63 - 1) if relative else lie)
+            return ref.varint(
+                true
+                if name != field or not mine
+                else min(max(true + lie, -(2**63)), 2**63 - 1)
+                if relative
+                else lie
+            )
 
         body = (
-            b"\0" + number("timestamp", parts["timestamp"]) + number("offset", parts["offset"]) + number("key", parts["key"]) + (key or b"")
+            b"\0"
+            + number("timestamp", parts["timestamp"])
+            + number("offset", parts["offset"])
+            + number("key", parts["key"])
+            + (key or b"")
         )
         body += number("value", size) + value + number("headers", 0)
         records += number("length", len(body)) + body
@@ -181,7 +233,10 @@ def test_one_number_that_lies(ref, guarded, keyed, sizes, where, field, lie, rel
 
 
 @settings(max_examples=150)
-@given(st.lists(record, min_size=1, max_size=4), st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=4))
+@given(
+    st.lists(record, min_size=1, max_size=4),
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 255)), min_size=1, max_size=4),
+)
 def test_mutated_headers_with_the_crc_made_right(ref, guarded, rows, changes):
     data = bytearray(build(ref, rows))
     for position, byte in changes:
@@ -195,10 +250,14 @@ def test_mutated_headers_with_the_crc_made_right(ref, guarded, rows, changes):
 
 
 @settings(max_examples=100)
-@given(st.lists(record, min_size=1, max_size=6), st.sampled_from(CODECS[1:]), edits, st.integers(1, 9))
+@given(
+    st.lists(record, min_size=1, max_size=6), st.sampled_from(CODECS[1:]), edits, st.integers(1, 9)
+)
 def test_mutated_compressed_records(ref, guarded, rows, codec, changes, repeat):
     attributes = CODECS.index(codec)
-    good = encode_records([(k, v, [(b"h", x) for _, x in h], t % 10**12) for k, v, h, t, _ in rows] * repeat, codec)
+    good = encode_records(
+        [(k, v, [(b"h", x) for _, x in h], t % 10**12) for k, v, h, t, _ in rows] * repeat, codec
+    )
     if good[22] & 7:
         data = ref.batch(edit(good[61:], changes), len(rows) * repeat, attributes=attributes)
         outcome(data, guarded)
@@ -209,11 +268,22 @@ def test_mutated_compressed_records(ref, guarded, rows, codec, changes, repeat):
 def test_truncations_are_incomplete_never_wrong(ref, guarded, rows, codec, noise):
     one = encode_records([(k, v, None, 0) for k, v, *_ in rows], codec)
     rng = random.Random(noise)
-    for n in {0, 11, 12, 16, 17, 60, 61, len(one) - 1, *(rng.randrange(len(one)) for _ in range(10))}:
+    for n in {
+        0,
+        11,
+        12,
+        16,
+        17,
+        60,
+        61,
+        len(one) - 1,
+        *(rng.randrange(len(one)) for _ in range(10)),
+    }:
         cut = one[: max(0, min(n, len(one) - 1))]
         decoder = ArrowDecoder("t", 0)
         assert decoder.feed_address(guarded.put(cut), len(cut)) == 0 and decoder.rows == 0
-        # The same bytes, cut by a writer that made length and CRC right, are refused or are a shorter batch.
+        # The same bytes, cut by a writer that made length and CRC right, are refused or are a
+        # shorter batch.
         if len(cut) >= 61:
             outcome(ref.fix_crc(cut[:8] + struct.pack(">i", len(cut) - 12) + cut[12:]), guarded)
 
@@ -226,15 +296,24 @@ def test_an_interval_of_offsets_is_a_filter(ref, guarded, rows, data):
     start, stop = sorted([data.draw(st.integers(95, 200)), data.draw(st.integers(95, 200))])
     decoder = ArrowDecoder("t", 0, start_offset=start, stop_offset=stop)
     assert decoder.feed(encoded) == len(encoded)
-    assert decoder.take()["offset"].to_pylist() == [r[0] for r in everything or [] if start <= r[0] < stop]
+    assert decoder.take()["offset"].to_pylist() == [
+        r[0] for r in everything or [] if start <= r[0] < stop
+    ]
 
 
 @pytest.mark.parametrize("headers", [False, True])
 def test_memory_that_changes_under_the_reader(ref, guarded, headers, seed):
-    """A hostile writer keeps writing while the decoder reads where the bytes lie.  Rows may be nonsense; memory stays whole."""
+    """A hostile writer keeps writing while the decoder reads where the bytes lie.  Rows may be
+    nonsense; memory stays whole."""
     rng = random.Random(seed)
     rows = [
-        (b"k" * rng.randrange(9), b"v" * rng.randrange(90), [(b"h", b"x" * rng.randrange(9))] * (headers * rng.randrange(3)), 0, 1)
+        (
+            b"k" * rng.randrange(9),
+            b"v" * rng.randrange(90),
+            [(b"h", b"x" * rng.randrange(9))] * (headers * rng.randrange(3)),
+            0,
+            1,
+        )
         for _ in range(400)
     ]
     good = build(ref, rows)

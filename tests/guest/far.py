@@ -1,4 +1,5 @@
-"""The client of two hosts: runs in one guest against a broker in the other, told what to do line by line (test_two_hosts.py).
+"""The client of two hosts: runs in one guest against a broker in the other, told what to do line by
+line (test_two_hosts.py).
 
     start TOPIC   make the topic; produce numbers without end and consume them, both over RDMA       -> started TRANSPORT REASON
     status        how far both are                                                                   -> status ACKNOWLEDGED READ OVER_RDMA
@@ -60,7 +61,10 @@ class Stream:
         self._sent = 0
         self._stopping = threading.Event()
         self._end = -1
-        self._threads = [threading.Thread(target=self._produce, daemon=True), threading.Thread(target=self._consume, daemon=True)]
+        self._threads = [
+            threading.Thread(target=self._produce, daemon=True),
+            threading.Thread(target=self._consume, daemon=True),
+        ]
         for thread in self._threads:
             thread.start()
 
@@ -79,7 +83,9 @@ class Stream:
             if self._sent - len(self.acknowledged) - len(self.failures) >= AHEAD:
                 self._producer.poll(0.01)
                 continue
-            self._producer.produce(self._tp.topic, b"%d" % self._sent, partition=0, on_delivery=self._delivered)
+            self._producer.produce(
+                self._tp.topic, b"%d" % self._sent, partition=0, on_delivery=self._delivered
+            )
             self._sent += 1
             self._producer.poll(0)
             time.sleep(PAUSE_S)
@@ -96,7 +102,9 @@ class Stream:
                 time.sleep(0.2)
                 continue
             if message is not None:
-                assert message.offset() == next_offset, f"offset {message.offset()} where {next_offset} was due"
+                assert message.offset() == next_offset, (
+                    f"offset {message.offset()} where {next_offset} was due"
+                )
                 next_offset += 1
                 self.read.append(int(message.value()))
         consumer.close()
@@ -120,7 +128,11 @@ class Stream:
             "failures": self.failures,
             "stored": len(stored),
             "lost": sorted(self.acknowledged.keys() - set(stored))[:10],
-            "misplaced": [n for n, offset in self.acknowledged.items() if offset >= 0 and stored[offset : offset + 1] != [n]][:10],
+            "misplaced": [
+                n
+                for n, offset in self.acknowledged.items()
+                if offset >= 0 and stored[offset : offset + 1] != [n]
+            ][:10],
             "offset_unknown": sum(offset < 0 for offset in self.acknowledged.values()),
             "twice": [n for n, times in Counter(stored).items() if times > 1][:10],
             "in_order": list(dict.fromkeys(stored)) == sorted(set(stored)),
@@ -136,7 +148,11 @@ def probe(servers: str) -> str:
     try:
         # settings of its own make it a session of its own
         session = kdirect.connect(
-            {"bootstrap.servers": servers, "request.timeout.ms": PROBE_MS, "client.id": f"probe-{time.monotonic_ns()}"}
+            {
+                "bootstrap.servers": servers,
+                "request.timeout.ms": PROBE_MS,
+                "client.id": f"probe-{time.monotonic_ns()}",
+            }
         )
         try:
             session.list_topics()
@@ -151,7 +167,9 @@ def main(servers: str) -> None:
     logger = logging.getLogger("kdirect")
     logger.setLevel(logging.INFO)  # of a failed test these lines are the evidence
     logger.addHandler(_Tell())
-    session = kdirect.connect({"bootstrap.servers": servers, "transport": "auto", "request.timeout.ms": REQUEST_MS})
+    session = kdirect.connect(
+        {"bootstrap.servers": servers, "transport": "auto", "request.timeout.ms": REQUEST_MS}
+    )
     stream: Stream | None = None
     say("ready")
     for line in sys.stdin:

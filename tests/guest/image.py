@@ -1,8 +1,10 @@
-"""What a guest boots: the machine's own Debian kernel, uncompressed, and an initramfs with the modules of soft-RoCE.
+"""What a guest boots: the machine's own Debian kernel, uncompressed, and an initramfs with the
+modules of soft-RoCE.
 
-Owns: the check that every package is there, the choice of the kernel, and the cache of what was made of it
-(`$XDG_CACHE_HOME/kdirect/guest`, outside of the tree; a directory a recipe, so that a changed kernel or init script makes a new one).
-Starts nothing: `machine.py` does.  Needs nothing but the standard library.
+Owns: the check that every package is there, the choice of the kernel, and the cache of what was
+made of it (`$XDG_CACHE_HOME/kdirect/guest`, outside of the tree; a directory a recipe, so that a
+changed kernel or init script makes a new one). Starts nothing: `machine.py` does.  Needs nothing
+but the standard library.
 
 A missing package is a `GuestError` that names it and the command that installs it, never a skip.
 """
@@ -25,7 +27,17 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 DIST_PACKAGES = Path("/usr/lib/python3/dist-packages")
 # Loaded by the initramfs, in this order, each behind what it depends on.
-BOOT_MODULES = ("virtio_pci", "virtio_console", "9pnet_virtio", "9p", "overlay", "virtio_net", "dummy", "rdma_rxe", "rdma_ucm")
+BOOT_MODULES = (
+    "virtio_pci",
+    "virtio_console",
+    "9pnet_virtio",
+    "9p",
+    "overlay",
+    "virtio_net",
+    "dummy",
+    "rdma_rxe",
+    "rdma_ucm",
+)
 # Debian package: the command or file that shows that it is there.
 PACKAGES = {
     "qemu-system-x86": "qemu-system-x86_64",
@@ -48,7 +60,8 @@ class GuestError(Exception):
 
 @dataclass(frozen=True)
 class Image:
-    """`kernel` and `initramfs` are files; `pyverbs` a directory for PYTHONPATH, or None where the environment has its own."""
+    """`kernel` and `initramfs` are files; `pyverbs` a directory for PYTHONPATH, or None where the
+    environment has its own."""
 
     release: str
     kernel: Path
@@ -76,15 +89,26 @@ def _module_name(path: str) -> str:
 
 
 def kernel_release() -> str | None:
-    """The newest installed kernel that has soft-RoCE; None when there is none.  KDIRECT_GUEST_KERNEL names another."""
+    """The newest installed kernel that has soft-RoCE; None when there is none.
+    KDIRECT_GUEST_KERNEL names another."""
     named = os.environ.get("KDIRECT_GUEST_KERNEL")
     if named:
         return named
 
     def age(release: str) -> list[tuple[int, str]]:
-        return [(int(part), "") if part.isdigit() else (-1, part) for part in release.replace("-", ".").split(".")]
+        return [
+            (int(part), "") if part.isdigit() else (-1, part)
+            for part in release.replace("-", ".").split(".")
+        ]
 
-    installed = sorted((p.name for p in Path("/lib/modules").glob("*") if Path("/boot", f"vmlinuz-{p.name}").exists()), key=age)
+    installed = sorted(
+        (
+            p.name
+            for p in Path("/lib/modules").glob("*")
+            if Path("/boot", f"vmlinuz-{p.name}").exists()
+        ),
+        key=age,
+    )
     return next((r for r in reversed(installed) if "rdma_rxe" in _module_files(r)), None)
 
 
@@ -107,12 +131,16 @@ def prepare() -> Image:
         raise GuestError(f"the guest is an x86-64 one, this machine is {platform.machine()}")
     missing = missing_packages()
     if missing:
-        raise GuestError(f"Debian packages are missing: {' '.join(missing)}; apt-get install --no-install-recommends {' '.join(missing)}")
+        raise GuestError(
+            f"Debian packages are missing: {' '.join(missing)}; apt-get install --no-install-recommends {' '.join(missing)}"
+        )
     release = kernel_release()
     assert release is not None
     kernel = Path("/boot", f"vmlinuz-{release}")
     if not os.access(kernel, os.R_OK):
-        raise GuestError(f"{kernel} is not readable for this user; run as root, or chmod a+r {kernel}")
+        raise GuestError(
+            f"{kernel} is not readable for this user; run as root, or chmod a+r {kernel}"
+        )
     recipe = hashlib.sha256()
     status = kernel.stat()
     recipe.update(f"{release} {status.st_size} {status.st_mtime_ns} {BOOT_MODULES}".encode())
@@ -133,13 +161,19 @@ def prepare() -> Image:
 
 
 def _pyverbs(home: Path) -> Path | None:
-    """A directory that holds a link to Debian's pyverbs and nothing else of dist-packages; None if the environment has pyverbs."""
-    own = subprocess.run([sys.executable, "-I", "-c", "import pyverbs.device"], capture_output=True, check=False)
+    """A directory that holds a link to Debian's pyverbs and nothing else of dist-packages; None if
+    the environment has pyverbs."""
+    own = subprocess.run(
+        [sys.executable, "-I", "-c", "import pyverbs.device"], capture_output=True, check=False
+    )
     if own.returncode == 0:
         return None
     tag = f"cpython-{sys.version_info.major}{sys.version_info.minor}-"
     if not list((DIST_PACKAGES / "pyverbs").glob(f"device.{tag}*.so")):
-        built = ", ".join(p.name.split(".")[1] for p in (DIST_PACKAGES / "pyverbs").glob("device.*.so")) or "nothing"
+        built = (
+            ", ".join(p.name.split(".")[1] for p in (DIST_PACKAGES / "pyverbs").glob("device.*.so"))
+            or "nothing"
+        )
         raise GuestError(
             f"python3-pyverbs is built for {built}, the environment runs Python {platform.python_version()};"
             " make the environment with that version (make PYTHON=...), or install pyverbs into it (extra [rdma])"
@@ -156,7 +190,8 @@ def _pyverbs(home: Path) -> Path | None:
 
 
 def uncompressed(image: bytes) -> bytes:
-    """The ELF kernel inside a bzImage, which QEMU starts by PVH: emulated decompression takes longer than the boot.
+    """The ELF kernel inside a bzImage, which QEMU starts by PVH: emulated decompression takes
+    longer than the boot.
 
     A compression that this Python does not know leaves the bzImage as it is; it boots too.
     """
@@ -169,7 +204,9 @@ def uncompressed(image: bytes) -> bytes:
         elif payload.startswith(b"\x1f\x8b"):
             kernel = zlib.decompressobj(31).decompress(payload)
         elif payload.startswith(b"\x28\xb5\x2f\xfd") and shutil.which("zstd"):
-            kernel = subprocess.run(["zstd", "-dc"], input=payload, capture_output=True, check=False).stdout
+            kernel = subprocess.run(
+                ["zstd", "-dc"], input=payload, capture_output=True, check=False
+            ).stdout
         else:
             return image
     except (lzma.LZMAError, zlib.error):
@@ -191,9 +228,13 @@ def load_order(release: str) -> list[str]:
         if name in builtin:
             continue
         if name not in by_name:
-            raise GuestError(f"kernel {release} has no module {name}; install linux-image-amd64 (a cloud kernel has no soft-RoCE)")
+            raise GuestError(
+                f"kernel {release} has no module {name}; install linux-image-amd64 (a cloud kernel has no soft-RoCE)"
+            )
         # modules.dep lists what a module needs nearest first
-        order += [path for path in [*reversed(needs[by_name[name]]), by_name[name]] if path not in order]
+        order += [
+            path for path in [*reversed(needs[by_name[name]]), by_name[name]] if path not in order
+        ]
     return order
 
 
@@ -213,13 +254,16 @@ def _module(path: Path) -> bytes:
 def initramfs(release: str) -> bytes:
     """A cpio archive: busybox, the modules in load order, and the two scripts."""
     files: list[tuple[str, int, bytes]] = [
-        (name, 0o040755, b"") for name in ("bin", "modules", "proc", "sys", "dev", "root", "lower", "rw")
+        (name, 0o040755, b"")
+        for name in ("bin", "modules", "proc", "sys", "dev", "root", "lower", "rw")
     ]
     files.append(("bin/busybox", 0o100755, Path("/bin/busybox").read_bytes()))
     names = []
     for path in load_order(release):
         names.append(_module_name(path) + ".ko")
-        files.append((f"modules/{names[-1]}", 0o100644, _module(Path("/lib/modules", release, path))))
+        files.append(
+            (f"modules/{names[-1]}", 0o100644, _module(Path("/lib/modules", release, path)))
+        )
     files.append(("modules/order", 0o100644, "".join(f"{name}\n" for name in names).encode()))
     files.append(("init", 0o100755, (HERE / "init.sh").read_bytes()))
     files.append(("command.sh", 0o100755, (HERE / "command.sh").read_bytes()))
@@ -227,7 +271,8 @@ def initramfs(release: str) -> bytes:
 
 
 def cpio(files: Iterable[tuple[str, int, bytes]]) -> bytes:
-    """A "newc" archive of (path, mode, content); its length is a multiple of 512, so that archives can follow one another."""
+    """A "newc" archive of (path, mode, content); its length is a multiple of 512, so that archives
+    can follow one another."""
     out = bytearray()
 
     def pad(multiple: int) -> None:

@@ -1,14 +1,17 @@
-"""One guest: a QEMU process that runs one command on this machine's own root file system, with soft-RoCE.
+"""One guest: a QEMU process that runs one command on this machine's own root file system, with
+soft-RoCE.
 
-Owns: the QEMU process, its sockets and its scratch directory, from `start` to `close`.  The command sees every file of the machine,
-read-only beneath a tmpfs: what it writes ends with the guest, but for the directories in `shares`.  Its standard output and error
-arrive here line by line, what `send` says arrives at its standard input, and its exit status is `wait`'s.
+Owns: the QEMU process, its sockets and its scratch directory, from `start` to `close`.  The command
+sees every file of the machine, read-only beneath a tmpfs: what it writes ends with the guest, but
+for the directories in `shares`.  Its standard output and error arrive here line by line, what
+`send` says arrives at its standard input, and its exit status is `wait`'s.
 
-Two guests that were given the ends of one `cable()` are on one Ethernet; `set_link` pulls the plug and puts it back, `set_loss` loses
-frames on the way.
+Two guests that were given the ends of one `cable()` are on one Ethernet; `set_link` pulls the plug
+and puts it back, `set_loss` loses frames on the way.
 
-Invariants: a guest never outlives its time limit, counted by this process and, should it die, by the guest itself; QEMU dies with
-the thread that started it.  The console is kept and shown when a guest fails to do its work.
+Invariants: a guest never outlives its time limit, counted by this process and, should it die, by
+the guest itself; QEMU dies with the thread that started it.  The console is kept and shown when a
+guest fails to do its work.
 """
 
 from __future__ import annotations
@@ -43,13 +46,17 @@ PASSED_ON = re.compile(
     r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|XDG_CACHE_HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
 )
 BOOT_LIMIT_S = 120
-QUEUES = {"in": "tx", "out": "rx"}  # as the guest sees a frame go: QEMU names the queues of the network behind the device
+QUEUES = {
+    "in": "tx",
+    "out": "rx",
+}  # as the guest sees a frame go: QEMU names the queues of the network behind the device
 PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class Network:
-    """Where the guest's soft-RoCE device lives.  `cable` is this guest's end of one, or None: a network of its own."""
+    """Where the guest's soft-RoCE device lives.  `cable` is this guest's end of one, or None: a
+    network of its own."""
 
     address: str = "192.168.77.1"
     name: str = "guest"
@@ -64,17 +71,23 @@ def cable() -> tuple[socket.socket, socket.socket]:
 
 
 def environment_of(image: Image, extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """What the command inherits: this process's settings of Python, Spark and kdirect, no others, then `extra`."""
+    """What the command inherits: this process's settings of Python, Spark and kdirect, no others,
+    then `extra`."""
     out = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     out.update(extra or {})
     if image.pyverbs is not None:
-        out["PYTHONPATH"] = os.pathsep.join(filter(None, [str(image.pyverbs), out.get("PYTHONPATH", "")]))
-    out["TMPDIR"] = "/run/guest/tmp"  # a tmpfs: RNICs do not register writable mappings of every file system
+        out["PYTHONPATH"] = os.pathsep.join(
+            filter(None, [str(image.pyverbs), out.get("PYTHONPATH", "")])
+        )
+    out["TMPDIR"] = (
+        "/run/guest/tmp"  # a tmpfs: RNICs do not register writable mappings of every file system
+    )
     return out
 
 
 class Machine:
-    """See the module.  `on_line(line)` gets each line of the command's output, without its end, on a thread of this object."""
+    """See the module.  `on_line(line)` gets each line of the command's output, without its end, on
+    a thread of this object."""
 
     def __init__(
         self,
@@ -111,7 +124,8 @@ class Machine:
         self._qmp_buffer = b""
         self._deadline = 0.0
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------
 
     def start(self) -> Machine:
         """Boot.  Returns at once; GuestError when something that it needs is missing."""
@@ -127,7 +141,13 @@ class Machine:
             return f"socket,id={name},fd={theirs.fileno()}"
 
         accelerator = os.environ.get("KDIRECT_GUEST_ACCEL", "tcg,thread=multi")
-        arguments = ["qemu-system-x86_64", "-accel", accelerator, "-cpu", "host" if accelerator.startswith("kvm") else "Nehalem"]
+        arguments = [
+            "qemu-system-x86_64",
+            "-accel",
+            accelerator,
+            "-cpu",
+            "host" if accelerator.startswith("kvm") else "Nehalem",
+        ]
         arguments += [
             "-m",
             str(self.memory_mib),
@@ -139,15 +159,42 @@ class Machine:
             "none",
             "-no-reboot",
         ]
-        arguments += ["-kernel", str(image.kernel), "-initrd", str(initramfs), "-append", KERNEL_ARGUMENTS]
-        arguments += ["-chardev", f"file,id=console,path={self._scratch / 'console'}", "-serial", "chardev:console"]
-        arguments += ["-chardev", port("qmp"), "-mon", "chardev=qmp,mode=control", "-device", "virtio-serial-pci"]
+        arguments += [
+            "-kernel",
+            str(image.kernel),
+            "-initrd",
+            str(initramfs),
+            "-append",
+            KERNEL_ARGUMENTS,
+        ]
+        arguments += [
+            "-chardev",
+            f"file,id=console,path={self._scratch / 'console'}",
+            "-serial",
+            "chardev:console",
+        ]
+        arguments += [
+            "-chardev",
+            port("qmp"),
+            "-mon",
+            "chardev=qmp,mode=control",
+            "-device",
+            "virtio-serial-pci",
+        ]
         for name in ("out", "err", "status", "in"):
-            arguments += ["-chardev", port(name), "-device", f"virtserialport,chardev={name},name={name}"]
+            arguments += [
+                "-chardev",
+                port(name),
+                "-device",
+                f"virtserialport,chardev={name},name={name}",
+            ]
         for i, directory in enumerate([Path("/"), *self.shares]):
             tag = "machine" if i == 0 else f"share{i - 1}"
             only = ",readonly=on" if i == 0 else ""
-            arguments += ["-fsdev", f"local,id={tag},path={directory},security_model=none,multidevs=remap{only}"]
+            arguments += [
+                "-fsdev",
+                f"local,id={tag},path={directory},security_model=none,multidevs=remap{only}",
+            ]
             arguments += ["-device", f"virtio-9p-pci,fsdev={tag},mount_tag={tag}"]
         if self.network.cable is not None:
             passed.append(self.network.cable)
@@ -155,7 +202,10 @@ class Machine:
             arguments += ["-device", f"virtio-net-pci,netdev=net,mac={self.network.mac}"]
             for way, queue in QUEUES.items():  # a character device serves one filter
                 arguments += ["-chardev", f"null,id=nowhere-{way}"]
-                arguments += ["-object", f"filter-redirector,id=lose-{way},netdev=net,queue={queue},outdev=nowhere-{way},status=off"]
+                arguments += [
+                    "-object",
+                    f"filter-redirector,id=lose-{way},netdev=net,queue={queue},outdev=nowhere-{way},status=off",
+                ]
         self._deadline = time.monotonic() + self.limit_s
         self._process = subprocess.Popen(
             arguments,
@@ -167,7 +217,9 @@ class Machine:
         for s in passed:
             s.close()
         for name in ("out", "err", "status"):
-            reader = threading.Thread(target=self._read, args=(name,), name=f"guest-{name}", daemon=True)
+            reader = threading.Thread(
+                target=self._read, args=(name,), name=f"guest-{name}", daemon=True
+            )
             reader.start()
             self._readers.append(reader)
         return self
@@ -175,7 +227,9 @@ class Machine:
     def _job(self, image: Image) -> bytes:
         """What this run adds to the initramfs."""
         environment = {**environment_of(image), **self.environment}
-        script = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items()))
+        script = "".join(
+            f"export {name}={shlex.quote(value)}\n" for name, value in sorted(environment.items())
+        )
         script += f"cd {shlex.quote(str(self.cwd))}\nexec {shlex.join(self.command)}\n"
         settings = {
             "NAME": self.network.name,
@@ -185,28 +239,41 @@ class Machine:
             "INPUT": str(int(self.takes_input)),
         }
         files = {
-            "settings": "".join(f"{name}={shlex.quote(value)}\n" for name, value in settings.items()),
+            "settings": "".join(
+                f"{name}={shlex.quote(value)}\n" for name, value in settings.items()
+            ),
             "shares": "".join(f"{directory}\n" for directory in self.shares),
             "hosts": "".join(f"{address} {name}\n" for name, address in self.network.hosts.items()),
             "job.sh": script,
         }
-        return images.cpio([("job", 0o040755, b""), *((f"job/{name}", 0o100644, text.encode()) for name, text in files.items())])
+        return images.cpio(
+            [
+                ("job", 0o040755, b""),
+                *((f"job/{name}", 0o100644, text.encode()) for name, text in files.items()),
+            ]
+        )
 
     def wait(self) -> int:
-        """The command's exit status.  GuestError, with the console, when there is none: no boot, a crash, out of time."""
+        """The command's exit status.  GuestError, with the console, when there is none: no boot, a
+        crash, out of time."""
         assert self._process is not None, "not started"
         try:
             self._process.wait(max(0.0, self._deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            raise GuestError(f"guest {self.network.name}: no end within {self.limit_s:.0f} s{self._evidence()}") from None
+            raise GuestError(
+                f"guest {self.network.name}: no end within {self.limit_s:.0f} s{self._evidence()}"
+            ) from None
         for reader in self._readers:
             reader.join(10)
         if not self._status.strip().isdigit():
             raise GuestError(f"guest {self.network.name} ended without a result{self._evidence()}")
         return int(self._status)
 
-    def wait_for(self, pattern: str, timeout_s: float = BOOT_LIMIT_S, after: int = 0) -> re.Match[str]:
-        """The first line of the command's output from line `after` on that matches; GuestError when it does not come."""
+    def wait_for(
+        self, pattern: str, timeout_s: float = BOOT_LIMIT_S, after: int = 0
+    ) -> re.Match[str]:
+        """The first line of the command's output from line `after` on that matches; GuestError when
+        it does not come."""
         wanted = re.compile(pattern)
         deadline = min(time.monotonic() + timeout_s, self._deadline)
         with self._news:
@@ -230,13 +297,20 @@ class Machine:
         self._ports["in"].sendall(line.encode() + b"\n")
 
     def set_link(self, up: bool) -> None:
-        """Pull the guest's network plug, or put it back: no frame passes in either direction while it is out."""
+        """Pull the guest's network plug, or put it back: no frame passes in either direction while
+        it is out."""
         self._qmp("set_link", name="net", up=up)
 
     def set_loss(self, lossy: bool, ways: Collection[str] = ("in", "out")) -> None:
-        """Lose every frame that comes in, goes out, or both, or none again, with the plug in: neither end is told, as of a switch."""
+        """Lose every frame that comes in, goes out, or both, or none again, with the plug in:
+        neither end is told, as of a switch."""
         for way in ways:
-            self._qmp("qom-set", path=f"/objects/lose-{way}", property="status", value="on" if lossy else "off")
+            self._qmp(
+                "qom-set",
+                path=f"/objects/lose-{way}",
+                property="status",
+                value="on" if lossy else "off",
+            )
 
     def close(self) -> None:
         """Kill what still runs and forget everything."""
@@ -258,7 +332,8 @@ class Machine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- inside ----------------------------------------------------------------------------------------
+    # -- inside
+    # ----------------------------------------------------------------------------------------
 
     def _read(self, name: str) -> None:
         rest = b""
@@ -271,7 +346,12 @@ class Machine:
                 self._status += data
             else:
                 *whole, rest = (rest + data).split(b"\n")
-                self._say([line.decode(errors="replace").rstrip("\r") for line in ([*whole, rest] if not data and rest else whole)])
+                self._say(
+                    [
+                        line.decode(errors="replace").rstrip("\r")
+                        for line in ([*whole, rest] if not data and rest else whole)
+                    ]
+                )
             if not data:
                 break
         if name == "out":
@@ -329,7 +409,8 @@ def _die_with_parent() -> None:
 
 
 def run(machine: Machine) -> int:
-    """Run one guest to its end, its output on ours; the command's exit status, or 125 when there is none."""
+    """Run one guest to its end, its output on ours; the command's exit status, or 125 when there is
+    none."""
     out = sys.stdout
 
     def show(line: str) -> None:

@@ -1,4 +1,5 @@
-"""Two hosts on one network: the broker in one guest, a producer and a consumer over verbs in the other, and a cable that is pulled.
+"""Two hosts on one network: the broker in one guest, a producer and a consumer over verbs in the
+other, and a cable that is pulled.
 
 Both guests run for all tests of this file; each test has a topic of its own.
 """
@@ -50,10 +51,14 @@ class Hosts:
         assert found[1] is not None, found[0]
         return int(found[1]), int(found[2]), int(found[3])
 
-    def wait_until(self, what: Callable[[tuple[int, int, int]], bool], timeout_s: float = 300) -> tuple[int, int, int]:
+    def wait_until(
+        self, what: Callable[[tuple[int, int, int]], bool], timeout_s: float = 300
+    ) -> tuple[int, int, int]:
         deadline = time.monotonic() + timeout_s
         while not what(now := self.status()):
-            assert time.monotonic() < deadline, f"stuck at {now}; the client says:\n" + "\n".join(self.client.lines[-60:])
+            assert time.monotonic() < deadline, f"stuck at {now}; the client says:\n" + "\n".join(
+                self.client.lines[-60:]
+            )
             time.sleep(0.3)
         return now
 
@@ -71,7 +76,16 @@ class Hosts:
 @pytest.fixture(scope="module")
 def hosts() -> Iterator[Hosts]:
     ends = cable()
-    command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", SERVERS, "--log-dirs", "/run/guest/tmp/log"]
+    command = [
+        sys.executable,
+        "-m",
+        "kdirect.cli",
+        "broker",
+        "--listeners",
+        SERVERS,
+        "--log-dirs",
+        "/run/guest/tmp/log",
+    ]
     command += ["--set", "rdma.transports=verbs", "--set", "log.segment.bytes=1m"]
     networks = (
         Network(BROKER, "broker", ends[0], "02:00:00:78:00:01", {"client": CLIENT}),
@@ -86,7 +100,8 @@ def hosts() -> Iterator[Hosts]:
             yield Hosts(broker, client)
 
 
-# What a client is told while its broker cannot be reached: whom it waits for, for how long, and what to do.
+# What a client is told while its broker cannot be reached: whom it waits for, for how long, and
+# what to do.
 UNREACHABLE = re.compile(r"(BrokerUnavailable|TimedOut)Error: .*" + re.escape(BROKER) + ".*; .*")
 
 
@@ -95,8 +110,9 @@ BROKE = re.compile(r"connection (broke|to its leader ended)|reading anew")
 
 
 def check(found: dict[str, Any], cut: bool = False) -> None:
-    """Everything acknowledged is there, once, in order, where its acknowledgement said, and was consumed so.  In a `cut` polls may
-    fail, with clear words; and a record that was repeated after it may be told no offset, as the broker remembers those of five batches."""
+    """Everything acknowledged is there, once, in order, where its acknowledgement said, and was
+    consumed so.  In a `cut` polls may fail, with clear words; and a record that was repeated after
+    it may be told no offset, as the broker remembers those of five batches."""
     assert found["failures"] == [] and found["unflushed"] in (0, None)
     assert found["acknowledged"] == found["sent"]
     assert found["lost"] == [] and found["misplaced"] == []
@@ -104,7 +120,9 @@ def check(found: dict[str, Any], cut: bool = False) -> None:
     assert found["in_order"] and found["consumer_ended"] and found["consumed_as_stored"]
     assert found["twice"] == [] and found["stored"] == found["sent"]
     assert cut or found["consumer_errors"] == []
-    assert all(UNREACHABLE.match(error) for error in found["consumer_errors"]), found["consumer_errors"]
+    assert all(UNREACHABLE.match(error) for error in found["consumer_errors"]), found[
+        "consumer_errors"
+    ]
     assert found["reader"] == "verbs"
 
 
@@ -117,8 +135,9 @@ def test_produce_and_consume_between_hosts(hosts: Hosts) -> None:
 
 
 def test_losses_shorter_than_the_retries_are_not_noticed(hosts: Hosts) -> None:
-    """Frames are lost for a moment, with the plugs in: a plug that is pulled stays out for longer, as the guest looks once a second.
-    A loss that this machine made longer than it was meant to be is a cut; then everything once more."""
+    """Frames are lost for a moment, with the plugs in: a plug that is pulled stays out for longer,
+    as the guest looks once a second. A loss that this machine made longer than it was meant to be
+    is a cut; then everything once more."""
     for attempt in range(5):
         hosts.start(f"short-loss-{attempt}")
         hosts.wait_until(lambda now: now[2] >= SOME)
@@ -131,17 +150,24 @@ def test_losses_shorter_than_the_retries_are_not_noticed(hosts: Hosts) -> None:
             hosts.client.set_loss(False)
             took.append(time.monotonic() - begin)
             acknowledged, read, _ = hosts.status()
-            hosts.wait_until(lambda now, a=acknowledged, r=read: now[0] >= a + SOME and now[1] >= r + SOME)
+            hosts.wait_until(
+                lambda now, a=acknowledged, r=read: now[0] >= a + SOME and now[1] >= r + SOME
+            )
         short = max(took) < SURELY_SHORTER_S
         check(hosts.stop(), cut=not short)
         if short:
-            assert not [line for line in hosts.client.lines[seen:] if line.startswith("log ") and BROKE.search(line)]
+            assert not [
+                line
+                for line in hosts.client.lines[seen:]
+                if line.startswith("log ") and BROKE.search(line)
+            ]
             return
     pytest.fail(f"no loss was ever as short as meant; the last three took {took} s")
 
 
 def test_what_was_committed_without_the_producer_hearing_of_it_is_there_once(hosts: Hosts) -> None:
-    """Only frames to the client are lost: the WRITEs under way arrive and are committed, their acknowledgements do not come back."""
+    """Only frames to the client are lost: the WRITEs under way arrive and are committed, their
+    acknowledgements do not come back."""
     hosts.start("unheard")
     hosts.client.set_loss(True, ["in"])
     try:
@@ -153,13 +179,15 @@ def test_what_was_committed_without_the_producer_hearing_of_it_is_there_once(hos
     hosts.wait_until(lambda later: later[2] >= now[2] + SOME)  # over RDMA again
     found = hosts.stop()
     check(found, cut=True)
-    assert found["offset_unknown"] > 0, "more was to be committed unheard than the five batches whose offsets the broker remembers"
+    assert found["offset_unknown"] > 0, (
+        "more was to be committed unheard than the five batches whose offsets the broker remembers"
+    )
 
 
 @pytest.mark.parametrize("place", ["client", "broker", "switch"])
 def test_a_cut_in_the_middle(hosts: Hosts, place: str) -> None:
-    """The plug of one side is out for seconds, or frames are lost between them: queue pairs break on both, and everything goes on by
-    itself afterwards."""
+    """The plug of one side is out for seconds, or frames are lost between them: queue pairs break
+    on both, and everything goes on by itself afterwards."""
     hosts.start(f"cut-at-{place}")
     seen = len(hosts.client.lines)
 
@@ -175,17 +203,24 @@ def test_a_cut_in_the_middle(hosts: Hosts, place: str) -> None:
         time.sleep(LONGER_THAN_RETRIES_S)
         held = hosts.status()
         found = hosts.ask("probe", r"probe (.*)", 60)
-        assert hosts.status()[0] == held[0], "records were acknowledged through a cable that is pulled"
+        assert hosts.status()[0] == held[0], (
+            "records were acknowledged through a cable that is pulled"
+        )
     finally:
         cut(False)
     assert UNREACHABLE.match(found[1] or ""), found[0]
     now = hosts.wait_until(lambda now: now[0] >= held[0] + SOME and now[1] >= held[1] + SOME)
     hosts.wait_until(lambda later: later[2] >= now[2] + SOME)  # over RDMA again
     deadline = time.monotonic() + PROBE_LIMIT_S
-    while (found := hosts.ask("probe", r"probe (.*)", 60))[1] != "ok":  # each has a few seconds, which a busy machine may need itself
+    while (found := hosts.ask("probe", r"probe (.*)", 60))[
+        1
+    ] != "ok":  # each has a few seconds, which a busy machine may need itself
         assert time.monotonic() < deadline, found[0]
     check(hosts.stop(), cut=True)
     told = [line for line in hosts.client.lines[seen:] if line.startswith("log ")]
-    # In one run of some forty nothing was said of a queue pair after a cut at this end: then the port's event is what there was to say.
-    assert any(BROKE.search(line) or "IBV_EVENT_PORT_ERR" in line for line in told), f"nobody said what happened: {told}"
+    # In one run of some forty nothing was said of a queue pair after a cut at this end: then the
+    # port's event is what there was to say.
+    assert any(BROKE.search(line) or "IBV_EVENT_PORT_ERR" in line for line in told), (
+        f"nobody said what happened: {told}"
+    )
     assert not [line for line in hosts.client.lines[seen:] if "Traceback" in line]

@@ -1,6 +1,8 @@
-"""Stock Java clients: a JVM with Kafka's own jars and nothing of ours, called through the py4j that comes with pyspark.
+"""Stock Java clients: a JVM with Kafka's own jars and nothing of ours, called through the py4j that
+comes with pyspark.
 
-No compiler is needed, so a JRE is enough.  The jars are fetched once (tests/conftest.py); where that is impossible these tests skip.
+No compiler is needed, so a JRE is enough.  The jars are fetched once (tests/conftest.py); where
+that is impossible these tests skip.
 """
 
 from __future__ import annotations
@@ -31,12 +33,27 @@ class Java:
 
     def __init__(self, jars: list[Path]) -> None:
         (bridge,) = Path(pyspark.__file__).parent.glob("jars/py4j-*.jar")
-        command = ["java", "-cp", class_path([*jars, bridge]), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=off"]
+        command = [
+            "java",
+            "-cp",
+            class_path([*jars, bridge]),
+            "-Xmx256m",
+            "-XX:TieredStopAtLevel=1",
+            "-Dlog4j2.level=off",
+        ]
         command += ["py4j.GatewayServer", "--die-on-broken-pipe", "0"]
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
         assert self.process.stdout is not None
         port = int(self.process.stdout.readline())
-        self.gateway = JavaGateway(gateway_parameters=GatewayParameters(port=port, auto_convert=True))
+        self.gateway = JavaGateway(
+            gateway_parameters=GatewayParameters(port=port, auto_convert=True)
+        )
         self.kafka = self.gateway.jvm.org.apache.kafka
 
     def close(self) -> None:
@@ -57,18 +74,34 @@ class Java:
 
     def admin(self, servers: str) -> Any:
         # A static method of an interface: py4j finds the one that takes a map.
-        settings = {"bootstrap.servers": servers, "request.timeout.ms": 15000, "default.api.timeout.ms": 20000}
+        settings = {
+            "bootstrap.servers": servers,
+            "request.timeout.ms": 15000,
+            "default.api.timeout.ms": 20000,
+        }
         return self.kafka.clients.admin.Admin.create(self.properties(settings))
 
     def producer(self, servers: str, **settings: Any) -> Any:
         serializer = "org.apache.kafka.common.serialization.StringSerializer"
-        values = {"bootstrap.servers": servers, "key.serializer": serializer, "value.serializer": serializer}
-        return self.kafka.clients.producer.KafkaProducer(self.properties({**values, **_dotted(settings)}))
+        values = {
+            "bootstrap.servers": servers,
+            "key.serializer": serializer,
+            "value.serializer": serializer,
+        }
+        return self.kafka.clients.producer.KafkaProducer(
+            self.properties({**values, **_dotted(settings)})
+        )
 
     def consumer(self, servers: str, **settings: Any) -> Any:
         deserializer = "org.apache.kafka.common.serialization.StringDeserializer"
-        values = {"bootstrap.servers": servers, "key.deserializer": deserializer, "value.deserializer": deserializer}
-        return self.kafka.clients.consumer.KafkaConsumer(self.properties({**values, "auto.offset.reset": "earliest", **_dotted(settings)}))
+        values = {
+            "bootstrap.servers": servers,
+            "key.deserializer": deserializer,
+            "value.deserializer": deserializer,
+        }
+        return self.kafka.clients.consumer.KafkaConsumer(
+            self.properties({**values, "auto.offset.reset": "earliest", **_dotted(settings)})
+        )
 
     def record(self, topic: str, partition: int | None, key: str | None, value: str) -> Any:
         return self.kafka.clients.producer.ProducerRecord(topic, partition, key, value)
@@ -88,7 +121,9 @@ class Java:
         place."""
         name = "org.apache.kafka.clients.admin.RecordsToDelete"
         (method,) = (
-            m for m in self.gateway.jvm.Class.forName(name).getMethods() if m.getName() == "beforeOffset" and m.getParameterCount()
+            m
+            for m in self.gateway.jvm.Class.forName(name).getMethods()
+            if m.getName() == "beforeOffset" and m.getParameterCount()
         )
         arguments = self.gateway.new_array(self.gateway.jvm.Object, 1)
         arguments[0] = self.gateway.jvm.Long.valueOf(str(offset))
@@ -110,12 +145,27 @@ def _dotted(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session", params=CLIENTS)
-def java(request: pytest.FixtureRequest, broker_jars: list[Path], connector_jars: list[Path]) -> Iterator[Java]:
+def java(
+    request: pytest.FixtureRequest, broker_jars: list[Path], connector_jars: list[Path]
+) -> Iterator[Java]:
     """Kafka's client of each version: the broker's own, and that which Spark's connector takes."""
     rest = [jar for jar in broker_jars if "kafka-clients" not in jar.name]
-    clients = [jar for jar in [*broker_jars, *connector_jars] if jar.name.endswith(f"kafka-clients-{request.param}.jar")]
+    clients = [
+        jar
+        for jar in [*broker_jars, *connector_jars]
+        if jar.name.endswith(f"kafka-clients-{request.param}.jar")
+    ]
     assert len(clients) == 1
-    made = Java([*clients, *(rest if clients[0] in broker_jars else [jar for jar in rest if ".kafka-" not in jar.name])])
+    made = Java(
+        [
+            *clients,
+            *(
+                rest
+                if clients[0] in broker_jars
+                else [jar for jar in rest if ".kafka-" not in jar.name]
+            ),
+        ]
+    )
     yield made
     made.close()
 
@@ -129,15 +179,27 @@ def admin(java: Java, broker: Any) -> Iterator[Any]:
 
 @pytest.fixture
 def tool(broker_jars: list[Path], broker: Any) -> Callable[..., str]:
-    """``tool(class, *arguments)``: run one of Kafka's command-line tools against the broker; what it printed.
+    """``tool(class, *arguments)``: run one of Kafka's command-line tools against the broker; what
+    it printed.
 
     A class without a package is in that of the tools."""
 
     def run(name: str, *arguments: str) -> str:
         main = name if "." in name else f"org.apache.kafka.tools.{name}"
-        command = ["java", "-cp", class_path(broker_jars), "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=off", main]
+        command = [
+            "java",
+            "-cp",
+            class_path(broker_jars),
+            "-XX:TieredStopAtLevel=1",
+            "-Dlog4j2.level=off",
+            main,
+        ]
         done = subprocess.run(
-            [*command, "--bootstrap-server", broker.bootstrap_servers, *arguments], capture_output=True, text=True, timeout=60, check=False
+            [*command, "--bootstrap-server", broker.bootstrap_servers, *arguments],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout

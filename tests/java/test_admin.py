@@ -50,7 +50,10 @@ def test_topics(java, admin):
     by_id = java.kafka.common.TopicCollection.ofTopicIds([topic_id])
     (found,) = java.get(admin.describeTopics(by_id).allTopicIds()).values()
     assert found.name() == "t" and len(found.partitions()) == 3
-    assert refused(java, admin.describeTopics(["nowhere"]).allTopicNames())[0] == "UnknownTopicOrPartitionException"
+    assert (
+        refused(java, admin.describeTopics(["nowhere"]).allTopicNames())[0]
+        == "UnknownTopicOrPartitionException"
+    )
 
     more = java.kafka.clients.admin.NewPartitions
     java.get(admin.createPartitions({"t": more.increaseTo(5)}).all())
@@ -82,7 +85,11 @@ def test_offsets_and_deletion_of_records(java, admin, broker):
     def offset(which):
         return java.get(admin.listOffsets({tp: which}).partitionResult(tp)).offset()
 
-    assert (offset(spec.earliest()), offset(spec.latest()), offset(spec.maxTimestamp())) == (0, 10, 9)
+    assert (offset(spec.earliest()), offset(spec.latest()), offset(spec.maxTimestamp())) == (
+        0,
+        10,
+        9,
+    )
     assert (offset(spec.forTimestamp(0)), offset(spec.forTimestamp(1 << 60))) == (0, -1)
     java.get(admin.deleteRecords({tp: java.before(4)}).all())
     assert offset(spec.earliest()) == 4
@@ -120,10 +127,15 @@ def test_groups(java, admin, broker):
     tp = java.partition("t", 1)
     given = {tp: java.kafka.clients.consumer.OffsetAndMetadata(4)}
     java.get(admin.alterConsumerGroupOffsets("g", given).all())
-    assert java.get(admin.listConsumerGroupOffsets("g").partitionsToOffsetAndMetadata())[tp].offset() == 4
+    assert (
+        java.get(admin.listConsumerGroupOffsets("g").partitionsToOffsetAndMetadata())[tp].offset()
+        == 4
+    )
     assert [g.groupId() for g in java.list(java.get(admin.listConsumerGroups().all()))] == ["g"]
 
-    consumer = java.consumer(broker.bootstrap_servers, group_id="g", enable_auto_commit="false", session_timeout_ms=6000)
+    consumer = java.consumer(
+        broker.bootstrap_servers, group_id="g", enable_auto_commit="false", session_timeout_ms=6000
+    )
     consumer.subscribe(["t"])
     got = []
     for _ in range(100):
@@ -134,10 +146,17 @@ def test_groups(java, admin, broker):
     consumer.commitSync()
     described = java.get(admin.describeConsumerGroups(["g"]).all())["g"]
     assert described.state().toString() == "Stable" and described.members().size() == 1
-    assert sorted(x.partition() for m in java.list(described.members()) for x in m.assignment().topicPartitions()) == [0, 1]
+    assert sorted(
+        x.partition()
+        for m in java.list(described.members())
+        for x in m.assignment().topicPartitions()
+    ) == [0, 1]
     assert refused(java, admin.deleteConsumerGroups(["g"]).all())[0] == "GroupNotEmptyException"
     consumer.close()
-    assert java.get(admin.listConsumerGroupOffsets("g").partitionsToOffsetAndMetadata())[tp].offset() == 6
+    assert (
+        java.get(admin.listConsumerGroupOffsets("g").partitionsToOffsetAndMetadata())[tp].offset()
+        == 6
+    )
     java.get(admin.deleteConsumerGroupOffsets("g", {tp}).all())
     java.get(admin.deleteConsumerGroups(["g"]).all())
     assert java.list(java.get(admin.listConsumerGroups().all())) == []
@@ -160,10 +179,15 @@ def test_the_cluster(java, admin, broker):
     (state,) = java.get(admin.describeProducers([java.partition("t", 0)]).all()).values()
     assert state.activeProducers().size() == 0
     assert java.get(admin.listTransactions().all()).size() == 0
-    assert refused(java, admin.describeAcls(java.kafka.common.acl.AclBindingFilter.ANY).values())[0] == "SecurityDisabledException"
+    assert (
+        refused(java, admin.describeAcls(java.kafka.common.acl.AclBindingFilter.ANY).values())[0]
+        == "SecurityDisabledException"
+    )
     quotas = java.kafka.common.quota.ClientQuotaFilter.all()
     assert java.get(admin.describeClientQuotas(quotas).entities()).size() == 0
     assert java.get(admin.describeUserScramCredentials().all()).size() == 0
     election = java.kafka.common.ElectionType.PREFERRED
-    (outcome,) = java.get(admin.electLeaders(election, {java.partition("t", 0)}).partitions()).values()
+    (outcome,) = java.get(
+        admin.electLeaders(election, {java.partition("t", 0)}).partitions()
+    ).values()
     assert outcome.get().getClass().getSimpleName() == "ElectionNotNeededException"

@@ -14,7 +14,9 @@ COUNT = 200
 def read(java, consumer, count):
     out = []
     for _ in range(100):
-        out += [(r.topic(), r.partition(), r.offset(), r.key(), r.value()) for r in java.poll(consumer)]
+        out += [
+            (r.topic(), r.partition(), r.offset(), r.key(), r.value()) for r in java.poll(consumer)
+        ]
         if len(out) >= count:
             return out
     raise AssertionError(f"{len(out)} of {count} records came")
@@ -34,7 +36,9 @@ def test_a_producer_and_a_reader_of_partitions(java, broker, codec):
     expected = [f"{codec} {i} " * 10 for i in range(COUNT)]
     assert values == [e.encode() for e in expected]
 
-    consumer = java.consumer(broker.bootstrap_servers, enable_auto_commit="false", isolation_level="read_committed")
+    consumer = java.consumer(
+        broker.bootstrap_servers, enable_auto_commit="false", isolation_level="read_committed"
+    )
     consumer.assign([java.partition("t", 0)])
     assert read(java, consumer, COUNT) == [("t", 0, i, f"k{i}", e) for i, e in enumerate(expected)]
     consumer.seek(java.partition("t", 0), COUNT - 1)
@@ -51,7 +55,9 @@ def test_a_group_goes_on_where_it_stopped(java, broker):
         producer.flush()
 
     def some(count):
-        consumer = java.consumer(broker.bootstrap_servers, group_id="g", enable_auto_commit="false", max_poll_records=10)
+        consumer = java.consumer(
+            broker.bootstrap_servers, group_id="g", enable_auto_commit="false", max_poll_records=10
+        )
         consumer.subscribe(["t"])
         got = read(java, consumer, count)
         consumer.commitSync()

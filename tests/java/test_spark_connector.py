@@ -41,7 +41,9 @@ print(json.dumps(out))
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_rows_are_those_of_our_own_format(broker, connector_jars: list[Path], tmp_path: Path) -> None:
+def test_rows_are_those_of_our_own_format(
+    broker, connector_jars: list[Path], tmp_path: Path
+) -> None:
     session = kdirect.connect(broker.bootstrap_servers)
     for name in ("t", "copy"):
         session.admin.create_topic(name, 2)
@@ -52,9 +54,22 @@ def test_rows_are_those_of_our_own_format(broker, connector_jars: list[Path], tm
                 producer.produce("t", b"%s %d" % (codec.encode(), i) if i % 10 else None, key=b"k" if i % 2 else None,
                                  partition=i % 2, headers=headers, timestamp=1_700_000_000_000 + i)  # fmt: skip
             producer.flush()
-    command = [sys.executable, "-c", SCRIPT, broker.bootstrap_servers, ",".join(map(str, connector_jars)), str(tmp_path / "checkpoint")]
+    command = [
+        sys.executable,
+        "-c",
+        SCRIPT,
+        broker.bootstrap_servers,
+        ",".join(map(str, connector_jars)),
+        str(tmp_path / "checkpoint"),
+    ]
     run = subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path, env={**os.environ, "PYTHONSAFEPATH": "1"}
+        command,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
     )
     assert run.returncode == 0, run.stderr[-4000:]
     rows = json.loads(run.stdout.splitlines()[-1])

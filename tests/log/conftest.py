@@ -1,4 +1,5 @@
-"""What the tests of the log share: batches made by kafka-python, heads in anonymous memory, partitions on disk."""
+"""What the tests of the log share: batches made by kafka-python, heads in anonymous memory,
+partitions on disk."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def make_batch(
     fill: bytes = b"x",
 ) -> bytes:
     """One record batch as a Kafka client makes it; base offset 0, not yet stamped."""
-    builder = DefaultRecordBatchBuilder(2, 0, transactional, producer_id, producer_epoch, sequence, 1 << 30)
+    builder = DefaultRecordBatchBuilder(
+        2, 0, transactional, producer_id, producer_epoch, sequence, 1 << 30
+    )
     now = int(time.time() * 1000) if timestamp_ms is None else timestamp_ms
     for i in range(records):
         timestamp = timestamps[i] if timestamps is not None else now
@@ -52,7 +55,13 @@ class Head:
     """A CommitKernel with a head, and indexes, in anonymous memory."""
 
     def __init__(
-        self, capacity: int = 1 << 20, *, base_offset: int = 0, index_entries: int = 8192, install: bool = True, **settings: Any
+        self,
+        capacity: int = 1 << 20,
+        *,
+        base_offset: int = 0,
+        index_entries: int = 8192,
+        install: bool = True,
+        **settings: Any,
     ) -> None:
         self.map = mmap.mmap(-1, capacity)
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.map))
@@ -60,7 +69,9 @@ class Head:
         self.time_index = mmap.mmap(-1, index_entries * 12)
         self.index_entries = index_entries
         self.capacity = capacity
-        self.kernel = CommitKernel(log_start_offset=base_offset, log_end_offset=base_offset, **settings)
+        self.kernel = CommitKernel(
+            log_start_offset=base_offset, log_end_offset=base_offset, **settings
+        )
         if install:
             self.install()
 
@@ -109,13 +120,16 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def open_partition(tmp_path: Path) -> Iterator[Callable[..., Partition]]:
-    """open_partition(**LogConfig fields) -> the one partition of a log manager in `tmp_path`; call again to restart it."""
+    """open_partition(**LogConfig fields) -> the one partition of a log manager in `tmp_path`; call
+    again to restart it."""
     managers: list[LogManager] = []
 
     def opened(*, restart: bool = True, clean: bool = True, **fields: Any) -> Partition:
         if restart and managers:
             managers.pop().close(clean=clean)
-        manager = LogManager([tmp_path / "log"], LogConfig(**{"segment_bytes": 1 << 20, **fields})).open()
+        manager = LogManager(
+            [tmp_path / "log"], LogConfig(**{"segment_bytes": 1 << 20, **fields})
+        ).open()
         managers.append(manager)
         return manager.partitions.get(TP) or manager.create_partition(TP)
 
@@ -131,7 +145,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("needs root to mount a tmpfs")
     path = tmp_path / "small"
     path.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=False).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(path)], check=False
+    ).returncode:
         pytest.skip("needs root to mount a tmpfs")
     yield path
     subprocess.run(["umount", "-l", str(path)], check=True)

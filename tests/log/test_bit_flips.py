@@ -1,6 +1,8 @@
-"""One flipped bit in a segment, seen by the broker's own readers: Fetch, lookups by time, a start after a crash and a clean one.
+"""One flipped bit in a segment, seen by the broker's own readers: Fetch, lookups by time, a start
+after a crash and a clean one.
 
-What they hand on has the right offsets; else CorruptLogError says which batch of which file does not continue the log.
+What they hand on has the right offsets; else CorruptLogError says which batch of which file does
+not continue the log.
 """
 
 from __future__ import annotations
@@ -32,7 +34,8 @@ Flip = tuple[Path, int, int, BatchInfo]
 
 
 def flips_of(segments: list[Path], rng: random.Random) -> list[Flip]:
-    """(file, position, bit, batch): every bit of what the CRC leaves out, and one of each other byte; or as many as are asked for."""
+    """(file, position, bit, batch): every bit of what the CRC leaves out, and one of each other
+    byte; or as many as are asked for."""
     out: list[Flip] = []
     for path in segments:
         for batch in iterate_batches(path.read_bytes().rstrip(b"\0") + bytes(8)):
@@ -54,7 +57,8 @@ def where(flipped: Flip) -> str:
 
 
 def offsets(p: Partition, start: int) -> Iterator[tuple[int, int]]:
-    """(base offset, offset after it) of each batch that a Fetch from `start` on gets, without its CRC."""
+    """(base offset, offset after it) of each batch that a Fetch from `start` on gets, without its
+    CRC."""
     while buffers := p.read(start, 300):
         for buffer in buffers:
             for info in iterate_batches(bytes(buffer), check_crc=False):
@@ -63,7 +67,8 @@ def offsets(p: Partition, start: int) -> Iterator[tuple[int, int]]:
 
 
 def fill(p: Partition, make_batch, batches: int = 4) -> list[tuple[int, int]]:
-    """A sealed segment and a head of one to three records a batch, a timestamp of its own for each record."""
+    """A sealed segment and a head of one to three records a batch, a timestamp of its own for each
+    record."""
     out: list[tuple[int, int]] = []
     for segment in range(2):
         if segment:
@@ -84,7 +89,9 @@ def files(p: Partition) -> list[Path]:
 def test_a_fetch_never_gets_an_offset_that_is_wrong(open_partition, batch, seed) -> None:
     """CRCs are its reader's to check."""
     rng = random.Random(seed)
-    p = open_partition(segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes)
+    p = open_partition(
+        segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes
+    )
     good = fill(p, batch)
     told = 0
     flips = flips_of(files(p), rng)
@@ -101,7 +108,9 @@ def test_a_fetch_never_gets_an_offset_that_is_wrong(open_partition, batch, seed)
         except CorruptLogError as e:
             told += 1
             assert [a for a, _ in got] == [a for a, _ in expected[: len(got)]], where(flipped)
-            assert f"position {damaged.position} of the segment that begins at offset" in e.message, f"{where(flipped)}: {e}"
+            assert (
+                f"position {damaged.position} of the segment that begins at offset" in e.message
+            ), f"{where(flipped)}: {e}"
             assert str(path) in e.message and "restore" in e.hint
         except FormatError:  # of iterate_batches, for which only frames of the last batch count
             raise AssertionError(where(flipped)) from None
@@ -115,7 +124,9 @@ def test_a_fetch_never_gets_an_offset_that_is_wrong(open_partition, batch, seed)
 
 def test_a_lookup_by_time_is_right_or_an_error(open_partition, batch, seed) -> None:
     rng = random.Random(seed)
-    p = open_partition(segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes)
+    p = open_partition(
+        segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes
+    )
     fill(p, batch)
     end, told = p.log_end_offset, 0
     flips = flips_of(files(p), rng)
@@ -124,7 +135,9 @@ def test_a_lookup_by_time_is_right_or_an_error(open_partition, batch, seed) -> N
         wanted = rng.choice([damaged.base_offset, damaged.next_offset - 1, rng.randrange(end)])
         flip(path, position, bit)
         try:
-            assert p.offset_for_timestamp(NOW + 10 * wanted - 5) == (wanted, NOW + 10 * wanted), where(flipped)
+            assert p.offset_for_timestamp(NOW + 10 * wanted - 5) == (wanted, NOW + 10 * wanted), (
+                where(flipped)
+            )
         except (CorruptLogError, CorruptBatchError, UnsupportedFormatError) as e:
             told += 1
             assert "offset" in e.message and "restore" in e.hint, f"{where(flipped)}: {e}"
@@ -135,7 +148,9 @@ def test_a_lookup_by_time_is_right_or_an_error(open_partition, batch, seed) -> N
 
 def test_a_wrong_index_changes_no_answer(open_partition, batch, seed, caplog) -> None:
     rng = random.Random(seed)
-    p = open_partition(segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes)
+    p = open_partition(
+        segment_bytes=CONFIG.segment_bytes, index_interval_bytes=CONFIG.index_interval_bytes
+    )
     good = fill(p, batch, 12)
     sealed = p.segments[0]
     index = sealed.offset_index.path
@@ -145,15 +160,20 @@ def test_a_wrong_index_changes_no_answer(open_partition, batch, seed, caplog) ->
             flip(index, position, bit)
             start = rng.randrange(p.log_end_offset)
             try:
-                assert list(offsets(p, start)) == [(a, b) for a, b in good if b > start], f"byte {position} bit {bit} of the index"
+                assert list(offsets(p, start)) == [(a, b) for a, b in good if b > start], (
+                    f"byte {position} bit {bit} of the index"
+                )
             finally:
                 flip(index, position, bit)
     assert sum("is wrong" in r.message for r in caplog.records) <= 1, "it is logged once a segment"
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_a_start_keeps_what_is_right_and_tells_the_rest(memory_path, batch, seed, clean, caplog) -> None:
-    """After a crash the log is cut at the damage above its recovery point; what is below is kept, and reading it is an error."""
+def test_a_start_keeps_what_is_right_and_tells_the_rest(
+    memory_path, batch, seed, clean, caplog
+) -> None:
+    """After a crash the log is cut at the damage above its recovery point; what is below is kept,
+    and reading it is an error."""
     rng = random.Random(seed)
     with LogManager([memory_path / "log"], CONFIG) as m:
         p = m.create_partition(TP)
@@ -166,8 +186,12 @@ def test_a_start_keeps_what_is_right_and_tells_the_rest(memory_path, batch, seed
     if clean:
         shutil.copytree(memory_path / "log", memory_path / "kept")
     told = 0
-    flips = flips_of([memory_path / "kept" / path.relative_to(memory_path / "log") for path in paths], rng)
-    for path, position, bit, damaged in rng.sample(flips, len(flips) if LONGER else len(flips) // 3):
+    flips = flips_of(
+        [memory_path / "kept" / path.relative_to(memory_path / "log") for path in paths], rng
+    )
+    for path, position, bit, damaged in rng.sample(
+        flips, len(flips) if LONGER else len(flips) // 3
+    ):
         flipped = path, position, bit, damaged
         shutil.rmtree(memory_path / "log")
         shutil.copytree(memory_path / "kept", memory_path / "log")
@@ -180,7 +204,9 @@ def test_a_start_keeps_what_is_right_and_tells_the_rest(memory_path, batch, seed
                 for found in offsets(p, 0):
                     got.append(found)
                 if p.log_end_offset < good[-1][1]:  # cut: what was acknowledged and is gone is told
-                    assert not clean and f"position {damaged.position}" in caplog.text, where(flipped)
+                    assert not clean and f"position {damaged.position}" in caplog.text, where(
+                        flipped
+                    )
                     told += 1
         except CorruptLogError as e:
             assert "position" in e.message and str(path.name) in e.message, f"{where(flipped)}: {e}"
@@ -190,11 +216,13 @@ def test_a_start_keeps_what_is_right_and_tells_the_rest(memory_path, batch, seed
     assert told
 
 
-# -- logs that Kafka wrote ------------------------------------------------------------------------------------
+# -- logs that Kafka wrote
+# ------------------------------------------------------------------------------------
 
 
 def copied(directory: Path, bases: list[int], epoch: int = 0) -> Path:
-    """A closed log of one segment with a batch at each of these offsets, as Kafka's cleaner leaves it; the segment's path."""
+    """A closed log of one segment with a batch at each of these offsets, as Kafka's cleaner leaves
+    it; the segment's path."""
     partition = directory / "t-0"
     partition.mkdir(parents=True)
     data = bytearray()
@@ -205,7 +233,9 @@ def copied(directory: Path, bases: list[int], epoch: int = 0) -> Path:
     path = partition / f"{bases[0]:020d}.log"
     path.write_bytes(data)
     path.with_suffix(".index").write_bytes(b"")
-    path.with_suffix(".timeindex").write_bytes(struct.pack(">qi", NOW + bases[-1], bases[-1] - bases[0]))
+    path.with_suffix(".timeindex").write_bytes(
+        struct.pack(">qi", NOW + bases[-1], bases[-1] - bases[0])
+    )
     (directory / ".kafka_cleanshutdown").write_text('{"version":0}')
     return path
 
@@ -221,8 +251,12 @@ def test_gaps_are_accepted_where_kafka_wrote_the_log_and_nowhere_else(tmp_path) 
         head = p.segments[-1].path
         assert [a for a, _ in offsets(p, 0)] == [0, 1, 7, 8, 20, 21, 22, 23]
         last = list(iterate_batches(head.read_bytes().rstrip(b"\0") + bytes(8)))[-2]
-        flip(head, last.position + 7, 3)  # 22 becomes 30: above what Kafka wrote no offset is missing
-        with pytest.raises(CorruptLogError, match="its base offset is 30, and offset 22 comes next"):
+        flip(
+            head, last.position + 7, 3
+        )  # 22 becomes 30: above what Kafka wrote no offset is missing
+        with pytest.raises(
+            CorruptLogError, match="its base offset is 30, and offset 22 comes next"
+        ):
             list(offsets(p, 21))
         flip(head, last.position + 7, 3)
     with LogManager([tmp_path / "log"], CONFIG) as m:  # it is noted for the next start
@@ -254,7 +288,10 @@ def test_the_offset_from_which_kdirect_wrote_the_log_may_be_damaged(tmp_path, ba
         path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: {number}"]))
         if not clean:
             (tmp_path / "log" / ".kafka_cleanshutdown").unlink(missing_ok=True)
-        with pytest.raises(CorruptLogError, match=r"partition\.metadata is damaged"), LogManager([tmp_path / "log"], CONFIG):
+        with (
+            pytest.raises(CorruptLogError, match=r"partition\.metadata is damaged"),
+            LogManager([tmp_path / "log"], CONFIG),
+        ):
             pass
     path.write_text("\n".join([*lines, f"{checkpoint.DENSE_FROM}: 99999999999"]))
     with LogManager([tmp_path / "log"], CONFIG) as m:

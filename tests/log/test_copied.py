@@ -1,4 +1,5 @@
-"""Logs copied from Kafka: its cleaner removes records from the middle and from the ends of sealed segments."""
+"""Logs copied from Kafka: its cleaner removes records from the middle and from the ends of sealed
+segments."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from kdirect.model import TopicPartition
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
 # Base offset -> offsets that are left.
-SEGMENTS = {0: [*range(5), *range(20, 30)], 50: [*range(50, 60), *range(70, 80)], 100: [], 120: range(130, 140), 150: range(150, 155)}
+SEGMENTS = {
+    0: [*range(5), *range(20, 30)],
+    50: [*range(50, 60), *range(70, 80)],
+    100: [],
+    120: range(130, 140),
+    150: range(150, 155),
+}
 LEFT = [o for offsets in SEGMENTS.values() for o in offsets]
 
 
@@ -37,7 +44,9 @@ def copied(directory: Path, value_bytes: int = 20, entries: bool = True) -> Path
             data += batch
         (partition / f"{base:020d}.log").write_bytes(data)
         (partition / f"{base:020d}.index").write_bytes(index)
-        (partition / f"{base:020d}.timeindex").write_bytes(struct.pack(">qi", NOW, offsets[-1] - base) if offsets else b"")
+        (partition / f"{base:020d}.timeindex").write_bytes(
+            struct.pack(">qi", NOW, offsets[-1] - base) if offsets else b""
+        )
     (directory / ".kafka_cleanshutdown").write_text('{"version":0}')
     return directory
 
@@ -59,23 +68,34 @@ def read_from(p: Partition, offset: int, max_bytes: int = 1 << 20) -> list[int]:
 
 @pytest.mark.parametrize("crashed", [False, True])
 @pytest.mark.parametrize("entries", [True, False])
-def test_every_record_that_is_left_is_read_from_every_offset(tmp_path, caplog, entries, crashed) -> None:
+def test_every_record_that_is_left_is_read_from_every_offset(
+    tmp_path, caplog, entries, crashed
+) -> None:
     m = opened(copied(tmp_path / "log", entries=entries))
     if crashed:
         m.checkpoint()
         m.close(clean=False)
         m = opened(tmp_path / "log")
-        assert "offsets [30, 50) of t-0 are missing" in caplog.text and "offsets [100, 120) of t-0 are missing" in caplog.text
+        assert (
+            "offsets [30, 50) of t-0 are missing" in caplog.text
+            and "offsets [100, 120) of t-0 are missing" in caplog.text
+        )
     caplog.clear()
     with m, caplog.at_level(logging.WARNING):
         p = m.partitions[TP]
         assert (p.log_start_offset, p.log_end_offset) == (0, 155)
-        assert [s.base_offset for s in p.segments] == list(SEGMENTS) and not list(p.directory.glob("*.corrupt"))
+        assert [s.base_offset for s in p.segments] == list(SEGMENTS) and not list(
+            p.directory.glob("*.corrupt")
+        )
         for offset in range(156):
             for max_bytes in (1, 300, 1 << 20):
                 assert read_from(p, offset, max_bytes) == [o for o in LEFT if o >= offset], offset
-            following = next((s for s in (0, 50, 120, 150) if any(o >= offset for o in SEGMENTS[s])), None)
-            assert p.segment_for(p.skip_gap(offset)).base_offset == (following if following is not None else 150)
+            following = next(
+                (s for s in (0, 50, 120, 150) if any(o >= offset for o in SEGMENTS[s])), None
+            )
+            assert p.segment_for(p.skip_gap(offset)).base_offset == (
+                following if following is not None else 150
+            )
         assert p.append(encode_single_bytes(b"v")).base_offset == 155
         assert read_from(p, 81) == [*range(130, 140), *range(150, 156)]
     assert not caplog.records, "no index is wrong"
@@ -83,7 +103,11 @@ def test_every_record_that_is_left_is_read_from_every_offset(tmp_path, caplog, e
 
 def test_a_gap_in_a_file_of_whole_pages_is_no_damage(tmp_path) -> None:
     """Such a file is looked at when it is opened: it may be one that was preallocated."""
-    directory = copied(tmp_path / "log", value_bytes=4096 - len(encode_single_bytes(b"", b"k22", NOW)) - 2, entries=False)
+    directory = copied(
+        tmp_path / "log",
+        value_bytes=4096 - len(encode_single_bytes(b"", b"k22", NOW)) - 2,
+        entries=False,
+    )
     length = (directory / "t-0" / f"{50:020d}.log").stat().st_size
     assert length == 20 * 4096, "the gap is in the middle of it"
     with opened(directory) as m:

@@ -1,4 +1,5 @@
-"""Files: byte for byte what Kafka's own tools expect, and what is left of them on disk after roll, close and deletion."""
+"""Files: byte for byte what Kafka's own tools expect, and what is left of them on disk after roll,
+close and deletion."""
 
 from __future__ import annotations
 
@@ -19,7 +20,13 @@ from pathlib import Path
 import pytest
 from kafka.record import MemoryRecords
 
-from kdirect.errors import ClosedError, ConfigError, LogError, OffsetOutOfRangeError, StorageFullError
+from kdirect.errors import (
+    ClosedError,
+    ConfigError,
+    LogError,
+    OffsetOutOfRangeError,
+    StorageFullError,
+)
 from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log import checkpoint, producer_state
@@ -82,20 +89,33 @@ def test_segment_files_are_kafkas(open_partition, batch, seed) -> None:
             since += info.size
         if infos[-1].max_timestamp > indexed:
             times.append((infos[-1].max_timestamp, infos[-1].next_offset - 1 - base))
-        assert list(struct.iter_unpack(">II", (directory / f"{base:020d}.index").read_bytes())) == offsets
-        assert list(struct.iter_unpack(">qI", (directory / f"{base:020d}.timeindex").read_bytes())) == times
+        assert (
+            list(struct.iter_unpack(">II", (directory / f"{base:020d}.index").read_bytes()))
+            == offsets
+        )
+        assert (
+            list(struct.iter_unpack(">qI", (directory / f"{base:020d}.timeindex").read_bytes()))
+            == times
+        )
         assert len(offsets) > 3 or base == max(expected)  # an index worth the name
     assert b"".join(bytes(x) for x in p.read(0, 1 << 30)) == b"".join(expected.values())
 
 
 def test_what_there_is_of_a_head_is_allocated_and_never_sparse(open_partition, batch) -> None:
     p = open_partition(segment_bytes=256 << 10)
-    assert p.head is None and files(p.directory) == ["00000000000000000000.log", "leader-epoch-checkpoint", "partition.metadata"]
+    assert p.head is None and files(p.directory) == [
+        "00000000000000000000.log",
+        "leader-epoch-checkpoint",
+        "partition.metadata",
+    ]
     assert os.stat(p.segments[0].path).st_size == 0
     lengths = []
     while p.append(batch(value_bytes=500)).error == 0 and len(p.segments) == 1:
         stat = os.stat(p.head.path)
-        assert p.head.size <= stat.st_size == p.head.mapped_length == p.kernel.capacity and stat.st_blocks * 512 >= stat.st_size
+        assert (
+            p.head.size <= stat.st_size == p.head.mapped_length == p.kernel.capacity
+            and stat.st_blocks * 512 >= stat.st_size
+        )
         if stat.st_size not in lengths:
             lengths.append(stat.st_size)
         for index in (p.head.offset_index, p.head.time_index):
@@ -108,10 +128,21 @@ def test_what_there_is_of_a_head_is_allocated_and_never_sparse(open_partition, b
 
 def test_default_sizes() -> None:
     config = LogConfig()
-    assert config.segment_bytes == 64 << 20 and config.offset_index_bytes < 200_000 and config.time_index_bytes < 256_000
-    assert LogConfig(index_interval_bytes=1).offset_index_bytes == 10 << 20, "never more than index_max_bytes"
+    assert (
+        config.segment_bytes == 64 << 20
+        and config.offset_index_bytes < 200_000
+        and config.time_index_bytes < 256_000
+    )
+    assert LogConfig(index_interval_bytes=1).offset_index_bytes == 10 << 20, (
+        "never more than index_max_bytes"
+    )
     assert LogConfig(segment_bytes=5000).segment_bytes == 8192
-    for name, value in (("segment.bytes", "100"), ("retention.msx", "5"), ("cleanup.policy", "compact"), ("preallocate", "false")):
+    for name, value in (
+        ("segment.bytes", "100"),
+        ("retention.msx", "5"),
+        ("cleanup.policy", "compact"),
+        ("preallocate", "false"),
+    ):
         with pytest.raises(ConfigError, match=name[:9]):
             config.with_overrides({name: value})
 
@@ -125,7 +156,9 @@ def test_sealed_segments_are_shortened_only_when_nobody_holds_them(open_partitio
     address, length = old.address, old.mapped_length
     valid = old.size
     p.roll()
-    assert old.sealed and old.size == valid and (old.address, old.mapped_length) == (address, length)
+    assert (
+        old.sealed and old.size == valid and (old.address, old.mapped_length) == (address, length)
+    )
     stat = os.stat(old.path)
     assert stat.st_size == 64 << 10, "who maps it may still read past the records"
     assert stat.st_blocks * 512 < 32 << 10, "but a hole is punched"
@@ -137,7 +170,9 @@ def test_sealed_segments_are_shortened_only_when_nobody_holds_them(open_partitio
     again = p.head
     p.append(batch())
     p.roll()
-    assert os.stat(again.path).st_size == len(batch()), "without holders it is shortened at the roll"
+    assert os.stat(again.path).st_size == len(batch()), (
+        "without holders it is shortened at the roll"
+    )
 
 
 def test_a_held_segment_survives_deletion_and_close(open_partition, batch) -> None:
@@ -202,22 +237,45 @@ def test_restart_goes_on_where_it_stopped(open_partition, batch) -> None:
     p.append(first)
     topic_id = p.topic_id
     p = open_partition()
-    assert (p.log_end_offset, p.high_watermark, p.log_start_offset, p.topic_id) == (5, 5, 0, topic_id)
+    assert (p.log_end_offset, p.high_watermark, p.log_start_offset, p.topic_id) == (
+        5,
+        5,
+        0,
+        topic_id,
+    )
     dormant = p.head
-    assert dormant is not None and not dormant.is_head and dormant.size == len(first) and not dormant.sealed
+    assert (
+        dormant is not None
+        and not dormant.is_head
+        and dormant.size == len(first)
+        and not dormant.sealed
+    )
     assert bytes(p.read(2, 1)[0]) == stamped(first, 0)
     told = []
     p.on_roll.append(lambda *a: told.append(a))
     held = dormant.acquire()
     assert held.mapped_length == len(first)
     head = p.ensure_head(100)
-    assert told == [(p, dormant, head)] and head is p.head is p.segments[-1] and head.base_offset == 0 and dormant.sealed
-    assert held.mapped_length == len(first) and held.address != head.address and head.reserved_length == 1 << 20
-    assert len(first) + 100 <= head.mapped_length == os.stat(head.path).st_size < 64 << 10, "no more than is needed"
+    assert (
+        told == [(p, dormant, head)]
+        and head is p.head is p.segments[-1]
+        and head.base_offset == 0
+        and dormant.sealed
+    )
+    assert (
+        held.mapped_length == len(first)
+        and held.address != head.address
+        and head.reserved_length == 1 << 20
+    )
+    assert len(first) + 100 <= head.mapped_length == os.stat(head.path).st_size < 64 << 10, (
+        "no more than is needed"
+    )
     r = p.append(batch(2, timestamp_ms=NOW + 1))
     assert (r.base_offset, r.end_position) == (5, len(first) + len(batch(2)))
     held.release()
-    assert held.address == 0 and os.stat(head.path).st_size == head.mapped_length, "the old object touches the file no more"
+    assert held.address == 0 and os.stat(head.path).st_size == head.mapped_length, (
+        "the old object touches the file no more"
+    )
     p = open_partition()
     assert [i.base_offset for i in iterate_batches(bytes(p.read(0, 1 << 20)[0]))] == [0, 5]
     assert p.segments[0].max_timestamp == NOW + 1
@@ -234,19 +292,27 @@ def test_a_dormant_segment_without_room_is_left_behind(open_partition, batch) ->
     assert [s.base_offset for s in p.segments] == [0, 1, 2]
 
 
-def test_who_holds_a_segment_at_the_close_is_served_and_the_next_start_shortens(open_partition, batch) -> None:
+def test_who_holds_a_segment_at_the_close_is_served_and_the_next_start_shortens(
+    open_partition, batch
+) -> None:
     p = open_partition()
     p.append(batch())
     held = p.head.acquire()
     length = held.mapped_length
     p.close()
-    assert os.stat(held.path).st_size == length > len(batch()) and copy_bytes(held.address, held.mapped_length)[:8] == bytes(8)
+    assert os.stat(held.path).st_size == length > len(batch()) and copy_bytes(
+        held.address, held.mapped_length
+    )[:8] == bytes(8)
     p = open_partition()
-    assert os.stat(p.segments[0].path).st_size == len(batch()) == p.segments[0].size and p.log_end_offset == 1
+    assert (
+        os.stat(p.segments[0].path).st_size == len(batch()) == p.segments[0].size
+        and p.log_end_offset == 1
+    )
     held.release()
 
 
-# -- checkpoints and identities -------------------------------------------------------------------------------
+# -- checkpoints and identities
+# -------------------------------------------------------------------------------
 
 
 def test_no_id_begins_with_a_dash(tmp_path, monkeypatch):
@@ -259,39 +325,64 @@ def test_no_id_begins_with_a_dash(tmp_path, monkeypatch):
     with LogManager([tmp_path / "log"]) as m:
         m.create_partition(TopicPartition("t", 0))
     meta = checkpoint.read_properties(tmp_path / "log" / "meta.properties")
-    topic = checkpoint.encode_id(checkpoint.read_partition_metadata(tmp_path / "log" / "t-0").topic_id)
+    topic = checkpoint.encode_id(
+        checkpoint.read_partition_metadata(tmp_path / "log" / "t-0").topic_id
+    )
     assert not [x for x in (meta["cluster.id"], meta["directory.id"], topic) if x.startswith("-")]
 
 
 def test_checkpoint_files_are_kafkas(tmp_path, batch) -> None:
     directory = tmp_path / "log"
     topic_id = uuid.UUID("12345678-1234-5678-1234-567812345678")
-    with LogManager([directory], LogConfig(segment_bytes=8192), node_id=3, cluster_id="MkU3OEVBNTcwNTJENDM2Qk") as m:
+    with LogManager(
+        [directory], LogConfig(segment_bytes=8192), node_id=3, cluster_id="MkU3OEVBNTcwNTJENDM2Qk"
+    ) as m:
         p = m.create_partition(TP, {"retention.ms": "77", "segment.bytes": 8192}, topic_id)
         other = m.create_partition(TopicPartition("t", 1))
         for _ in range(6):
             assert p.append(batch(value_bytes=3000)).error == 0
         p.delete_records(5)
-        assert other.topic_id == topic_id and m.topic_id("t") == topic_id and m.partitions_of("t") == [p, other]
+        assert (
+            other.topic_id == topic_id
+            and m.topic_id("t") == topic_id
+            and m.partitions_of("t") == [p, other]
+        )
     assert (directory / "recovery-point-offset-checkpoint").read_text() == "0\n2\nt 0 6\nt 1 0\n"
     assert (directory / "replication-offset-checkpoint").read_text() == "0\n2\nt 0 6\nt 1 0\n"
     assert (directory / "log-start-offset-checkpoint").read_text() == "0\n1\nt 0 5\n"
-    assert (directory / "t-0" / "partition.metadata").read_text() == ("version: 0\ntopic_id: EjRWeBI0VngSNFZ4EjRWeA\nkdirect_dense_from: 0")
+    assert (directory / "t-0" / "partition.metadata").read_text() == (
+        "version: 0\ntopic_id: EjRWeBI0VngSNFZ4EjRWeA\nkdirect_dense_from: 0"
+    )
     assert (directory / "t-0" / "leader-epoch-checkpoint").read_text() == "0\n1\n0 5\n"
     meta = checkpoint.read_properties(directory / "meta.properties")
-    assert (meta["version"], meta["node.id"], meta["cluster.id"]) == ("1", "3", "MkU3OEVBNTcwNTJENDM2Qk")
+    assert (meta["version"], meta["node.id"], meta["cluster.id"]) == (
+        "1",
+        "3",
+        "MkU3OEVBNTcwNTJENDM2Qk",
+    )
     assert (directory / ".kafka_cleanshutdown").exists()
     with LogManager([directory], node_id=3) as m:
         p = m.partitions[TP]
-        assert (p.log_start_offset, p.config.retention_ms, p.config.segment_bytes, p.topic_id) == (5, 77, 8192, topic_id)
-        assert m.cluster_id == "MkU3OEVBNTcwNTJENDM2Qk" and not (directory / ".kafka_cleanshutdown").exists()
+        assert (p.log_start_offset, p.config.retention_ms, p.config.segment_bytes, p.topic_id) == (
+            5,
+            77,
+            8192,
+            topic_id,
+        )
+        assert (
+            m.cluster_id == "MkU3OEVBNTcwNTJENDM2Qk"
+            and not (directory / ".kafka_cleanshutdown").exists()
+        )
         m.alter_topic("t", {"max.message.bytes": 100})
         assert p.append(batch(value_bytes=200)).error == 10 and p.config.retention_ms != 77
     with LogManager([directory], node_id=3) as m:
         assert m.partitions[TP].config.max_message_bytes == 100
         assert m.delete_topic("t") == 2 and not m.partitions
     assert not list(directory.glob("t-*"))
-    for arguments, match in (({"node_id": 4}, "node 3"), ({"node_id": 3, "cluster_id": "other"}, "cluster")):
+    for arguments, match in (
+        ({"node_id": 4}, "node 3"),
+        ({"node_id": 3, "cluster_id": "other"}, "cluster"),
+    ):
         with pytest.raises(LogError, match=match):
             LogManager([directory], **arguments).open()
 
@@ -304,9 +395,18 @@ def test_leader_epochs(open_partition, batch) -> None:
     with pytest.raises(LogError):
         p.set_leader_epoch(3)
     assert [i.leader_epoch for i in iterate_batches(bytes(p.read(0, 1 << 20)[0]))] == [0, 3]
-    assert [p.end_offset_for_epoch(e) for e in (-1, 0, 1, 3, 4)] == [(-1, -1), (0, 4), (0, 4), (3, 6), (-1, -1)]
+    assert [p.end_offset_for_epoch(e) for e in (-1, 0, 1, 3, 4)] == [
+        (-1, -1),
+        (0, 4),
+        (0, 4),
+        (3, 6),
+        (-1, -1),
+    ]
     p = open_partition()
-    assert p.leader_epoch == 3 and (p.directory / "leader-epoch-checkpoint").read_text() == "0\n2\n0 0\n3 4\n"
+    assert (
+        p.leader_epoch == 3
+        and (p.directory / "leader-epoch-checkpoint").read_text() == "0\n2\n0 0\n3 4\n"
+    )
 
 
 def test_damaged_checkpoints_are_told_and_done_without(tmp_path, caplog) -> None:
@@ -322,19 +422,36 @@ def test_damaged_checkpoints_are_told_and_done_without(tmp_path, caplog) -> None
 
 
 def test_producer_snapshot_is_kafkas() -> None:
-    entries = [ProducerEntry(7, 2, 1234, -1, -1, ((0, 4, 10, 14), (5, 9, 15, 19))), ProducerEntry(8, 0, 99, 3, 40, ())]
+    entries = [
+        ProducerEntry(7, 2, 1234, -1, -1, ((0, 4, 10, 14), (5, 9, 15, 19))),
+        ProducerEntry(8, 0, 99, 3, 40, ()),
+    ]
     data = producer_state.pack_snapshot(entries)
     # ProducerStateManager.PRODUCER_SNAPSHOT schema, version 1
     entry = struct.Struct(">qhiqiqiq")
-    body = struct.pack(">i", 2) + entry.pack(7, 2, 9, 19, 4, 1234, -1, -1) + entry.pack(8, 0, -1, -1, 0, 99, 3, 40)
+    body = (
+        struct.pack(">i", 2)
+        + entry.pack(7, 2, 9, 19, 4, 1234, -1, -1)
+        + entry.pack(8, 0, -1, -1, 0, 99, 3, 40)
+    )
     assert data == struct.pack(">hI", 1, crc32c(body)) + body
-    assert producer_state.unpack_snapshot(data) == [ProducerEntry(7, 2, 1234, -1, -1, ((5, 9, 15, 19),)), entries[1]]
-    for broken in (data[:-1], b"", b"\0\2" + data[2:], data[:20] + b"\x55" + data[21:], data + b"\0"):
+    assert producer_state.unpack_snapshot(data) == [
+        ProducerEntry(7, 2, 1234, -1, -1, ((5, 9, 15, 19),)),
+        entries[1],
+    ]
+    for broken in (
+        data[:-1],
+        b"",
+        b"\0\2" + data[2:],
+        data[:20] + b"\x55" + data[21:],
+        data + b"\0",
+    ):
         with pytest.raises(ValueError):
             producer_state.unpack_snapshot(broken)
 
 
-# -- one broker at a time, full disks -----------------------------------------------------------------------------
+# -- one broker at a time, full disks
+# -----------------------------------------------------------------------------
 
 
 def test_a_second_broker_is_refused(tmp_path) -> None:
@@ -342,9 +459,16 @@ def test_a_second_broker_is_refused(tmp_path) -> None:
     with LogManager([directory]):
         with pytest.raises(LogError, match="in use by another broker"):
             LogManager([directory]).open()
-        code = f"from kdirect.log.manager import LogManager; LogManager([{str(directory)!r}]).open()"
-        run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-        assert run.returncode == 1 and f"log directory {directory} is in use by another broker" in run.stderr
+        code = (
+            f"from kdirect.log.manager import LogManager; LogManager([{str(directory)!r}]).open()"
+        )
+        run = subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        )
+        assert (
+            run.returncode == 1
+            and f"log directory {directory} is in use by another broker" in run.stderr
+        )
     LogManager([directory]).open().close()
 
 
@@ -370,7 +494,9 @@ def test_bad_directories(tmp_path) -> None:
     (tmp_path / "a" / "x-1").mkdir()
     with pytest.raises(LogError, match="exists in"):
         LogManager([tmp_path / "a", tmp_path / "b"]).open()
-    assert LogManager([tmp_path / "b"]).open().close() is None, "a failed start gives the locks back"
+    assert LogManager([tmp_path / "b"]).open().close() is None, (
+        "a failed start gives the locks back"
+    )
 
 
 def test_a_full_disk_is_one_clear_error_and_the_log_goes_on(small_disk, fill_disk, batch) -> None:
@@ -383,7 +509,11 @@ def test_a_full_disk_is_one_clear_error_and_the_log_goes_on(small_disk, fill_dis
     with pytest.raises(StorageFullError) as e:
         for _ in range(100):
             appended += p.append(big).error == 0
-    assert str(p.directory) in str(e.value) and "bytes of a segment" in str(e.value) and "free space" in e.value.hint
+    assert (
+        str(p.directory) in str(e.value)
+        and "bytes of a segment" in str(e.value)
+        and "free space" in e.value.hint
+    )
     assert appended >= 8, "nearly all of the disk was used"
     p._spare.give_back()
     fill_disk(small_disk)
@@ -425,8 +555,11 @@ def test_a_partition_that_a_full_disk_refused_can_be_made_later(small_disk, batc
 
 
 def test_retention_makes_room_on_a_full_disk(small_disk, batch) -> None:
-    """Though the head is to be rolled first, and a new one has no room before the old segments are gone."""
-    with LogManager([small_disk], LogConfig(segment_bytes=128 << 10, segment_ms=5000, retention_ms=1000)) as m:
+    """Though the head is to be rolled first, and a new one has no room before the old segments are
+    gone."""
+    with LogManager(
+        [small_disk], LogConfig(segment_bytes=128 << 10, segment_ms=5000, retention_ms=1000)
+    ) as m:
         p = m.create_partition(TP)
         for _ in range(5):
             p.append(batch(value_bytes=60_000, timestamp_ms=NOW - 100_000), NOW - 100_000)
@@ -442,7 +575,10 @@ def test_retention_makes_room_on_a_full_disk(small_disk, batch) -> None:
                 f.write(bytes(4096))
         assert len(p.segments) == 6
         assert m.apply_retention(NOW) == 5
-        assert [(s.base_offset, s.size > 0, s.is_head) for s in p.segments] == [(5, True, False), (7, False, True)]
+        assert [(s.base_offset, s.size > 0, s.is_head) for s in p.segments] == [
+            (5, True, False),
+            (7, False, True),
+        ]
         assert p.log_start_offset == 5 and len(p.read(5, 1 << 20)) == 1
         ballast.unlink()
 
@@ -501,7 +637,9 @@ def test_slots_of_a_deleted_topic_are_revoked(tmp_path, batch) -> None:
         p.kernel.attach_slot(ctypes.addressof(ctypes.c_char.from_buffer(memory)), 5)
         view = p.read(0, 100)[0]
         m.delete_topic("t")
-        assert memory[4] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_REVOKED and bytes(view) == stamped(data, 0)
+        assert memory[4] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_REVOKED and bytes(
+            view
+        ) == stamped(data, 0)
         assert not (tmp_path / "log" / "t-0").exists()
         del view
         assert m.create_partition(TP).log_end_offset == 0
@@ -581,7 +719,9 @@ def test_close_while_others_append(tmp_path, batch) -> None:
 @pytest.mark.parametrize("directory", ["tmpfs", "any"])
 @pytest.mark.parametrize("length", [1 << 16, 2 << 20, (6 << 20) + 8192])
 def test_a_new_segment_is_zeros_and_real_whatever_its_pages_are(tmp_path, directory, length):
-    path = (Path("/dev/shm") if directory == "tmpfs" else tmp_path) / f"kdirect-test-{uuid.uuid4().hex}"
+    path = (
+        Path("/dev/shm") if directory == "tmpfs" else tmp_path
+    ) / f"kdirect-test-{uuid.uuid4().hex}"
     fd = allocate(path, length, huge=True)
     try:
         status = os.fstat(fd)

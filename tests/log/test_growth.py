@@ -31,7 +31,9 @@ LONG_AGO = float("-inf")
 
 
 def offsets(partition: Partition, start: int = 0) -> list[int]:
-    return [i.base_offset for b in partition.read(start, 1 << 30) for i in iterate_batches(bytes(b))]
+    return [
+        i.base_offset for b in partition.read(start, 1 << 30) for i in iterate_batches(bytes(b))
+    ]
 
 
 def disk_bytes(directory: Path) -> int:
@@ -55,7 +57,8 @@ def tail_is_zeros(partition: Partition) -> bool:
     return not any(copy_bytes(head.address + end, head.mapped_length - end))
 
 
-# -- the rules -----------------------------------------------------------------------------------------------------
+# -- the rules
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -68,7 +71,13 @@ def tail_is_zeros(partition: Partition) -> bool:
         (1 << 20, (1 << 20) + 1, 64 << 20, True, 16 << 20),
         (700 << 10, 900 << 10, 64 << 20, False, 4 << 20),  # whole huge pages
         (16 << 20, (16 << 20) + 1, 64 << 20, False, 64 << 20),
-        (4 << 20, (4 << 20) + 1, 24 << 20, False, 24 << 20),  # rather all of it than a small last step
+        (
+            4 << 20,
+            (4 << 20) + 1,
+            24 << 20,
+            False,
+            24 << 20,
+        ),  # rather all of it than a small last step
         (8192, 12_000, 16384, False, 16384),
         (16384, 16384, 16384, True, 16384),
     ],
@@ -83,10 +92,14 @@ def test_an_index_is_not_full_before_its_head(interval) -> None:
     for capacity in (4096, 16 << 10, 1 << 20):
         sizes = head_bytes(config, capacity)
         # An entry is written for more than `interval` bytes; the time index keeps one for the seal.
-        assert sizes.offset_index // 8 >= capacity // (interval + 1) + 1 and sizes.time_index // 12 >= capacity // (interval + 1) + 2
+        assert (
+            sizes.offset_index // 8 >= capacity // (interval + 1) + 1
+            and sizes.time_index // 12 >= capacity // (interval + 1) + 2
+        )
 
 
-# -- growing ---------------------------------------------------------------------------------------------------------
+# -- growing
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_partition_with_one_record_costs_some_pages(memory_path, batch) -> None:
@@ -99,7 +112,9 @@ def test_a_partition_with_one_record_costs_some_pages(memory_path, batch) -> Non
     with LogManager([memory_path], LogConfig()) as m:
         for i in range(2):
             m.partitions[TopicPartition("t", i)].append(batch(value_bytes=100))
-            assert disk_bytes(m.partitions[TopicPartition("t", i)].directory) <= 24 << 10, "after a restart as well"
+            assert disk_bytes(m.partitions[TopicPartition("t", i)].directory) <= 24 << 10, (
+                "after a restart as well"
+            )
 
 
 @pytest.mark.parametrize("pace", ["slowly", "quickly"])
@@ -119,7 +134,12 @@ def test_segments_are_those_that_kafka_would_have(memory_path, batch, seed, pace
             if pace == "slowly":
                 p._use._grew_at = p._use.opened_at = LONG_AGO
             assert p.append(data).base_offset == offset
-            assert p.kernel.end_position <= p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size
+            assert (
+                p.kernel.end_position
+                <= p.kernel.capacity
+                == p.head.mapped_length
+                == os.stat(p.head.path).st_size
+            )
             assert allocated(p) >= p.kernel.capacity, "never sparse"
             capacities.add(p.kernel.capacity)
             if offset % 50 == 0:
@@ -145,7 +165,9 @@ def test_growth_is_no_roll(open_partition, batch) -> None:
         p.append(batch(value_bytes=30_000))
     assert p.head is head and head.address == address and not told and len(p.segments) == 1
     assert bytes(view) == bytes(p.read(0, 100)[0])
-    assert p.make_room() is head and p.kernel.capacity == 1 << 20, "a head that is said to be full grows, as long as it may"
+    assert p.make_room() is head and p.kernel.capacity == 1 << 20, (
+        "a head that is said to be full grows, as long as it may"
+    )
     assert p.make_room() is not head and told == ["before", "after"]
 
 
@@ -177,7 +199,10 @@ def test_a_full_disk_in_a_step(small_disk, fill_disk, batch) -> None:
                     before = (p.log_end_offset, p.kernel.capacity, p.kernel.end_position)
                     n += p.append(data).error == 0
             if p.head is not None:
-                assert before == (p.log_end_offset, p.kernel.capacity, p.kernel.end_position) and p.log_end_offset == n
+                assert (
+                    before == (p.log_end_offset, p.kernel.capacity, p.kernel.end_position)
+                    and p.log_end_offset == n
+                )
                 assert p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size
                 assert tail_is_zeros(p)
             assert offsets(p) == list(range(n))
@@ -205,8 +230,11 @@ def test_all_of_a_disk_can_be_used(small_disk, batch) -> None:
 
 
 @pytest.mark.parametrize("granted_ahead", [False, True])
-def test_a_roll_where_no_thread_can_be_started(memory_path, batch, monkeypatch, granted_ahead) -> None:
-    """There is no spare then, and nothing else is missing: neither now nor when threads start again."""
+def test_a_roll_where_no_thread_can_be_started(
+    memory_path, batch, monkeypatch, granted_ahead
+) -> None:
+    """There is no spare then, and nothing else is missing: neither now nor when threads start
+    again."""
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:
@@ -233,8 +261,11 @@ def test_a_roll_where_no_thread_can_be_started(memory_path, batch, monkeypatch, 
 
 @pytest.mark.parametrize("published", [False, True])
 @pytest.mark.parametrize("records", [0, 5])
-def test_a_file_granted_ahead_that_cannot_become_the_head_is_its_callers(memory_path, batch, monkeypatch, published, records) -> None:
-    """A producer may still write into it: it stays until the caller, who ends the producer's key, discards it."""
+def test_a_file_granted_ahead_that_cannot_become_the_head_is_its_callers(
+    memory_path, batch, monkeypatch, published, records
+) -> None:
+    """A producer may still write into it: it stays until the caller, who ends the producer's key,
+    discards it."""
 
     def refuse(*arguments):
         raise StorageFullError("no", hint="none")
@@ -266,7 +297,8 @@ def test_a_file_granted_ahead_that_cannot_become_the_head_is_its_callers(memory_
         assert offsets(p) == list(range(30))
 
 
-# -- giving back ------------------------------------------------------------------------------------------------------
+# -- giving back
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_quiet_partition_gives_its_head_back(memory_path, batch) -> None:
@@ -279,8 +311,17 @@ def test_a_quiet_partition_gives_its_head_back(memory_path, batch) -> None:
         p.flush_due(NOW)
         assert p.kernel.capacity == full, "not at once"
         leave_alone(p)
-        assert p.head is head and p.kernel.capacity == head.mapped_length == os.stat(head.path).st_size == -(-size // 4096) * 4096
-        assert disk_bytes(p.directory) <= size + (32 << 10) and p.statistics()["log_given_back_bytes"] == full - p.kernel.capacity
+        assert (
+            p.head is head
+            and p.kernel.capacity
+            == head.mapped_length
+            == os.stat(head.path).st_size
+            == -(-size // 4096) * 4096
+        )
+        assert (
+            disk_bytes(p.directory) <= size + (32 << 10)
+            and p.statistics()["log_given_back_bytes"] == full - p.kernel.capacity
+        )
         assert tail_is_zeros(p) and offsets(p) == list(range(30))
         given = p.statistics()["log_given_back_bytes"]
         leave_alone(p)
@@ -293,14 +334,19 @@ def test_a_quiet_partition_gives_its_head_back(memory_path, batch) -> None:
 
 @pytest.mark.parametrize("interval", [1, 4096])
 def test_giving_back_leaves_a_full_index_as_it_is(memory_path, batch, interval) -> None:
-    """The kernel is not told of more entries than there are: it would write them behind the mapping."""
-    with LogManager([memory_path], LogConfig(index_max_bytes=4096, index_interval_bytes=interval)) as m:
+    """The kernel is not told of more entries than there are: it would write them behind the
+    mapping."""
+    with LogManager(
+        [memory_path], LogConfig(index_max_bytes=4096, index_interval_bytes=interval)
+    ) as m:
         p = m.create_partition(TP)
         n = 0
         while p.kernel.index_entries()[0] < 4096 // 8:
             data = batch(value_bytes=interval, timestamp_ms=NOW)
             head = p.ensure_head(len(data))
-            ctypes.memmove(head.address + p.kernel.end_position, data, len(data))  # as by RDMA, where a full index is no end
+            ctypes.memmove(
+                head.address + p.kernel.end_position, data, len(data)
+            )  # as by RDMA, where a full index is no end
             assert p.kernel.commit(p.kernel.end_position, len(data), NOW).error == 0
             n += 1
         leave_alone(p)
@@ -321,7 +367,9 @@ def test_who_has_a_quiet_head_mapped_keeps_its_length(memory_path, batch) -> Non
         head = p.head.acquire()
         length = head.mapped_length
         leave_alone(p)
-        assert os.stat(head.path).st_size == length > head.mapped_length == p.kernel.capacity == 40_960
+        assert (
+            os.stat(head.path).st_size == length > head.mapped_length == p.kernel.capacity == 40_960
+        )
         assert allocated(p) < 64 << 10, "a hole"
         p.append(batch(value_bytes=1_000_000))
         assert allocated(p) >= p.kernel.capacity >= 1_040_000 and tail_is_zeros(p)
@@ -359,7 +407,9 @@ def test_appends_beside_giving_back(memory_path, batch, seed, monkeypatch) -> No
     for module in ("rolling", "segment"):
         monkeypatch.setattr(f"kdirect.log.{module}.LEAST_GIVEN_BACK", 4096)
     monkeypatch.setattr(growth, "QUIET_S", 0.0)
-    m = LogManager([memory_path], LogConfig(segment_bytes=256 << 10, index_interval_bytes=200)).open()
+    m = LogManager(
+        [memory_path], LogConfig(segment_bytes=256 << 10, index_interval_bytes=200)
+    ).open()
     p = m.create_partition(TP)
     errors: list[BaseException] = []
     done = threading.Event()
@@ -412,7 +462,8 @@ def test_appends_beside_giving_back(memory_path, batch, seed, monkeypatch) -> No
         assert offsets(m.partitions[TP]) == list(range(1400))
 
 
-# -- restarts -----------------------------------------------------------------------------------------------------------
+# -- restarts
+# -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given_back", [False, True])
@@ -440,12 +491,17 @@ def test_a_broker_killed_between_steps_comes_back(memory_path, batch, given_back
                     q = other.partitions[TP]
                     assert offsets(q) == list(range(q.log_end_offset)) and q.log_end_offset >= n
                     assert q.append(batch(value_bytes=10)).base_offset == q.log_end_offset - 1 >= n
-                    assert q.kernel.capacity == q.head.mapped_length < q.head.size + 8192 and tail_is_zeros(q)
+                    assert (
+                        q.kernel.capacity == q.head.mapped_length < q.head.size + 8192
+                        and tail_is_zeros(q)
+                    )
             shutil.rmtree(image)
         assert len(seen) >= 3
 
 
-def test_reopening_takes_what_is_needed_and_larger_segments_count_from_the_next_roll(open_partition, batch) -> None:
+def test_reopening_takes_what_is_needed_and_larger_segments_count_from_the_next_roll(
+    open_partition, batch
+) -> None:
     p = open_partition(segment_bytes=64 << 10)
     p.append(batch(value_bytes=10_000))
     p = open_partition(segment_bytes=64 << 10)
@@ -458,7 +514,9 @@ def test_reopening_takes_what_is_needed_and_larger_segments_count_from_the_next_
 
 
 @pytest.mark.parametrize("records", [0, 1])
-def test_a_head_that_somebody_may_still_write_moves_to_a_fresh_file(open_partition, batch, records) -> None:
+def test_a_head_that_somebody_may_still_write_moves_to_a_fresh_file(
+    open_partition, batch, records
+) -> None:
     p = open_partition(segment_bytes=1 << 20)
     p.ensure_head(100)
     for _ in range(records):
@@ -475,10 +533,13 @@ def test_a_head_that_somebody_may_still_write_moves_to_a_fresh_file(open_partiti
     assert offsets(p) == list(range(records + 1))
 
 
-# -- locks that an event loop takes ----------------------------------------------------------------------
+# -- locks that an event loop takes
+# ----------------------------------------------------------------------
 
 
-def test_no_file_work_is_done_with_a_lock_held_that_readers_take(memory_path, batch, monkeypatch) -> None:
+def test_no_file_work_is_done_with_a_lock_held_that_readers_take(
+    memory_path, batch, monkeypatch
+) -> None:
     """Growing, rolling, giving back, retention, deletion and the end of a broker: none of them
     makes who looks at a partition wait for a file."""
     seen: set[str] = set()
@@ -497,7 +558,16 @@ def test_no_file_work_is_done_with_a_lock_held_that_readers_take(memory_path, ba
 
         monkeypatch.setattr(owner, name, watched)
 
-    for name in ("rename", "truncate", "ftruncate", "posix_fallocate", "unlink", "fsync", "fdatasync", "mkdir"):
+    for name in (
+        "rename",
+        "truncate",
+        "ftruncate",
+        "posix_fallocate",
+        "unlink",
+        "fsync",
+        "fdatasync",
+        "mkdir",
+    ):
         watch(os, name)
     watch(segment_module, "punch_hole")
     add = Partition._add_segment
@@ -531,11 +601,21 @@ def test_no_file_work_is_done_with_a_lock_held_that_readers_take(memory_path, ba
         p.append(batch())
         m.delete_topic("t")
     assert not wrong, wrong
-    assert seen >= {"rename", "truncate", "ftruncate", "posix_fallocate", "unlink", "fsync", "punch_hole"}
+    assert seen >= {
+        "rename",
+        "truncate",
+        "ftruncate",
+        "posix_fallocate",
+        "unlink",
+        "fsync",
+        "punch_hole",
+    }
     assert len(locked) >= 5
 
 
-def test_looking_at_partitions_does_not_wait_for_who_makes_or_deletes_them(memory_path, monkeypatch) -> None:
+def test_looking_at_partitions_does_not_wait_for_who_makes_or_deletes_them(
+    memory_path, monkeypatch
+) -> None:
     with LogManager([memory_path]) as m:
         p = m.create_partition(TP)
         inside, go_on = threading.Event(), threading.Event()
@@ -551,7 +631,11 @@ def test_looking_at_partitions_does_not_wait_for_who_makes_or_deletes_them(memor
         maker.start()
         assert inside.wait(30)
         found: list[object] = []
-        looker = threading.Thread(target=lambda: found.extend([m.partitions_of("t"), m.topic_id("t"), m.statistics()["log_partitions"]]))
+        looker = threading.Thread(
+            target=lambda: found.extend(
+                [m.partitions_of("t"), m.topic_id("t"), m.statistics()["log_partitions"]]
+            )
+        )
         looker.start()
         looker.join(20)
         go_on.set()

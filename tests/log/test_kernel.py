@@ -1,4 +1,5 @@
-"""The commit kernel: what it accepts, what it refuses and leaves behind, and what it tells the slots."""
+"""The commit kernel: what it accepts, what it refuses and leaves behind, and what it tells the
+slots."""
 
 from __future__ import annotations
 
@@ -21,12 +22,23 @@ from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
 
-CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = 2, 10, 18, 32, 45, 46, 47, 87
+CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = (
+    2,
+    10,
+    18,
+    32,
+    45,
+    46,
+    47,
+    87,
+)
 NOW = int(time.time() * 1000)
 
 
 def slot_fields(data: bytes) -> dict[str, int]:
-    guard, flags, file_id, base, readable, high, stable, last_stable, epoch, updates, start = struct.unpack("<IHHqqqqqiIq", data)
+    guard, flags, file_id, base, readable, high, stable, last_stable, epoch, updates, start = (
+        struct.unpack("<IHHqqqqqiIq", data)
+    )
     assert guard == crc32c(data[4:]), "torn or never written"
     return {"flags": flags, "file_id": file_id, "base": base, "readable": readable, "high": high, "stable": stable,
             "last_stable": last_stable, "epoch": epoch, "updates": updates, "start": start}  # fmt: skip
@@ -48,7 +60,14 @@ def test_append_stamps_offsets_and_epoch_and_keeps_the_rest(batch, head) -> None
     h = head(base_offset=100, leader_epoch=7)
     first, second = batch(3), batch(2, value_bytes=1000)
     r = h.kernel.append(first, NOW)
-    assert (r.error, r.base_offset, r.last_offset, r.batches, r.duplicate, r.log_append_time) == (0, 100, 102, 1, False, -1)
+    assert (r.error, r.base_offset, r.last_offset, r.batches, r.duplicate, r.log_append_time) == (
+        0,
+        100,
+        102,
+        1,
+        False,
+        -1,
+    )
     r = h.kernel.append(second + first, NOW)
     assert (r.error, r.base_offset, r.last_offset, r.batches) == (0, 103, 107, 2)
     assert r.end_position == h.kernel.end_position == len(first) * 2 + len(second)
@@ -64,7 +83,10 @@ def test_commit_in_place_equals_append(batch, head) -> None:
     for i in range(20):
         data = batch(1 + i % 3, value_bytes=i * 50, timestamp_ms=NOW) * (1 + i % 2)
         b.put(b.kernel.end_position, data)
-        left, right = a.kernel.append(data, NOW), b.kernel.commit(b.kernel.end_position, len(data), NOW)
+        left, right = (
+            a.kernel.append(data, NOW),
+            b.kernel.commit(b.kernel.end_position, len(data), NOW),
+        )
         assert repr(left) == repr(right) and left.error == 0
     assert a.bytes == b.bytes
     assert a.offset_index[:] == b.offset_index[:] and a.time_index[:] == b.time_index[:]
@@ -79,7 +101,9 @@ def test_commit_elsewhere_than_at_the_tail_is_refused(batch, head) -> None:
     assert h.kernel.commit_to(5, 0, len(data), NOW).error == WRONG_POSITION
     assert h.kernel.commit(0, h.capacity + 1, NOW).error == NO_SPACE
     assert h.kernel.commit_to(0, 0, len(data), NOW).error == 0
-    assert h.map[len(data) : 2 * len(data)] == data, "bytes that are not at the tail are not touched"
+    assert h.map[len(data) : 2 * len(data)] == data, (
+        "bytes that are not at the tail are not touched"
+    )
     assert h.kernel.commit(len(data), len(data), NOW).base_offset == 1
 
 
@@ -87,7 +111,9 @@ def test_without_a_head_nothing_is_committed(batch, head) -> None:
     h = head(install=False)
     assert h.kernel.append(batch(), NOW).error == NO_HEAD
     assert h.kernel.commit(0, 100, NOW).error == NO_HEAD
-    assert h.kernel.append(b"\0" * 100, NOW).error == CORRUPT, "bad requests are refused before a head is asked for"
+    assert h.kernel.append(b"\0" * 100, NOW).error == CORRUPT, (
+        "bad requests are refused before a head is asked for"
+    )
     h.install()
     assert h.kernel.append(batch(), NOW).error == 0
 
@@ -119,8 +145,16 @@ def broken(data: bytes, at: int, value: bytes, *, fix_crc: bool = False) -> byte
         ("unknown codec", lambda b: broken(b, 21, b"\0\7", fix_crc=True), INVALID),
         ("control batch", lambda b: broken(b, 21, b"\0\x20", fix_crc=True), INVALID),
         ("transactional", lambda b: broken(b, 21, b"\0\x10", fix_crc=True), INVALID),
-        ("producer without epoch", lambda b: broken(b, 43, struct.pack(">qhi", 5, -1, 0), fix_crc=True), INVALID),
-        ("producer without sequence", lambda b: broken(b, 43, struct.pack(">qhi", 5, 0, -1), fix_crc=True), INVALID),
+        (
+            "producer without epoch",
+            lambda b: broken(b, 43, struct.pack(">qhi", 5, -1, 0), fix_crc=True),
+            INVALID,
+        ),
+        (
+            "producer without sequence",
+            lambda b: broken(b, 43, struct.pack(">qhi", 5, 0, -1), fix_crc=True),
+            INVALID,
+        ),
     ],
 )
 @pytest.mark.parametrize("second", [False, True])
@@ -144,16 +178,27 @@ def test_bad_requests_leave_no_trace(batch, head, what, damage, error, second) -
 @settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_mutated_requests_are_committed_or_refused_and_nothing_else(batch, head, data) -> None:
-    """Any bytes: committed whole with consecutive offsets, or refused with one of the kernel's codes and no trace."""
+    """Any bytes: committed whole with consecutive offsets, or refused with one of the kernel's
+    codes and no trace."""
     h = head(1 << 14)
-    good = data.draw(st.sampled_from([batch(timestamp_ms=NOW), batch(3, value_bytes=0, timestamp_ms=NOW), sequence_batch(batch, 0, 2)]))
+    good = data.draw(
+        st.sampled_from(
+            [
+                batch(timestamp_ms=NOW),
+                batch(3, value_bytes=0, timestamp_ms=NOW),
+                sequence_batch(batch, 0, 2),
+            ]
+        )
+    )
     request = bytearray(good * data.draw(st.integers(1, 3)))
     for _ in range(data.draw(st.integers(0, 3))):
         at = data.draw(st.integers(0, min(len(request) - 1, 80)))
         request[at] = data.draw(st.integers(0, 255))
     if data.draw(st.booleans()):
         request[17:21] = struct.pack(">I", crc32c(bytes(request[21 : len(good)])))
-    request = bytes(request[: data.draw(st.integers(0, len(request)))] if data.draw(st.booleans()) else request)
+    request = bytes(
+        request[: data.draw(st.integers(0, len(request)))] if data.draw(st.booleans()) else request
+    )
     before, view = h.map[:], h.kernel.view()
     if data.draw(st.booleans()):
         r = h.kernel.append(request, NOW)
@@ -161,11 +206,24 @@ def test_mutated_requests_are_committed_or_refused_and_nothing_else(batch, head,
         h.put(h.kernel.end_position, request)
         r = h.kernel.commit(h.kernel.end_position, len(request), NOW)
     if r.error:
-        assert r.error in (CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID, NO_SPACE)
+        assert r.error in (
+            CORRUPT,
+            TOO_LARGE,
+            LIST_TOO_LARGE,
+            BAD_TIME,
+            OUT_OF_ORDER,
+            DUPLICATE,
+            FENCED,
+            INVALID,
+            NO_SPACE,
+        )
         assert h.kernel.view() == view and h.map[:] == before
     else:
         infos = list(iterate_batches(h.bytes))
-        assert infos[0].base_offset == 0 and infos[-1].next_offset == h.kernel.log_end_offset == r.last_offset + 1
+        assert (
+            infos[0].base_offset == 0
+            and infos[-1].next_offset == h.kernel.log_end_offset == r.last_offset + 1
+        )
         assert all(a.next_offset == b.base_offset for a, b in itertools.pairwise(infos))
 
 
@@ -183,7 +241,13 @@ def test_sizes_are_bounded(batch, head) -> None:
 
 def test_timestamps_are_bounded_by_the_clock(batch, head) -> None:
     h = head(before_max_ms=1000, after_max_ms=500)
-    for timestamp, error in ((NOW, 0), (NOW - 1000, 0), (NOW - 1001, BAD_TIME), (NOW + 500, 0), (NOW + 501, BAD_TIME)):
+    for timestamp, error in (
+        (NOW, 0),
+        (NOW - 1000, 0),
+        (NOW - 1001, BAD_TIME),
+        (NOW + 500, 0),
+        (NOW + 501, BAD_TIME),
+    ):
         assert h.kernel.append(batch(timestamp_ms=timestamp), NOW).error == error, timestamp - NOW
 
 
@@ -192,7 +256,9 @@ def test_log_append_time_is_stamped_with_its_crc(batch, head) -> None:
     r = h.kernel.append(batch(3, timestamp_ms=5) * 2, NOW)
     assert (r.error, r.log_append_time) == (0, NOW)
     infos = list(iterate_batches(h.bytes))
-    assert [i.max_timestamp for i in infos] == [NOW, NOW] and all(i.attributes & layout.ATTRIBUTE_LOG_APPEND_TIME for i in infos)
+    assert [i.max_timestamp for i in infos] == [NOW, NOW] and all(
+        i.attributes & layout.ATTRIBUTE_LOG_APPEND_TIME for i in infos
+    )
 
 
 def test_relative_offsets_do_not_overflow(batch, head) -> None:
@@ -208,11 +274,21 @@ def test_relative_offsets_do_not_overflow(batch, head) -> None:
     assert h.kernel.append(many * 2, NOW).error == LIST_TOO_LARGE, "no segment could ever hold it"
 
 
-# -- idempotence ---------------------------------------------------------------------------------------------
+# -- idempotence
+# ---------------------------------------------------------------------------------------------
 
 
-def sequence_batch(batch: Callable[..., bytes], sequence: int, records: int = 1, *, epoch: int = 0, producer: int = 9) -> bytes:
-    return batch(records, producer_id=producer, producer_epoch=epoch, sequence=sequence, timestamp_ms=NOW)
+def sequence_batch(
+    batch: Callable[..., bytes],
+    sequence: int,
+    records: int = 1,
+    *,
+    epoch: int = 0,
+    producer: int = 9,
+) -> bytes:
+    return batch(
+        records, producer_id=producer, producer_epoch=epoch, sequence=sequence, timestamp_ms=NOW
+    )
 
 
 def test_repetitions_answer_with_the_original_offsets(batch, head) -> None:
@@ -229,7 +305,9 @@ def test_repetitions_answer_with_the_original_offsets(batch, head) -> None:
         assert (r.error, r.duplicate, r.base_offset, r.end_position) == (0, True, i * 2, size)
         assert not any(h.map[size : size + len(requests[i])])
     for i in range(2):
-        assert h.kernel.append(requests[i], NOW).error == DUPLICATE, "only five batches are remembered with their offsets"
+        assert h.kernel.append(requests[i], NOW).error == DUPLICATE, (
+            "only five batches are remembered with their offsets"
+        )
     assert h.kernel.end_position == size and h.kernel.statistics()["log_duplicates"] == 10
 
 
@@ -239,9 +317,13 @@ def test_a_request_of_old_batches_is_a_repetition_whole_or_not_at_all(batch, hea
     for one in ones:
         assert h.kernel.append(one, NOW).error == 0
     assert h.kernel.append(ones[0] + ones[1], NOW).error == DUPLICATE
-    assert h.kernel.append(b"".join(ones[2:7]), NOW).error == DUPLICATE, "old ones and remembered ones"
+    assert h.kernel.append(b"".join(ones[2:7]), NOW).error == DUPLICATE, (
+        "old ones and remembered ones"
+    )
     assert h.kernel.append(b"".join(ones[4:9]), NOW).duplicate
-    assert h.kernel.append(b"".join(ones[3:]) + sequence_batch(batch, 9), NOW).error == OUT_OF_ORDER, "a new one among them"
+    assert (
+        h.kernel.append(b"".join(ones[3:]) + sequence_batch(batch, 9), NOW).error == OUT_OF_ORDER
+    ), "a new one among them"
     assert h.kernel.append(sequence_batch(batch, 9), NOW).base_offset == 9
 
 
@@ -256,12 +338,18 @@ def test_what_lies_before_the_first_batch_of_a_stranger_was_not_appended(batch, 
 
 def test_gaps_epochs_and_strangers(batch, head) -> None:
     h = head()
-    assert h.kernel.append(sequence_batch(batch, 40, producer=1), NOW).error == 0, "a producer not known may start anywhere"
+    assert h.kernel.append(sequence_batch(batch, 40, producer=1), NOW).error == 0, (
+        "a producer not known may start anywhere"
+    )
     assert h.kernel.append(sequence_batch(batch, 0, 3), NOW).error == 0
     assert h.kernel.append(sequence_batch(batch, 4), NOW).error == OUT_OF_ORDER
-    assert h.kernel.append(sequence_batch(batch, 2, 2), NOW).error == OUT_OF_ORDER, "overlaps without repeating"
+    assert h.kernel.append(sequence_batch(batch, 2, 2), NOW).error == OUT_OF_ORDER, (
+        "overlaps without repeating"
+    )
     assert h.kernel.append(sequence_batch(batch, 3), NOW).error == 0
-    assert h.kernel.append(sequence_batch(batch, 1, epoch=1), NOW).error == OUT_OF_ORDER, "a new epoch starts at 0"
+    assert h.kernel.append(sequence_batch(batch, 1, epoch=1), NOW).error == OUT_OF_ORDER, (
+        "a new epoch starts at 0"
+    )
     assert h.kernel.append(sequence_batch(batch, 0, epoch=1), NOW).error == 0
     assert h.kernel.append(sequence_batch(batch, 4, epoch=0), NOW).error == FENCED
     assert h.kernel.append(sequence_batch(batch, 41, producer=1), NOW).error == 0
@@ -303,12 +391,14 @@ def test_many_producers_and_expiry(batch, head, seed) -> None:
     assert h.kernel.append(sequence_batch(batch, 0, producer=last), NOW).duplicate
 
 
-# -- indexes -----------------------------------------------------------------------------------------------------
+# -- indexes
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_index_entries_are_those_of_kafka(batch, head) -> None:
-    """LogSegment.append: an entry for a batch when more than the interval has gone by since the last; its offset is the last one of
-    the batch; the time index takes the largest timestamp so far, if it grew."""
+    """LogSegment.append: an entry for a batch when more than the interval has gone by since the
+    last; its offset is the last one of the batch; the time index takes the largest timestamp so
+    far, if it grew."""
     h = head(index_interval_bytes=500, index_entries=100)
     rng = random.Random(5)
     offsets, times = [], []
@@ -347,11 +437,14 @@ def test_a_full_index_asks_for_a_roll(batch, head) -> None:
         n += 1
     assert n < 6 and h.kernel.append(batch(), NOW).error == NO_SPACE
     h.put(h.kernel.end_position, batch())
-    assert h.kernel.commit(h.kernel.end_position, len(batch()), NOW).error == 0, "RDMA requests are in the head already"
+    assert h.kernel.commit(h.kernel.end_position, len(batch()), NOW).error == 0, (
+        "RDMA requests are in the head already"
+    )
     assert h.kernel.seal().time_entries <= 4
 
 
-# -- slots ----------------------------------------------------------------------------------------------------------
+# -- slots
+# ----------------------------------------------------------------------------------------------------------
 
 
 def test_slots_follow_the_head(batch, head) -> None:
@@ -361,7 +454,9 @@ def test_slots_follow_the_head(batch, head) -> None:
     assert slots.read(0) == {"flags": 1, "file_id": 11, "base": 50, "readable": 0, "high": 50, "stable": 0, "last_stable": 50,
                              "epoch": 3, "updates": 1, "start": 50}  # fmt: skip
     h.install()
-    assert slots.read(0)["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED, "a new head is a roll for who waited for one"
+    assert slots.read(0)["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED, (
+        "a new head is a roll for who waited for one"
+    )
     assert h.kernel.slots_count == 0
     for i in range(4):
         h.kernel.attach_slot(slots.address(i), i)
@@ -369,7 +464,14 @@ def test_slots_follow_the_head(batch, head) -> None:
     h.kernel.append(batch(), NOW)
     for i in range(4):
         s = slots.read(i)
-        assert (s["file_id"], s["readable"], s["high"], s["stable"], s["last_stable"], s["flags"]) == (i, size, 51, size, 51, 1)
+        assert (
+            s["file_id"],
+            s["readable"],
+            s["high"],
+            s["stable"],
+            s["last_stable"],
+            s["flags"],
+        ) == (i, size, 51, size, 51, 1)
     h.kernel.detach_slot(slots.address(2))
     h.kernel.detach_slot(slots.address(2))
     h.kernel.append(batch(), NOW)
@@ -383,7 +485,11 @@ def test_slots_follow_the_head(batch, head) -> None:
     h.kernel.attach_slot(slots.address(3), 8)
     h.kernel.revoke_slots()
     s = slots.read(3)
-    assert (s["flags"], s["base"], s["readable"]) == (layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_REVOKED, 52, 0)
+    assert (s["flags"], s["base"], s["readable"]) == (
+        layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_REVOKED,
+        52,
+        0,
+    )
     assert slots.read(1)["flags"] == 3, "dropped slots are left alone"
     with pytest.raises(LogError):
         h.kernel.attach_slot(slots.base + 4, 1)
@@ -409,7 +515,8 @@ def test_group_commit_holds_the_high_watermark(batch, head) -> None:
 
 
 def test_a_torn_slot_read_is_seen(batch, head) -> None:
-    """A process that copies the slot while another writes it: every copy whose guard holds is one that was published."""
+    """A process that copies the slot while another writes it: every copy whose guard holds is one
+    that was published."""
     requests = 100_000
     data = batch(value_bytes=0)
     h = head(requests * len(data) + 4096)
@@ -428,7 +535,11 @@ def test_a_torn_slot_read_is_seen(batch, head) -> None:
             torn += 1
             continue
         s = slot_fields(copy)
-        assert s["readable"] == s["high"] * len(data) == s["stable"] and s["file_id"] == 77 and s["last_stable"] == s["high"]
+        assert (
+            s["readable"] == s["high"] * len(data) == s["stable"]
+            and s["file_id"] == 77
+            and s["last_stable"] == s["high"]
+        )
         assert s["high"] >= last
         last = s["high"]
         seen += 1

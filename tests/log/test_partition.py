@@ -27,7 +27,8 @@ def offsets(buffers) -> list[int]:
     return [i.base_offset for b in buffers for i in iterate_batches(bytes(b))]
 
 
-# -- read ----------------------------------------------------------------------------------------------------
+# -- read
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_read_gives_whole_batches_and_at_least_one(open_partition, batch, seed) -> None:
@@ -83,7 +84,11 @@ def test_segment_for_and_position_for(open_partition, batch) -> None:
         segment = p.segment_for(offset)
         assert (segment.base_offset, segment.position_for(offset)) == (base, position)
     head = p.segment_for(180)
-    assert head is p.head and head.position_for(180) == head.size == p.kernel.end_position and head.last_offset == 179
+    assert (
+        head is p.head
+        and head.position_for(180) == head.size == p.kernel.end_position
+        and head.last_offset == 179
+    )
     for segment, offset in ((p.segments[0], p.segments[0].end_offset + 1), (p.segments[1], 0)):
         with pytest.raises(OffsetOutOfRangeError):
             segment.position_for(offset)
@@ -98,7 +103,9 @@ def test_offsets_by_timestamp(open_partition, batch, seed) -> None:
     assert p.offset_for_timestamp(0) is None and p.largest_timestamp() is None
     times: list[int] = []
     for i in range(150):
-        stamps = [NOW - 100_000 + 10 * i + rng.randrange(-300, 300) for _ in range(rng.randrange(1, 5))]
+        stamps = [
+            NOW - 100_000 + 10 * i + rng.randrange(-300, 300) for _ in range(rng.randrange(1, 5))
+        ]
         p.append(batch(len(stamps), timestamps=stamps, value_bytes=50))
         times += stamps
     p = open_partition(segment_bytes=16384, index_interval_bytes=300)
@@ -111,14 +118,18 @@ def test_offsets_by_timestamp(open_partition, batch, seed) -> None:
     assert p.largest_timestamp() == (times.index(max(times)), max(times))
     p.delete_records(100)
     for wanted in (0, times[50], times[100], max(times)):
-        assert p.offset_for_timestamp(wanted) == next(((i, t) for i, t in enumerate(times) if t >= wanted and i >= 100), None)
+        assert p.offset_for_timestamp(wanted) == next(
+            ((i, t) for i, t in enumerate(times) if t >= wanted and i >= 100), None
+        )
 
 
 def test_offsets_by_append_time(open_partition, batch) -> None:
     p = open_partition(timestamp_type=LOG_APPEND_TIME)
     for i in range(10):
         assert p.append(batch(2, timestamp_ms=5), NOW + i).log_append_time == NOW + i
-    assert p.offset_for_timestamp(NOW + 4) == (8, NOW + 4) and p.offset_for_timestamp(NOW + 10) is None
+    assert (
+        p.offset_for_timestamp(NOW + 4) == (8, NOW + 4) and p.offset_for_timestamp(NOW + 10) is None
+    )
 
 
 def saying(data: bytes, largest: int) -> bytes:
@@ -127,25 +138,36 @@ def saying(data: bytes, largest: int) -> bytes:
     return data[:17] + struct.pack(">I", crc32c(data[21:])) + data[21:]
 
 
-def test_a_header_that_says_more_than_its_records_ends_a_lookup(open_partition, batch, monkeypatch) -> None:
-    """With a place from where on nothing is missed; batches are not opened one after the other to the end of the log."""
+def test_a_header_that_says_more_than_its_records_ends_a_lookup(
+    open_partition, batch, monkeypatch
+) -> None:
+    """With a place from where on nothing is missed; batches are not opened one after the other to
+    the end of the log."""
     p = open_partition()
     p.append(batch(2, timestamp_ms=NOW - 2 * HOUR))
     for _ in range(20):
         p.append(saying(batch(3, timestamp_ms=NOW - HOUR), NOW))
     p.append(batch(1, timestamp_ms=NOW))
     opened = []
-    monkeypatch.setattr("kdirect.log.time_lookup.find_record", lambda *a, **k: opened.append(a[1]) or find_record(*a, **k))
-    assert p.offset_for_timestamp(NOW - HOUR) == (2, NOW - HOUR), "what records have is found as ever"
+    monkeypatch.setattr(
+        "kdirect.log.time_lookup.find_record",
+        lambda *a, **k: opened.append(a[1]) or find_record(*a, **k),
+    )
+    assert p.offset_for_timestamp(NOW - HOUR) == (2, NOW - HOUR), (
+        "what records have is found as ever"
+    )
     assert p.offset_for_timestamp(NOW - 1) == (4, NOW) == p.largest_timestamp()
-    p.delete_records(6)  # in the middle of a batch, whose largest timestamp may have been that of a record before
+    p.delete_records(
+        6
+    )  # in the middle of a batch, whose largest timestamp may have been that of a record before
     assert p.offset_for_timestamp(NOW - 1) == (10, NOW)
     assert opened == [f"t-0 offset {i}" for i in (2, 2, 2, 5, 8)]
     p.delete_records(62)
     assert p.offset_for_timestamp(NOW - 1) == (62, NOW) and p.offset_for_timestamp(NOW + 1) is None
 
 
-# -- roll ------------------------------------------------------------------------------------------------------
+# -- roll
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_roll_by_time_counts_record_time(open_partition, batch) -> None:
@@ -184,12 +206,18 @@ def test_roll_tells_who_wants_to_know(open_partition, batch) -> None:
     p = open_partition(segment_bytes=8192)
     order: list[tuple] = []
     p.before_roll.append(lambda partition: order.append(("before", partition.log_end_offset)))
-    p.on_roll.append(lambda _, old, new: order.append(("after", old.base_offset, old.sealed, new.base_offset, new is p.head)))
+    p.on_roll.append(
+        lambda _, old, new: order.append(
+            ("after", old.base_offset, old.sealed, new.base_offset, new is p.head)
+        )
+    )
     p.on_roll.append(lambda *a: 1 / 0)
     for _ in range(3):
         assert p.append(batch(value_bytes=3000)).error == 0
     assert order == [("after", 0, True, 0, True), ("before", 2), ("after", 0, True, 2, True)]
-    assert p.roll() is p.head and p.roll() is p.head and len(p.segments) == 3, "an empty head is not rolled"
+    assert p.roll() is p.head and p.roll() is p.head and len(p.segments) == 3, (
+        "an empty head is not rolled"
+    )
 
 
 def test_a_busy_partition_has_a_spare_head(open_partition, batch) -> None:
@@ -249,7 +277,13 @@ def test_an_empty_head_that_is_too_small_by_now_is_replaced(open_partition, batc
         assert p.ensure_head(20_000) is p.head
     else:
         assert p.roll() is p.head
-    assert p.kernel.capacity == p.head.mapped_length == os.stat(p.head.path).st_size <= p.head.reserved_length == 1 << 20
+    assert (
+        p.kernel.capacity
+        == p.head.mapped_length
+        == os.stat(p.head.path).st_size
+        <= p.head.reserved_length
+        == 1 << 20
+    )
     assert told == ["before", (small, p.head)] and small.sealed and len(p.segments) == 1
     if how != "append":
         p.append(data)
@@ -265,7 +299,8 @@ def test_an_empty_head_that_is_too_small_by_now_is_replaced(open_partition, batc
     assert offsets(p.read(0, 1 << 20)) == [0] and p.log_end_offset == 1
 
 
-# -- retention ----------------------------------------------------------------------------------------------------
+# -- retention
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_retention_by_time(open_partition, batch) -> None:
@@ -301,7 +336,9 @@ def test_retention_by_size(open_partition, batch) -> None:
     for _ in range(10):
         p.append(batch(value_bytes=3000))
     one = p.segments[0].size
-    assert p.size == 5 * one and p.apply_retention(NOW) == 2 and p.size == 3 * one > 14_000 > 2 * one
+    assert (
+        p.size == 5 * one and p.apply_retention(NOW) == 2 and p.size == 3 * one > 14_000 > 2 * one
+    )
     assert p.apply_retention(NOW) == 0
     p.reconfigure(LogConfig(segment_bytes=8192, retention_ms=-1, retention_bytes=0))
     assert p.apply_retention(NOW) == 3 and p.log_start_offset == p.log_end_offset == 10
@@ -336,7 +373,8 @@ def test_delete_records(open_partition, batch) -> None:
     assert (p.log_start_offset, p.log_end_offset) == (20, 20)
 
 
-# -- flush -----------------------------------------------------------------------------------------------------------
+# -- flush
+# -----------------------------------------------------------------------------------------------------------
 
 
 def test_group_commit_shows_records_only_after_the_flush(open_partition, batch) -> None:
@@ -345,7 +383,9 @@ def test_group_commit_shows_records_only_after_the_flush(open_partition, batch) 
         assert p.append(batch(value_bytes=3000)).error == 0
         assert p.high_watermark == i - i % 2 and p.read(p.high_watermark, 1) == []
     p.flush()
-    assert p.high_watermark == p.recovery_point == 7 and offsets(p.read(0, 1 << 20)) == list(range(7))
+    assert p.high_watermark == p.recovery_point == 7 and offsets(p.read(0, 1 << 20)) == list(
+        range(7)
+    )
     flushes = p.statistics()["log_flushes"]
     p.flush()
     p.flush(3)
@@ -394,13 +434,16 @@ def test_sealed_segments_are_flushed_in_the_background(open_partition, batch) ->
     assert not p.flush_due(NOW)
 
 
-# -- many at once -----------------------------------------------------------------------------------------------------
+# -- many at once
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_appenders_readers_and_retention_at_once(tmp_path, batch, seed) -> None:
-    """Four threads append over many rolls, two read from the start, one deletes: offsets stay contiguous and every
-    acknowledged record is read until it is deleted."""
-    m = LogManager([tmp_path / "log"], LogConfig(segment_bytes=32 << 10, index_interval_bytes=1000)).open()
+    """Four threads append over many rolls, two read from the start, one deletes: offsets stay
+    contiguous and every acknowledged record is read until it is deleted."""
+    m = LogManager(
+        [tmp_path / "log"], LogConfig(segment_bytes=32 << 10, index_interval_bytes=1000)
+    ).open()
     p = m.create_partition(TopicPartition("t", 0))
     errors: list[BaseException] = []
     acknowledged: dict[int, int] = {}
@@ -435,7 +478,9 @@ def test_appenders_readers_and_retention_at_once(tmp_path, batch, seed) -> None:
                 continue
             for b in buffers:
                 for info in iterate_batches(b):  # CRC and frames, straight from the mapping
-                    assert info.base_offset == offset or info.base_offset < offset <= info.last_offset
+                    assert (
+                        info.base_offset == offset or info.base_offset < offset <= info.last_offset
+                    )
                     offset = info.next_offset
             if not buffers:
                 time.sleep(0.001)

@@ -1,9 +1,11 @@
-"""Starting after a crash: what was acknowledged and flushed is there, nothing else than a prefix of what was appended.
+"""Starting after a crash: what was acknowledged and flushed is there, nothing else than a prefix of
+what was appended.
 
-The crash model.  A file consists of pages; a sync makes the present content of the segment files durable, and their names.
-At a crash the disk holds, sector by sector, either what the last sync left or anything written since; a file created since may
-be missing, short, or full of zeros; indexes and producer snapshots may be anything at all.  Checkpoints are replaced
-atomically, so they are what was written last.
+The crash model.  A file consists of pages; a sync makes the present content of the segment files
+durable, and their names. At a crash the disk holds, sector by sector, either what the last sync
+left or anything written since; a file created since may be missing, short, or full of zeros;
+indexes and producer snapshots may be anything at all.  Checkpoints are replaced atomically, so they
+are what was written last.
 """
 
 from __future__ import annotations
@@ -58,7 +60,11 @@ class Crashing:
 
     def __init__(self, root: Path, rng: random.Random, make_batch, **fields) -> None:
         self.root, self.rng, self.make_batch = root, rng, make_batch
-        self.config = LogConfig(segment_bytes=rng.choice([8192, 16384, 65536]), index_interval_bytes=rng.choice([200, 4096]), **fields)
+        self.config = LogConfig(
+            segment_bytes=rng.choice([8192, 16384, 65536]),
+            index_interval_bytes=rng.choice([200, 4096]),
+            **fields,
+        )
         self.directory = root / "log0"
         self.starts = 0
         self.appended: dict[int, bytes] = {}  # base offset -> stamped bytes
@@ -95,12 +101,27 @@ class Crashing:
         records = rng.randrange(1, 4)
         fill = bytes([rng.randrange(1, 256)])
         producer = rng.choice([None, 1, 2])
-        sizes = {"value_bytes": rng.choice([0, 10, 100, 1000, 2000]), "fill": fill, "timestamp_ms": NOW - rng.randrange(1000)}
+        sizes = {
+            "value_bytes": rng.choice([0, 10, 100, 1000, 2000]),
+            "fill": fill,
+            "timestamp_ms": NOW - rng.randrange(1000),
+        }
         if producer is None:
             data = self.make_batch(records, **sizes)
         else:
-            data = self.make_batch(records, producer_id=producer, producer_epoch=0, sequence=self.sequences[producer], **sizes)
-        if rng.random() < 0.5 and p.head is not None and p.head.is_head and p.kernel.capacity - p.kernel.end_position >= len(data):
+            data = self.make_batch(
+                records,
+                producer_id=producer,
+                producer_epoch=0,
+                sequence=self.sequences[producer],
+                **sizes,
+            )
+        if (
+            rng.random() < 0.5
+            and p.head is not None
+            and p.head.is_head
+            and p.kernel.capacity - p.kernel.end_position >= len(data)
+        ):
             ctypes.memmove(p.head.address + p.kernel.end_position, data, len(data))
             r = p.kernel.commit(p.kernel.end_position, len(data), NOW)
         else:
@@ -143,7 +164,9 @@ class Crashing:
             elif dice < 0.97:
                 self.manager.flush_due(NOW)
             elif dice < 0.98:
-                self.partition.delete_records(self.rng.randrange(self.partition.log_start_offset, self.acknowledged + 1))
+                self.partition.delete_records(
+                    self.rng.randrange(self.partition.log_start_offset, self.acknowledged + 1)
+                )
             else:
                 self.scribble()
             self.note_syncs()
@@ -154,7 +177,8 @@ class Crashing:
         self.starts += 1
         image = self.root / f"log{self.starts}"
         shutil.copytree(self.directory, image)
-        # The start of the log may be lost again, but not what is readable: remember what is allowed.
+        # The start of the log may be lost again, but not what is readable: remember what is
+        # allowed.
         for path in sorted((image / str(TP)).iterdir()):
             if path.suffix == ".log":
                 self.crash_segment(path)
@@ -208,14 +232,20 @@ class Crashing:
     def check(self) -> None:
         p = self.partition
         end = p.log_end_offset
-        assert end >= self.acknowledged, f"flushed records are gone: the log ends at {end}, {self.acknowledged} was acknowledged"
+        assert end >= self.acknowledged, (
+            f"flushed records are gone: the log ends at {end}, {self.acknowledged} was acknowledged"
+        )
         found = all_batches(p)
         for offset, data in found.items():
             assert self.appended[offset] == data, f"batch {offset} is not what was appended"
         start = p.log_start_offset
         expected = [o for o in self.appended if start <= o < end]
         assert [o for o in found if o >= start] == expected
-        assert end == 0 or end in self.appended or end == max(self.appended) + count(self.appended[max(self.appended)])
+        assert (
+            end == 0
+            or end in self.appended
+            or end == max(self.appended) + count(self.appended[max(self.appended)])
+        )
         self.check_indexes(p)
         self.check_producers(p)
 
@@ -231,7 +261,8 @@ class Crashing:
                 assert struct.unpack(">q", head)[0] == offset
 
     def check_producers(self, p: Partition) -> None:
-        """Repeat the last request of each producer: it is a repetition if it survived, and appended if not."""
+        """Repeat the last request of each producer: it is a repetition if it survived, and appended
+        if not."""
         end = p.log_end_offset
         for offset in [o for o in self.appended if o >= end]:
             del self.appended[offset]
@@ -240,9 +271,12 @@ class Crashing:
                 r = p.append(request, NOW)
                 assert (r.error, r.duplicate, r.base_offset) == (0, True, offset)
             else:
-                # Lost: the client would send everything since the last acknowledgement again; here it starts a new life.
+                # Lost: the client would send everything since the last acknowledgement again; here
+                # it starts a new life.
                 del self.last_request[producer]
-                fresh = self.make_batch(1, producer_id=producer, producer_epoch=0, sequence=self.sequences[producer])
+                fresh = self.make_batch(
+                    1, producer_id=producer, producer_epoch=0, sequence=self.sequences[producer]
+                )
                 r = p.append(fresh, NOW)
                 if r.error == 0:
                     self.appended[r.base_offset] = stamped(fresh, r.base_offset)
@@ -258,7 +292,9 @@ def count(data: bytes) -> int:
 
 
 @pytest.mark.parametrize("hold", [False, True], ids=["plain", "group-commit"])
-def test_after_a_crash_there_is_a_prefix_with_everything_flushed(memory_path, batch, seed, hold, monkeypatch) -> None:
+def test_after_a_crash_there_is_a_prefix_with_everything_flushed(
+    memory_path, batch, seed, hold, monkeypatch
+) -> None:
     for module in ("rolling", "segment"):  # heads of some pages are given back, too
         monkeypatch.setattr(f"kdirect.log.{module}.LEAST_GIVEN_BACK", 4096)
     for round_ in range(ROUNDS):
@@ -306,7 +342,9 @@ def test_a_killed_broker_loses_nothing(open_partition, batch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncate", "flip", "zero", "rubbish behind"])
-def test_damage_behind_the_recovery_point_cuts(open_partition, batch, tmp_path, seed, damage, caplog) -> None:
+def test_damage_behind_the_recovery_point_cuts(
+    open_partition, batch, tmp_path, seed, damage, caplog
+) -> None:
     rng = random.Random(seed)
     p = open_partition(segment_bytes=64 << 10, index_interval_bytes=500)
     datas = [batch(1, value_bytes=100 + i) for i in range(100)]
@@ -340,15 +378,23 @@ def test_damage_behind_the_recovery_point_cuts(open_partition, batch, tmp_path, 
             q = m.partitions[TP]
             found = all_batches(q)
             if damage == "flip" and at - ends[survivors] in range(12, 16):
-                assert len(found) in (survivors, 100), "the leader epoch: covered by neither the CRC nor the offsets, and worth no cut"
+                assert len(found) in (survivors, 100), (
+                    "the leader epoch: covered by neither the CRC nor the offsets, and worth no cut"
+                )
             else:
                 assert len(found) == survivors
-            assert len(found) == 100 or "is cut at offset" in caplog.text or damage in ("truncate", "zero")
+            assert (
+                len(found) == 100
+                or "is cut at offset" in caplog.text
+                or damage in ("truncate", "zero")
+            )
             assert q.append(batch()).base_offset == len(found)
             assert len(all_batches(q)) == len(found) + 1
 
 
-def test_what_a_crash_leaves_preallocated_is_shortened_by_a_clean_close(open_partition, batch, tmp_path) -> None:
+def test_what_a_crash_leaves_preallocated_is_shortened_by_a_clean_close(
+    open_partition, batch, tmp_path
+) -> None:
     p = open_partition(segment_bytes=64 << 10)
     p.ensure_head(1)
     empty = killed(p.directory, tmp_path / "empty")
@@ -362,11 +408,16 @@ def test_what_a_crash_leaves_preallocated_is_shortened_by_a_clean_close(open_par
             f.truncate(64 << 10)
         with reopen(directory) as m:
             q = m.partitions[TP]
-            assert q.log_end_offset == len(sizes) - (sizes == [0]) and [s.size for s in q.segments] == sizes
+            assert (
+                q.log_end_offset == len(sizes) - (sizes == [0])
+                and [s.size for s in q.segments] == sizes
+            )
             assert os.stat(path).st_size == 64 << 10, "clients of the broker that died may map it"
         with reopen(directory) as m:
             q = m.partitions[TP]
-            assert [os.stat(s.path).st_size for s in q.segments] == sizes and q.log_end_offset == len(sizes) - (sizes == [0])
+            assert [
+                os.stat(s.path).st_size for s in q.segments
+            ] == sizes and q.log_end_offset == len(sizes) - (sizes == [0])
 
 
 def test_a_gap_sets_later_segments_aside(open_partition, batch, tmp_path, caplog) -> None:
@@ -388,8 +439,11 @@ def test_a_gap_sets_later_segments_aside(open_partition, batch, tmp_path, caplog
 
 
 @pytest.mark.parametrize("preallocated", [True, False])
-def test_a_segment_that_is_missing_below_the_recovery_point(open_partition, batch, tmp_path, caplog, preallocated) -> None:
-    """What is older is the remnant of a deletion; but when its file is whole, it may as well be what Kafka's cleaner left: it is kept."""
+def test_a_segment_that_is_missing_below_the_recovery_point(
+    open_partition, batch, tmp_path, caplog, preallocated
+) -> None:
+    """What is older is the remnant of a deletion; but when its file is whole, it may as well be
+    what Kafka's cleaner left: it is kept."""
     p = open_partition(segment_bytes=8192)
     for _ in range(12):
         p.append(batch(value_bytes=3000))
@@ -410,7 +464,9 @@ def test_a_segment_that_is_missing_below_the_recovery_point(open_partition, batc
         assert got == [*range(first, bases[1] if first == 0 else first), *range(bases[2], 12)]
 
 
-def test_below_the_recovery_point_only_frames_are_looked_at(open_partition, batch, tmp_path, caplog) -> None:
+def test_below_the_recovery_point_only_frames_are_looked_at(
+    open_partition, batch, tmp_path, caplog
+) -> None:
     p = open_partition()
     size = len(batch(value_bytes=100))
     for _ in range(20):
@@ -422,7 +478,9 @@ def test_below_the_recovery_point_only_frames_are_looked_at(open_partition, batc
     path.write_bytes(content)
     (directory / "recovery-point-offset-checkpoint").write_text("0\n1\nt 0 20\n")
     with reopen(directory) as m:
-        assert m.partitions[TP].log_end_offset == 20, "synced records behind a flipped bit are kept; readers check CRCs"
+        assert m.partitions[TP].log_end_offset == 20, (
+            "synced records behind a flipped bit are kept; readers check CRCs"
+        )
     assert (directory / "recovery-point-offset-checkpoint").read_text() == "0\n1\nt 0 20\n"
     content[5 * size + 16] = 9
     path.write_bytes(content)
@@ -438,9 +496,15 @@ def test_indexes_are_rebuilt_as_they_were(open_partition, batch, tmp_path) -> No
     p = open_partition(**fields)
     rng = random.Random(3)
     for i in range(200):
-        p.append(batch(2, value_bytes=rng.randrange(300), timestamp_ms=NOW - 1000 + rng.randrange(i + 1)))
+        p.append(
+            batch(2, value_bytes=rng.randrange(300), timestamp_ms=NOW - 1000 + rng.randrange(i + 1))
+        )
     p = open_partition(clean=True, **fields)
-    originals = {f.name: f.read_bytes() for f in p.directory.iterdir() if f.suffix in (".index", ".timeindex")}
+    originals = {
+        f.name: f.read_bytes()
+        for f in p.directory.iterdir()
+        if f.suffix in (".index", ".timeindex")
+    }
     assert len(originals) > 6
     for clean in (True, False):
         directory = killed(p.directory, tmp_path / f"copy{clean}")
@@ -458,7 +522,11 @@ def test_indexes_are_rebuilt_as_they_were(open_partition, batch, tmp_path) -> No
                 path.write_bytes(originals[name][:-8] + b"\xff" * 8)
         with reopen(directory, **fields) as m:
             rebuilt = m.partitions[TP].directory
-            assert {f.name: f.read_bytes() for f in rebuilt.iterdir() if f.suffix in (".index", ".timeindex")} == originals
+            assert {
+                f.name: f.read_bytes()
+                for f in rebuilt.iterdir()
+                if f.suffix in (".index", ".timeindex")
+            } == originals
 
 
 def test_a_wrong_index_costs_time_and_no_records(open_partition, batch, caplog) -> None:
@@ -470,7 +538,9 @@ def test_a_wrong_index_costs_time_and_no_records(open_partition, batch, caplog) 
     path = p.segments[1].offset_index.path
     entries = list(struct.iter_unpack(">II", path.read_bytes()))
     p.close()
-    path.write_bytes(b"".join(struct.pack(">II", o, max(0, position + 37)) for o, position in entries))
+    path.write_bytes(
+        b"".join(struct.pack(">II", o, max(0, position + 37)) for o, position in entries)
+    )
     p = open_partition(**fields)
     for offset in range(300):
         data = bytes(p.read(offset, 1)[0])
@@ -478,7 +548,9 @@ def test_a_wrong_index_costs_time_and_no_records(open_partition, batch, caplog) 
     assert "which is wrong" in caplog.text
 
 
-def test_a_cleanly_closed_log_is_not_scanned_but_damage_at_its_end_is_told(open_partition, batch) -> None:
+def test_a_cleanly_closed_log_is_not_scanned_but_damage_at_its_end_is_told(
+    open_partition, batch
+) -> None:
     p = open_partition(segment_bytes=16384, index_interval_bytes=300)
     for _ in range(100):
         p.append(batch(value_bytes=100))
@@ -497,13 +569,16 @@ def test_a_cleanly_closed_log_is_not_scanned_but_damage_at_its_end_is_told(open_
         open_partition(segment_bytes=16384)
 
 
-# -- idempotence over restarts ------------------------------------------------------------------------------------
+# -- idempotence over restarts
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["clean", "killed", "killed without snapshots", "damaged snapshot"])
 def test_producers_are_remembered_over_a_restart(open_partition, batch, tmp_path, how) -> None:
     p = open_partition(segment_bytes=8192)
-    requests = [batch(2, producer_id=5, producer_epoch=1, sequence=2 * i, value_bytes=700) for i in range(8)]
+    requests = [
+        batch(2, producer_id=5, producer_epoch=1, sequence=2 * i, value_bytes=700) for i in range(8)
+    ]
     for i, request in enumerate(requests):
         assert p.append(request).base_offset == 2 * i
     assert len(p.segments) > 1
@@ -554,7 +629,10 @@ def test_files_that_do_not_belong_are_left_alone_or_named(open_partition, batch)
     (p.directory.parent / "lost+found").mkdir()
     p = open_partition()
     assert p.log_end_offset == 1 and (p.directory / "notes.txt").exists()
-    assert not (p.directory / "00000000000000000099.index").exists() and not (p.directory / "00000000000000000000.log.swap").exists()
+    assert (
+        not (p.directory / "00000000000000000099.index").exists()
+        and not (p.directory / "00000000000000000000.log.swap").exists()
+    )
     p.close()
     (p.directory / "backup.log").write_bytes(b"")
     with pytest.raises(CorruptLogError, match=r"backup\.log"):

@@ -1,4 +1,5 @@
-"""The harness of the benchmarks: calls, results and failures.  Shapes only: no figure is held against a limit here."""
+"""The harness of the benchmarks: calls, results and failures.  Shapes only: no figure is held
+against a limit here."""
 
 from __future__ import annotations
 
@@ -11,15 +12,38 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-NAMES = ["codec-decode", "codec-encode", "shm-read", "slot-poll", "consume-partitions", "produce-rtt", "produce-pipelined"]
-NAMES += ["produce-cpu", "produce-exclusive", "produce-rolls", "produce-shared", "produce-notify", "quiet", "stall"]
+NAMES = [
+    "codec-decode",
+    "codec-encode",
+    "shm-read",
+    "slot-poll",
+    "consume-partitions",
+    "produce-rtt",
+    "produce-pipelined",
+]
+NAMES += [
+    "produce-cpu",
+    "produce-exclusive",
+    "produce-rolls",
+    "produce-shared",
+    "produce-notify",
+    "quiet",
+    "stall",
+]
 NAMES += ["spark-read-ceiling"]
 KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
 
 def bench(*arguments: object, home: Path = ROOT / "bench") -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(home / "run.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=150, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
 
 
 def test_list_names_the_rows() -> None:
@@ -36,7 +60,17 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "row", [*NAMES[:5], "produce-cpu", "produce-exclusive", "produce-rolls", "produce-shared", "produce-notify", "quiet", "stall"]
+    "row",
+    [
+        *NAMES[:5],
+        "produce-cpu",
+        "produce-exclusive",
+        "produce-rolls",
+        "produce-shared",
+        "produce-notify",
+        "quiet",
+        "stall",
+    ],
 )
 def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:
     target = tmp_path / "deep" / "out.json"
@@ -57,7 +91,8 @@ def test_quick_row_has_the_agreed_shape(row: str, tmp_path: Path) -> None:
 
 @pytest.fixture
 def broken_bench(tmp_path: Path) -> Path:
-    """The real harness beside rows of our own: one that works, one that raises, one that dies of a signal."""
+    """The real harness beside rows of our own: one that works, one that raises, one that dies of a
+    signal."""
     home = tmp_path / "bench"
     home.mkdir()
     (home / "run.py").write_text((ROOT / "bench/run.py").read_text())
@@ -69,7 +104,9 @@ def broken_bench(tmp_path: Path) -> Path:
         "    return [{'value': 3.0, 'unit': 'rows/s', 'against': 'memcpy', 'against_value': 4, 'settings': {'codec': 'none'}},\n"
         "            {'value': 1e6, 'unit': 'rows/s', 'settings': {'codec': 'gzip'}}]\n"
     )
-    (home / "rows_rdma.py").write_text("def shm_read(seconds, quick):\n    return [{'value': float('nan'), 'unit': 'B/s'}]\n")
+    (home / "rows_rdma.py").write_text(
+        "def shm_read(seconds, quick):\n    return [{'value': float('nan'), 'unit': 'B/s'}]\n"
+    )
     return home
 
 
@@ -88,7 +125,12 @@ def test_a_crash_keeps_the_other_rows(broken_bench: Path, tmp_path: Path) -> Non
 
 def test_single_process_rows_are_pinned(broken_bench: Path, tmp_path: Path) -> None:
     for flag, pinned in ((), True), (("--no-pin",), False):
-        assert bench("--rows", "codec-encode", "--json", tmp_path / "out.json", *flag, home=broken_bench).returncode == 0
+        assert (
+            bench(
+                "--rows", "codec-encode", "--json", tmp_path / "out.json", *flag, home=broken_bench
+            ).returncode
+            == 0
+        )
         settings = json.loads((tmp_path / "out.json").read_text())[0]["settings"]
         assert (settings["pinned_to"] is not None) == pinned
 
@@ -128,7 +170,12 @@ def test_values_that_overlap_are_not_worse_and_what_is_missing_is_told() -> None
 
 def test_a_comparison_needs_another_checkout_that_is_installed(tmp_path: Path) -> None:
     # An empty BEFORE is the directory that make runs in.
-    for before, remedy in ((str(tmp_path), f"run make install in {tmp_path}"), ("", "name the root of another one")):
+    for before, remedy in (
+        (str(tmp_path), f"run make install in {tmp_path}"),
+        ("", "name the root of another one"),
+    ):
         command = [sys.executable, str(ROOT / "bench/compare.py"), "--before", before]
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
+        run = subprocess.run(
+            command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+        )
         assert run.returncode == 2 and remedy in run.stderr

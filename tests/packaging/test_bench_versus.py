@@ -1,4 +1,5 @@
-"""The comparison with Kafka: every row runs, on both systems, and its report is made.  Shapes only: no figure is held against a limit."""
+"""The comparison with Kafka: every row runs, on both systems, and its report is made.  Shapes only:
+no figure is held against a limit."""
 
 from __future__ import annotations
 
@@ -32,7 +33,14 @@ KEYS = ["row", "value", "unit", "against", "against_value", "ratio", "settings"]
 
 def versus(*arguments: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(ROOT / "bench/vs_kafka.py"), *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=840, check=False, env={**os.environ, "PYTHONSAFEPATH": "1"})
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=840,
+        check=False,
+        env={**os.environ, "PYTHONSAFEPATH": "1"},
+    )
 
 
 def test_list_names_the_rows() -> None:
@@ -50,7 +58,9 @@ def test_unknown_row_names_the_nearest(tmp_path: Path) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_every_row_runs_on_both_systems(broker_jars: list[Path], connector_jars: list[Path], tmp_path: Path) -> None:
+def test_every_row_runs_on_both_systems(
+    broker_jars: list[Path], connector_jars: list[Path], tmp_path: Path
+) -> None:
     target = tmp_path / "out.json"
     run = versus("--quick", "--seconds", 4, "--json", target)
     assert run.returncode == 0, run.stderr[-6000:]
@@ -64,20 +74,29 @@ def test_every_row_runs_on_both_systems(broker_jars: list[Path], connector_jars:
         assert {"cpu", "cores", "load_average", "commit", "factor", "results"} <= set(settings)
         assert set(settings["results"]) >= {"kdirect", "kafka"}
         for result in settings["results"].values():
-            assert any(name.startswith(("publish", "consume", "endToEnd")) for name in result), result
+            assert any(name.startswith(("publish", "consume", "endToEnd")) for name in result), (
+                result
+            )
     assert "set_up" in figures[0]["settings"]
 
     report = target.with_suffix(".md").read_text()
     for name in NAMES:
         assert any(f["row"].startswith(name) for f in figures)
-    for section in ("## Bars", "## All figures", "## What was not measured, and why", "log.segment.delete.delay.ms"):
+    for section in (
+        "## Bars",
+        "## All figures",
+        "## What was not measured, and why",
+        "log.segment.delete.delay.ms",
+    ):
         assert section in report
     plots = sorted(p.name for p in tmp_path.glob("*.png"))
     assert plots == ["out-consume.png", "out-produce.png", "out-spark.png"]
     assert all(f"]({name})" in report for name in plots)
 
 
-def in_bench(code: str, *arguments: object, **environment: object) -> subprocess.CompletedProcess[str]:
+def in_bench(
+    code: str, *arguments: object, **environment: object
+) -> subprocess.CompletedProcess[str]:
     """Run code in a process of its own, because the benchmark's modules are not a package that is
     installed."""
     return subprocess.run(

@@ -1,4 +1,5 @@
-"""What users get from pip: the wheel and the source distribution, built from this tree, and the package that the tests run against."""
+"""What users get from pip: the wheel and the source distribution, built from this tree, and the
+package that the tests run against."""
 
 from __future__ import annotations
 
@@ -18,10 +19,18 @@ import pytest
 import kdirect
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = {"kdirect": ROOT / "python/kdirect", "pyspark_kdirect": ROOT / "python/pyspark_kdirect", "kdirect_spark": ROOT / "kdirect_spark"}
+PACKAGES = {
+    "kdirect": ROOT / "python/kdirect",
+    "pyspark_kdirect": ROOT / "python/pyspark_kdirect",
+    "kdirect_spark": ROOT / "kdirect_spark",
+}
 
 # The sources of the JVM shim, which the connector compiles where it runs.
-SHIM = {f"kdirect_spark/{path.relative_to(ROOT)}" for path in (ROOT / "jvm_shim" / "src").rglob("*") if path.is_file()}
+SHIM = {
+    f"kdirect_spark/{path.relative_to(ROOT)}"
+    for path in (ROOT / "jvm_shim" / "src").rglob("*")
+    if path.is_file()
+}
 
 
 def build(hook: str, target: Path) -> Path:
@@ -92,8 +101,14 @@ def test_wheel_metadata(wheel: zipfile.ZipFile) -> None:
     assert {"spark", "delta", "rdma", "dev"} <= set(metadata.get_all("Provides-Extra"))
     requires = metadata.get_all("Requires-Dist")
     assert any(re.match(r"pyspark.*extra == .spark.", r) for r in requires)
-    assert {re.match(r"[\w-]+", r)[0] for r in requires if "extra" not in r} >= {"pyarrow", "kafka-python", "numpy"}
-    assert not [r for r in requires if re.match(r"(pyspark|pandas|delta|pytest)", r) and "extra ==" not in r]
+    assert {re.match(r"[\w-]+", r)[0] for r in requires if "extra" not in r} >= {
+        "pyarrow",
+        "kafka-python",
+        "numpy",
+    }
+    assert not [
+        r for r in requires if re.match(r"(pyspark|pandas|delta|pytest)", r) and "extra ==" not in r
+    ]
     assert wheel.read(path.replace("METADATA", "entry_points.txt")).decode().split() == [
         "[console_scripts]",
         "kdirect",
@@ -109,31 +124,45 @@ def test_sdist_holds_every_source_and_nothing_built(sdist_names: set[str]) -> No
         str(p.relative_to(ROOT))
         for home in PACKAGES.values()
         for p in home.rglob("*")
-        if p.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".json", ".typed") and p.is_file() and "__pycache__" not in p.parts
+        if p.suffix in (".py", ".pyi", ".pyx", ".pxd", ".h", ".json", ".typed")
+        and p.is_file()
+        and "__pycache__" not in p.parts
     }
     needed |= {"setup.py", "pyproject.toml", "LICENSE", "README.md", "Makefile", "build.sbt"}
     needed |= {name.removeprefix("kdirect_spark/") for name in SHIM}
     assert not needed - sdist_names
-    assert not {n for n in sdist_names if n.endswith((".so", ".c", ".pyc")) or n.startswith(("build/", ".venv"))}
+    assert not {
+        n
+        for n in sdist_names
+        if n.endswith((".so", ".c", ".pyc")) or n.startswith(("build/", ".venv"))
+    }
 
 
 def test_sbt_and_pip_agree_on_versions() -> None:
     sbt = (ROOT / "build.sbt").read_text()
     metadata = (ROOT / "pyproject.toml").read_text()
-    assert re.search(r'^version = "(.*)"', metadata, re.M)[1] == re.search(r'version := "(.*)"', sbt)[1]
+    assert (
+        re.search(r'^version = "(.*)"', metadata, re.M)[1]
+        == re.search(r'version := "(.*)"', sbt)[1]
+    )
     assert re.search(r'"pyspark==(.*)"', metadata)[1] == re.search(r'sparkVersion = "(.*)"', sbt)[1]
 
 
 def test_tests_run_against_the_installed_package() -> None:
-    """The tree's own copies lack the compiled modules (kdirect) or may differ from what Spark's workers import (kdirect_spark)."""
+    """The tree's own copies lack the compiled modules (kdirect) or may differ from what Spark's
+    workers import (kdirect_spark)."""
     if os.environ.get("KDIRECT_TREE"):
         pytest.skip("KDIRECT_TREE is set: tests run against the tree, built in place")
     for package in PACKAGES:
         spec = importlib.util.find_spec(package)
         assert spec is not None and spec.origin is not None, f"{package} is not installed"
-        assert "site-packages" in Path(spec.origin).parts, f"{package} comes from {spec.origin}: use `make test`"
+        assert "site-packages" in Path(spec.origin).parts, (
+            f"{package} comes from {spec.origin}: use `make test`"
+        )
 
 
 def test_installed_version_is_the_declared_one() -> None:
-    declared = re.search(r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    declared = re.search(
+        r'^version = "([^"]+)"', (ROOT / "pyproject.toml").read_text(), re.MULTILINE
+    )
     assert declared and importlib.metadata.version("kdirect") == declared[1] == kdirect.__version__

@@ -1,6 +1,7 @@
 """`make test` on a machine that has what the README asks for, and nothing else.
 
-What a test needs beyond that is a skip with its reason; continuous integration installs it and makes the skip a failure.
+What a test needs beyond that is a skip with its reason; continuous integration installs it and
+makes the skip a failure.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ ELSEWHERE = {ROOT / "tests/guest", ROOT / "tests/verbs"}
 
 
 @pytest.mark.parametrize(("strict", "outcome"), [("0", "skipped"), ("1", "error")])
-@pytest.mark.parametrize("test", ["tests/broker/test_clients.py::test_kcat", "tests/packaging/test_readme.py::test_kcat"])
+@pytest.mark.parametrize(
+    "test", ["tests/broker/test_clients.py::test_kcat", "tests/packaging/test_readme.py::test_kcat"]
+)
 def test_without_kcat(test: str, strict: str, outcome: str, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     for program in ("bash", "rm"):
@@ -47,7 +50,9 @@ def test_without_jars(tmp_path: Path) -> None:
         env={**os.environ, "PATH": str(tmp_path), "KDIRECT_JARS": str(tmp_path / "jars"), "KDIRECT_NO_SKIPS": "0", "PYTHONSAFEPATH": "1"},
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
-    assert run.stdout.splitlines()[-1].startswith("1 skipped") and "cannot be fetched" in run.stdout, run.stdout
+    assert (
+        run.stdout.splitlines()[-1].startswith("1 skipped") and "cannot be fetched" in run.stdout
+    ), run.stdout
 
 
 def test_no_test_starts_a_program_that_may_be_missing() -> None:
@@ -56,10 +61,19 @@ def test_no_test_starts_a_program_that_may_be_missing() -> None:
         if ELSEWHERE & set(path.parents):
             continue
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("subprocess.") and call.args:
+            if (
+                isinstance(call, ast.Call)
+                and ast.unparse(call.func).startswith("subprocess.")
+                and call.args
+            ):
                 command = call.args[0]
-                first = command.elts[0] if isinstance(command, ast.List) and command.elts else command
-                if isinstance(first, ast.Constant) and str(first.value).split()[0] not in ALWAYS_THERE:
+                first = (
+                    command.elts[0] if isinstance(command, ast.List) and command.elts else command
+                )
+                if (
+                    isinstance(first, ast.Constant)
+                    and str(first.value).split()[0] not in ALWAYS_THERE
+                ):
                     strays.append(f"{path.relative_to(ROOT)}:{call.lineno}: {first.value}")
     assert not strays, "\n".join(strays)
 

@@ -1,4 +1,5 @@
-"""The README's five minutes, as a reader would type them: its blocks are run as they stand, but for the port."""
+"""The README's five minutes, as a reader would type them: its blocks are run as they stand, but for
+the port."""
 
 from __future__ import annotations
 
@@ -18,7 +19,11 @@ ADDRESS = "127.0.0.1:9092"
 
 def block(containing: str) -> str:
     """The one fenced block of the README that has this text."""
-    found = [b for b in re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL) if containing in b]
+    found = [
+        b
+        for b in re.findall(r"^```\w*\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+        if containing in b
+    ]
     assert len(found) == 1, f"{len(found)} blocks of README.md contain {containing!r}"
     return found[0]
 
@@ -46,7 +51,14 @@ def broker(tmp_path: Path):
 def run_python(code: str, tmp_path: Path) -> str:
     script = tmp_path / "example.py"
     script.write_text(code)
-    run = subprocess.run([sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
+    run = subprocess.run(
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-4000:]
     return run.stdout
 
@@ -62,7 +74,13 @@ def run_lines(lines: str, broker: str) -> str:
     printed = ""
     for line in lines.replace(ADDRESS, broker).splitlines():
         line = re.sub(r"(^|\| )(kdirect .*)", rf"\g<1>{scripts}/\g<2> --broker {broker}", line)
-        run = subprocess.run(["bash", "-o", "pipefail", "-c", line], capture_output=True, text=True, timeout=30, check=False)
+        run = subprocess.run(
+            ["bash", "-o", "pipefail", "-c", line],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
         assert run.returncode == 0, f"{line}: {run.stderr}"
         printed = run.stdout
     return printed
@@ -77,14 +95,26 @@ def test_kcat(broker: str, kcat: str) -> None:
 @pytest.mark.timeout(600)
 def test_spark(broker: str, tmp_path: Path) -> None:
     """`kdirect produce` writes the numbers here: it does the same as kcat, and is always there."""
-    topics = "".join(line for line in block("kcat").splitlines(keepends=True) if line.startswith("kdirect"))
+    topics = "".join(
+        line for line in block("kcat").splitlines(keepends=True) if line.startswith("kdirect")
+    )
     assert topics.count("\n") == 2
     run_lines(topics + "seq 1 5 | kdirect produce numbers", broker)
 
     shown = run_python(block("session_builder").replace(ADDRESS, broker), tmp_path)
-    numbers = [row.split("|")[3].strip() for row in shown.splitlines() if re.match(r"\|\s*\d+\|\s*\d+\|", row)]
+    numbers = [
+        row.split("|")[3].strip()
+        for row in shown.splitlines()
+        if re.match(r"\|\s*\d+\|\s*\d+\|", row)
+    ]
     assert numbers == ["1", "2", "3", "4", "5"]
-    assert sorted(int(n) for n in re.findall(r"\|\s*doubled\|\s*\d+\|\s*(\d+)\|", shown)) == [2, 4, 6, 8, 10]
+    assert sorted(int(n) for n in re.findall(r"\|\s*doubled\|\s*\d+\|\s*(\d+)\|", shown)) == [
+        2,
+        4,
+        6,
+        8,
+        10,
+    ]
 
 
 def test_commands_named_are_targets() -> None:
@@ -95,6 +125,11 @@ def test_commands_named_are_targets() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").glob("*.md"),
+    ]:
         for target in re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.relative_to(ROOT)} links to {target}"

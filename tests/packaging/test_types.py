@@ -47,9 +47,19 @@ def seen(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """What mypy says of `PROGRAM`, line by line."""
     directory = tmp_path_factory.mktemp("user")
     (directory / "program.py").write_text(PROGRAM)
-    environment = {name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("MYPYPATH", "PYTHONPATH")
+    }
     run = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file=", "--cache-dir", str(directory / "cache"), "program.py"],
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--config-file=",
+            "--cache-dir",
+            str(directory / "cache"),
+            "program.py",
+        ],
         cwd=directory,
         env={**environment, "PYTHONSAFEPATH": "1"},
         capture_output=True,
@@ -77,13 +87,21 @@ def plain(revealed: str) -> str:
 
 @pytest.mark.timeout(600)
 def test_mypy_finds_a_users_mistakes_and_none_of_ours(seen: list[str]) -> None:
-    errors = [re.match(r"(.*?):(\d+): error: .*\[([\w-]+)\]$", line) for line in seen if ": error: " in line]
-    assert {(e[1], int(e[2])): e[3] for e in errors if e} == {("program.py", n): code for n, code in ERRORS.items()}, "\n".join(seen)
+    errors = [
+        re.match(r"(.*?):(\d+): error: .*\[([\w-]+)\]$", line)
+        for line in seen
+        if ": error: " in line
+    ]
+    assert {(e[1], int(e[2])): e[3] for e in errors if e} == {
+        ("program.py", n): code for n, code in ERRORS.items()
+    }, "\n".join(seen)
 
 
 def test_the_stub_of_messages_names_what_they_have() -> None:
     stub = (Path(kdirect.__file__).parent / "client/message.pyi").read_text()
-    described = set(re.findall(r"^    def ([a-z]\w*)\(", stub[: stub.index("class MessageQueue")], re.MULTILINE))
+    described = set(
+        re.findall(r"^    def ([a-z]\w*)\(", stub[: stub.index("class MessageQueue")], re.MULTILINE)
+    )
     assert described == {name for name in dir(kdirect.Message) if not name.startswith("_")}
 
 

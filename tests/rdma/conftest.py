@@ -1,6 +1,8 @@
-"""What the tests of the RDMA room share: the rig (two connected ends over a provider) and peers in other processes.
+"""What the tests of the RDMA room share: the rig (two connected ends over a provider) and peers in
+other processes.
 
-A provider that cannot run here skips with its reason; KDIRECT_NO_SKIPS=1 makes that a failure (tests/conftest.py).
+A provider that cannot run here skips with its reason; KDIRECT_NO_SKIPS=1 makes that a failure
+(tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -32,7 +34,16 @@ collect_ignore = [] if HAS_DEVICE else ["test_verbs.py"]
 class End:
     """One side of a connection: a domain with a region of `size` bytes, CQs and a queue pair."""
 
-    def __init__(self, device: Any, size: int = 1 << 16, *, access: int = ALL, cq: Any = None, depth: int = 1024, **limits: Any) -> None:
+    def __init__(
+        self,
+        device: Any,
+        size: int = 1 << 16,
+        *,
+        access: int = ALL,
+        cq: Any = None,
+        depth: int = 1024,
+        **limits: Any,
+    ) -> None:
         self.device = device
         self.domain = device.alloc_pd()
         self.send_cq = cq or device.create_cq(depth)
@@ -78,7 +89,9 @@ class Rig:
     def end(self, *arguments: Any, **options: Any) -> End:
         return End(self.device, *arguments, **options)
 
-    def pair(self, size: int = 1 << 16, a: dict | None = None, b: dict | None = None, **options: Any) -> tuple[End, End]:
+    def pair(
+        self, size: int = 1 << 16, a: dict | None = None, b: dict | None = None, **options: Any
+    ) -> tuple[End, End]:
         """Two connected ends, of two devices; `a` is the active one."""
         x = End(self.device, **{"size": size, **options, **(a or {})})
         y = End(self.other_device, **{"size": size, **options, **(b or {})})
@@ -103,7 +116,9 @@ def completions(cq: Any, n: int, timeout_ms: int = WAIT_MS) -> list[WorkCompleti
     got: list[WorkCompletion] = []
     deadline = time.monotonic() + timeout_ms / 1000
     while len(got) < n:
-        assert time.monotonic() < deadline, f"{len(got)} of {n} completions after {timeout_ms} ms: {got}"
+        assert time.monotonic() < deadline, (
+            f"{len(got)} of {n} completions after {timeout_ms} ms: {got}"
+        )
         cq.wait(1000)
         got += cq.poll(n - len(got))
     return got
@@ -146,10 +161,11 @@ def _rig(provider: str, seed: int) -> Iterator[Rig]:
 
 
 class PeerProcess:
-    """Another process that runs tests/rdma/peer.py; ``peer.run(code, **names)`` executes Python there.
+    """Another process that runs tests/rdma/peer.py; ``peer.run(code, **names)`` executes Python
+    there.
 
-    The code sees what peer.py has and what earlier code left; the value of its last line comes back if that
-    is an expression.
+    The code sees what peer.py has and what earlier code left; the value of its last line comes back
+    if that is an expression.
     """
 
     def __init__(self) -> None:

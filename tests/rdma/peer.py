@@ -14,7 +14,9 @@ from typing import Any
 
 
 def load_conftest() -> Any:
-    spec = importlib.util.spec_from_file_location("rdma_conftest", Path(__file__).with_name("conftest.py"))
+    spec = importlib.util.spec_from_file_location(
+        "rdma_conftest", Path(__file__).with_name("conftest.py")
+    )
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,6 +1,7 @@
 """The verbs contract, over every provider: operations, ordering, keys, bounds and access.
 
-What kdirect.rdma.contract promises, and nothing that a provider adds; its other half is test_contract_life.py.
+What kdirect.rdma.contract promises, and nothing that a provider adds; its other half is
+test_contract_life.py.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ def got(end: End, position: int, length: int) -> bytes:
     return bytes(end.bytes[position : position + length])
 
 
-# -- operations ---------------------------------------------------------------------------------------------
+# -- operations
+# ---------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 64, 2048, 65536])
 def test_read(rig: Rig, length: int) -> None:
     a, b = rig.pair()
@@ -44,7 +46,13 @@ def test_read(rig: Rig, length: int) -> None:
     put(b, 65536 - length, data)
     a.qp.post_read(11, a.region, 0, length, b.address + 65536 - length, b.rkey)
     wc = completion(a.send_cq)
-    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) == (11, Status.SUCCESS, Opcode.RDMA_READ, length, a.qp.qp_num)
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len, wc.qp_num) == (
+        11,
+        Status.SUCCESS,
+        Opcode.RDMA_READ,
+        length,
+        a.qp.qp_num,
+    )
     assert got(a, 0, length) == data
 
 
@@ -75,7 +83,12 @@ def test_write_with_immediate(rig: Rig) -> None:
     a.qp.post_write_imm(13, a.region, 0, 7, b.address + 50, b.rkey, 0xFEDC1234)
     assert completion(a.send_cq).ok
     wc = completion(b.recv_cq)
-    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (77, Status.SUCCESS, Opcode.RECV_RDMA_WITH_IMM, 7)
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (
+        77,
+        Status.SUCCESS,
+        Opcode.RECV_RDMA_WITH_IMM,
+        7,
+    )
     assert (wc.imm_data, wc.qp_num) == (0xFEDC1234, b.qp.qp_num)
     assert got(b, 50, 7) == b"payload"
 
@@ -157,10 +170,16 @@ def test_random_operations_match_a_model(rig: Rig, seed: int) -> None:
                 value = rng.getrandbits(64)
                 if op == "fetch_add":
                     a.qp.post_fetch_add(i, a.region, local, b.address + at, b.rkey, value)
-                    model[at : at + 8] = struct.pack("=Q", (struct.unpack("=Q", old)[0] + value) % 2**64)
+                    model[at : at + 8] = struct.pack(
+                        "=Q", (struct.unpack("=Q", old)[0] + value) % 2**64
+                    )
                 else:
-                    compare = struct.unpack("=Q", old)[0] if rng.random() < 0.5 else rng.getrandbits(64)
-                    a.qp.post_compare_swap(i, a.region, local, b.address + at, b.rkey, compare, value)
+                    compare = (
+                        struct.unpack("=Q", old)[0] if rng.random() < 0.5 else rng.getrandbits(64)
+                    )
+                    a.qp.post_compare_swap(
+                        i, a.region, local, b.address + at, b.rkey, compare, value
+                    )
                     if struct.pack("=Q", compare) == old:
                         model[at : at + 8] = struct.pack("=Q", value)
                 expected[i] = bytes(old)
@@ -172,7 +191,8 @@ def test_random_operations_match_a_model(rig: Rig, seed: int) -> None:
     assert bytes(b.bytes) == bytes(model)
 
 
-# -- ordering -----------------------------------------------------------------------------------------------
+# -- ordering
+# -----------------------------------------------------------------------------------------------
 def test_writes_are_visible_before_a_later_immediate(rig: Rig) -> None:
     a, b = rig.pair(size=1 << 18)
     for turn in range(1, 40):
@@ -211,7 +231,8 @@ def test_completions_keep_the_order_of_posts(rig: Rig) -> None:
     assert [wc.imm_data for wc in received if wc.imm_data is not None] == list(range(0, 100, 5))
 
 
-# -- keys, bounds, access -----------------------------------------------------------------------------------
+# -- keys, bounds, access
+# -----------------------------------------------------------------------------------
 def expect_failure(a: End, status: int) -> None:
     """The one request posted fails with `status`; the queue pair is in ERROR and takes no more."""
     wc = completion(a.send_cq)
@@ -222,7 +243,9 @@ def expect_failure(a: End, status: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("start", "length"), [(-1, 8), (65536 - 7, 8), (65536, 1), (0, 65537), (1 << 40, 8), (-(1 << 20), 8)], ids=lambda v: str(v)
+    ("start", "length"),
+    [(-1, 8), (65536 - 7, 8), (65536, 1), (0, 65537), (1 << 40, 8), (-(1 << 20), 8)],
+    ids=lambda v: str(v),
 )
 def test_remote_bounds(rig: Rig, start: int, length: int) -> None:
     a, b = rig.pair(a={"size": 1 << 17}, b={"size": 65536})
@@ -301,7 +324,9 @@ def test_forged_keys(rig: Rig, which: str) -> None:
     a, b = rig.pair()
     stranger = rig.end()
     rkey = {"unknown": b.rkey ^ 0x5A5A0000, "other domain": stranger.rkey, "zero": 0}[which]
-    a.qp.post_read(1, a.region, 0, 8, stranger.address if which == "other domain" else b.address, rkey)
+    a.qp.post_read(
+        1, a.region, 0, 8, stranger.address if which == "other domain" else b.address, rkey
+    )
     expect_failure(a, Status.REM_ACCESS_ERR)
 
 
@@ -373,9 +398,14 @@ def test_a_revoked_local_key(rig: Rig) -> None:
 
 def test_registered_after_connecting_and_before(rig: Rig) -> None:
     a, b = rig.end(), End(rig.other_device)
-    before = [b.domain.register(b.memory, Access.REMOTE_READ, position=4096 * i, length=4096) for i in range(10)]
+    before = [
+        b.domain.register(b.memory, Access.REMOTE_READ, position=4096 * i, length=4096)
+        for i in range(10)
+    ]
     join(a, b)
-    after = [b.domain.register(b.memory, Access.REMOTE_READ, position=8 * i, length=8) for i in range(10)]
+    after = [
+        b.domain.register(b.memory, Access.REMOTE_READ, position=8 * i, length=8) for i in range(10)
+    ]
     for i, region in enumerate(before + after):
         put(b, region.address - b.memory.address, bytes([i + 1]) * 8)
         a.qp.post_read(i, a.region, 0, 8, region.address, region.rkey)
@@ -406,13 +436,16 @@ def test_registration_of_read_only_memory(rig: Rig) -> None:
         (64, 0, None, "access flags"),
     ],
 )
-def test_bad_registrations(rig: Rig, access: int, position: int, length: int | None, message: str) -> None:
+def test_bad_registrations(
+    rig: Rig, access: int, position: int, length: int | None, message: str
+) -> None:
     domain = rig.device.alloc_pd()
     with pytest.raises(RdmaError, match=message):
         domain.register(Memory.anonymous(4096), access, position, length)
 
 
-# -- reading in place: a READ without its copy, where the provider has such a way ------------------------------
+# -- reading in place: a READ without its copy, where the provider has such a way
+# ------------------------------
 def test_a_view_obeys_the_rules_of_a_read(rig: Rig) -> None:
     a, b = rig.pair()
     data = os.urandom(4096)
@@ -423,8 +456,16 @@ def test_a_view_obeys_the_rules_of_a_read(rig: Rig) -> None:
         return
     assert a.qp.read_in_place(view, b.address + 1000, 4096) == data
     put(b, 1000, data[::-1])
-    assert a.qp.read_in_place(view, b.address + 1000, 4096) == data[::-1]  # the memory itself, no copy of it
-    for address, length in ((b.address - 1, 1), (b.address + 65535, 2), (b.address + 65536, 1), (2**64 - 1, 1), (b.address, 65537)):
+    assert (
+        a.qp.read_in_place(view, b.address + 1000, 4096) == data[::-1]
+    )  # the memory itself, no copy of it
+    for address, length in (
+        (b.address - 1, 1),
+        (b.address + 65535, 2),
+        (b.address + 65536, 1),
+        (2**64 - 1, 1),
+        (b.address, 65537),
+    ):
         with pytest.raises(QueuePairError, match="remote access error"):
             a.qp.read_in_place(view, address, length)
     assert a.qp.read_in_place(view, b.address + 65535, 1) == got(b, 65535, 1)

@@ -1,6 +1,8 @@
-"""The verbs contract: a WRITE_WITH_IMM whose bytes are partly inline, over every provider, and what the providers that take it keep to.
+"""The verbs contract: a WRITE_WITH_IMM whose bytes are partly inline, over every provider, and what
+the providers that take it keep to.
 
-A provider that has no such call says so each time, and nothing is posted: `TAKES` are those that have it.
+A provider that has no such call says so each time, and nothing is posted: `TAKES` are those that
+have it.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ AT = 100
 
 def post(a: End, b: End, *, wr_id: int = 1, imm: int = 7, rkey: int | None = None) -> bool:
     """LENGTH bytes of `a` to `b`, VALUE in the middle of them."""
-    return a.qp.post_write_imm_inline(wr_id, a.region, 0, LENGTH, AT, VALUE, b.address, b.rkey if rkey is None else rkey, imm)
+    return a.qp.post_write_imm_inline(
+        wr_id, a.region, 0, LENGTH, AT, VALUE, b.address, b.rkey if rkey is None else rkey, imm
+    )
 
 
 def expected(a: End) -> bytes:
@@ -40,9 +44,19 @@ def test_inline_bytes_take_the_place_of_registered_ones(rig: Rig) -> None:
         put(a, AT, VALUE)  # what the caller does then
         a.qp.post_write_imm(1, a.region, 0, LENGTH, b.address, b.rkey, 0xFEDC1234)
     wc = completion(a.send_cq)
-    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (1, Status.SUCCESS, Opcode.RDMA_WRITE, LENGTH)
+    assert (wc.wr_id, wc.status, wc.opcode, wc.byte_len) == (
+        1,
+        Status.SUCCESS,
+        Opcode.RDMA_WRITE,
+        LENGTH,
+    )
     wc = completion(b.recv_cq)
-    assert (wc.wr_id, wc.opcode, wc.byte_len, wc.imm_data) == (77, Opcode.RECV_RDMA_WITH_IMM, LENGTH, 0xFEDC1234)
+    assert (wc.wr_id, wc.opcode, wc.byte_len, wc.imm_data) == (
+        77,
+        Opcode.RECV_RDMA_WITH_IMM,
+        LENGTH,
+        0xFEDC1234,
+    )
     assert got(b, 0, LENGTH + 1) == expected(a) + b"\0"
 
 
@@ -58,7 +72,9 @@ def test_inline_bytes_at_the_ends_of_a_request(shm_rig: Rig, at: int, length: in
 
 
 @pytest.mark.parametrize(("at", "length"), [(0, 65), (64, 1), (65, 0), (2**32 - 1, 2)])
-def test_inline_bytes_outside_of_the_request_are_refused_at_post(shm_rig: Rig, at: int, length: int) -> None:
+def test_inline_bytes_outside_of_the_request_are_refused_at_post(
+    shm_rig: Rig, at: int, length: int
+) -> None:
     a, b = shm_rig.pair()
     b.qp.post_recv(1)
     with pytest.raises(RdmaError, match="length"):
@@ -67,8 +83,8 @@ def test_inline_bytes_outside_of_the_request_are_refused_at_post(shm_rig: Rig, a
 
 
 def test_what_would_have_to_wait_is_not_taken(shm_rig: Rig) -> None:
-    """The bytes are the caller's again when the post returns, so it takes none for later: neither without a receive nor behind a request
-    that waits for one."""
+    """The bytes are the caller's again when the post returns, so it takes none for later: neither
+    without a receive nor behind a request that waits for one."""
     a, b = shm_rig.pair()
     put(a, 0, b"waits---" + bytes(LENGTH))
     assert not post(a, b)

@@ -1,4 +1,5 @@
-"""The verbs contract, over every provider: queues, receivers that are not ready, waiting, connecting, and the end."""
+"""The verbs contract, over every provider: queues, receivers that are not ready, waiting,
+connecting, and the end."""
 
 from __future__ import annotations
 
@@ -10,7 +11,14 @@ import time
 
 import pytest
 
-from kdirect.errors import ClosedError, KdirectError, QueueFullError, QueuePairError, RdmaError, TransportError
+from kdirect.errors import (
+    ClosedError,
+    KdirectError,
+    QueueFullError,
+    QueuePairError,
+    RdmaError,
+    TransportError,
+)
 from kdirect.rdma.contract import State, Status
 from tests.rdma.conftest import ALL, WAIT_MS, End, Rig, completion, completions, join
 
@@ -23,7 +31,8 @@ def got(end: End, position: int, length: int) -> bytes:
     return bytes(end.bytes[position : position + length])
 
 
-# -- queues -------------------------------------------------------------------------------------------------
+# -- queues
+# -------------------------------------------------------------------------------------------------
 def test_send_queue_depth(rig: Rig) -> None:
     a, b = rig.pair(max_send_wr=5)
     for turn in range(3):
@@ -54,7 +63,11 @@ def test_receive_queue_depth(rig: Rig) -> None:
             b.qp.post_recv(99)
         for i in range(3):
             a.qp.post_write_imm(i, a.region, 0, 0, 0, 0, i)
-        assert [wc.wr_id for wc in completions(b.recv_cq, 3)] == [10 * turn, 10 * turn + 1, 10 * turn + 2]
+        assert [wc.wr_id for wc in completions(b.recv_cq, 3)] == [
+            10 * turn,
+            10 * turn + 1,
+            10 * turn + 2,
+        ]
         assert len(completions(a.send_cq, 3)) == 3
 
 
@@ -104,7 +117,9 @@ def test_receiver_not_ready_waits(rig: Rig) -> None:
     assert got(b, 0, 24) == b"one-----two-----three---"
 
 
-def test_requests_that_wait_for_a_receiver_go_on_while_their_owner_waits_for_answers(rig: Rig) -> None:
+def test_requests_that_wait_for_a_receiver_go_on_while_their_owner_waits_for_answers(
+    rig: Rig,
+) -> None:
     """Who waits for an answer looks at its receives alone; its question must arrive nevertheless."""
     a, b = rig.pair()
     put(a, 0, b"question")
@@ -155,7 +170,10 @@ def test_receiver_not_ready_times_out(rig: Rig) -> None:
     a.qp.post_write_imm(1, a.region, 0, 8, b.address, b.rkey, 1)
     a.qp.post_write(2, a.region, 0, 8, b.address, b.rkey)
     wcs = completions(a.send_cq, 2)
-    assert [(wc.wr_id, wc.status) for wc in wcs] == [(1, Status.RNR_RETRY_EXC_ERR), (2, Status.WR_FLUSH_ERR)]
+    assert [(wc.wr_id, wc.status) for wc in wcs] == [
+        (1, Status.RNR_RETRY_EXC_ERR),
+        (2, Status.WR_FLUSH_ERR),
+    ]
     assert a.qp.state == State.ERROR
     assert got(b, 0, 8) == bytes(8)
 
@@ -182,7 +200,10 @@ def test_a_send_longer_than_the_receive(rig: Rig, length: int) -> None:
     b.qp.post_recv(2, b.region, 0, 4096)
     a.qp.post_send(3, a.region, 0, 1000)
     assert completion(a.send_cq).status == Status.REM_INV_REQ_ERR
-    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 2)] == [(1, Status.LOC_LEN_ERR), (2, Status.WR_FLUSH_ERR)]
+    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 2)] == [
+        (1, Status.LOC_LEN_ERR),
+        (2, Status.WR_FLUSH_ERR),
+    ]
     assert a.qp.state == b.qp.state == State.ERROR
     assert got(b, 0, 1000) == bytes(1000)
 
@@ -226,7 +247,8 @@ def test_many_sends_of_all_sizes(rig: Rig, seed: int) -> None:
         polled += len(a.send_cq.poll(64))
 
 
-# -- completion queues --------------------------------------------------------------------------------------
+# -- completion queues
+# --------------------------------------------------------------------------------------
 def test_poll_and_wait_without_work(rig: Rig) -> None:
     a, _ = rig.pair()
     assert a.send_cq.poll() == []
@@ -289,15 +311,20 @@ def test_arm_and_fileno(rig: Rig) -> None:
     assert readable(fd, 5)
 
 
-# -- the end ------------------------------------------------------------------------------------------------
+# -- the end
+# ------------------------------------------------------------------------------------------------
 def test_close_flushes_both_sides(rig: Rig) -> None:
     a, b = rig.pair()
     for i in range(3):
         a.qp.post_recv(i)
         b.qp.post_recv(10 + i)
     a.qp.close()
-    assert [(wc.wr_id, wc.status) for wc in completions(a.recv_cq, 3)] == [(i, Status.WR_FLUSH_ERR) for i in range(3)]
-    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 3)] == [(10 + i, Status.WR_FLUSH_ERR) for i in range(3)]
+    assert [(wc.wr_id, wc.status) for wc in completions(a.recv_cq, 3)] == [
+        (i, Status.WR_FLUSH_ERR) for i in range(3)
+    ]
+    assert [(wc.wr_id, wc.status) for wc in completions(b.recv_cq, 3)] == [
+        (10 + i, Status.WR_FLUSH_ERR) for i in range(3)
+    ]
     assert b.qp.state == State.ERROR
     with pytest.raises(QueuePairError):
         b.qp.post_write(1, b.region, 0, 8, a.address, a.rkey)
@@ -330,7 +357,10 @@ def test_waiting_requests_are_flushed(rig: Rig) -> None:
     a.qp.post_read(2, a.region, 8, 8, b.address, b.rkey)
     assert a.send_cq.wait(2) is False
     b.qp.close()
-    assert [(wc.wr_id, wc.status) for wc in completions(a.send_cq, 2)] == [(1, Status.WR_FLUSH_ERR), (2, Status.WR_FLUSH_ERR)]
+    assert [(wc.wr_id, wc.status) for wc in completions(a.send_cq, 2)] == [
+        (1, Status.WR_FLUSH_ERR),
+        (2, Status.WR_FLUSH_ERR),
+    ]
 
 
 def test_the_end_wakes_even_without_work(rig: Rig) -> None:
@@ -400,8 +430,11 @@ def test_children_close_before_parents(rig: Rig) -> None:
             call()
 
 
-# -- connecting ---------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("address", [b"", b"x", b"KDSA", bytes(200), b"KDSA" + bytes(100), b"SIM1" + bytes(16)])
+# -- connecting
+# ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "address", [b"", b"x", b"KDSA", bytes(200), b"KDSA" + bytes(100), b"SIM1" + bytes(16)]
+)
 def test_bad_addresses(rig: Rig, address: bytes) -> None:
     for active in (True, False):
         a = rig.end()
@@ -459,7 +492,8 @@ def test_many_pairs_at_once(rig: Rig) -> None:
         assert got(a, 0, 5) == b"hello"
 
 
-# -- the rest -----------------------------------------------------------------------------------------------
+# -- the rest
+# -----------------------------------------------------------------------------------------------
 def test_statistics(rig: Rig) -> None:
     a, b = rig.pair()
     b.qp.post_recv(1, b.region, 0, 100)

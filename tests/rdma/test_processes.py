@@ -1,4 +1,5 @@
-"""The shm provider between processes: what a peer that is stopped, killed, hostile or forked does to the other side."""
+"""The shm provider between processes: what a peer that is stopped, killed, hostile or forked does
+to the other side."""
 
 from __future__ import annotations
 
@@ -14,7 +15,17 @@ import pytest
 from kdirect.errors import QueuePairError, RdmaError, TransportError
 from kdirect.rdma import open_device, shm_probe
 from kdirect.rdma.contract import Access, Memory, State, Status
-from tests.rdma.conftest import WAIT_MS, End, PeerProcess, Rig, completion, completions, eventually, join, join_process
+from tests.rdma.conftest import (
+    WAIT_MS,
+    End,
+    PeerProcess,
+    Rig,
+    completion,
+    completions,
+    eventually,
+    join,
+    join_process,
+)
 
 Peers = Callable[[], PeerProcess]
 
@@ -51,23 +62,32 @@ def test_every_operation_between_processes(shm_rig: Rig, peer_process: Peers) ->
     a.qp.post_fetch_add(5, a.region, 64, address + 800, rkey, 3)
     a.qp.post_compare_swap(6, a.region, 72, address + 800, rkey, 3, 9)
     assert all(wc.ok for wc in completions(a.send_cq, 5))
-    assert peer.run("[(wc.wr_id, wc.status, wc.imm_data) for wc in completions(b.recv_cq, 2)]") == [(1, 0, None), (2, 0, 44)]
+    assert peer.run("[(wc.wr_id, wc.status, wc.imm_data) for wc in completions(b.recv_cq, 2)]") == [
+        (1, 0, None),
+        (2, 0, 44),
+    ]
     assert peer.run("[bytes(b.bytes[i : i + 5]) for i in (100, 200, 4096)]") == [b"hence"] * 3
     assert peer.run("bytes(b.bytes[800:808])") == struct.pack("=Q", 9)
     a.qp.post_recv(7)
-    peer.run("b.qp.post_write_imm(1, b.region, 0, 5, address, rkey, 5)", address=a.address + 500, rkey=a.rkey)
+    peer.run(
+        "b.qp.post_write_imm(1, b.region, 0, 5, address, rkey, 5)",
+        address=a.address + 500,
+        rkey=a.rkey,
+    )
     assert completion(a.recv_cq).imm_data == 5
     assert bytes(a.bytes[500:505]) == b"there"
 
 
 def test_the_target_needs_no_cpu(shm_rig: Rig, peer_process: Peers) -> None:
-    """The target is stopped: READ, WRITE, atomics and WRITE_WITH_IMM complete all the same, under old keys and under
-    one that it registered at the last moment."""
+    """The target is stopped: READ, WRITE, atomics and WRITE_WITH_IMM complete all the same, under
+    old keys and under one that it registered at the last moment."""
     peer = peer_process()
     a = shm_rig.end()
     address, rkey = join_process(a, peer)
     peer.run("b.bytes[:6] = b'frozen'; b.qp.post_recv(1)")
-    late_address, late_rkey = peer.run("late = b.domain.register(b.memory, Access.REMOTE_READ, 0, 6); (late.address, late.rkey)")
+    late_address, late_rkey = peer.run(
+        "late = b.domain.register(b.memory, Access.REMOTE_READ, 0, 6); (late.address, late.rkey)"
+    )
     stop(peer)
     ticks = cpu_ticks(peer.pid)
     for turn in range(1000):
@@ -106,7 +126,9 @@ def test_no_wake_up_is_lost_between_processes(peer_process: Peers, spin_us: int)
     two.run("b.qp.connect(peer, False)", peer=first[0])
     one.run("b.qp.connect(peer, True)", peer=second[0])
     n = 20_000 if spin_us else 12_000
-    bounce = f"shm_probe.bounce_asleep(b.qp, b.recv_cq, b.region, remote, rkey, {n}, first, {spin_us})"
+    bounce = (
+        f"shm_probe.bounce_asleep(b.qp, b.recv_cq, b.region, remote, rkey, {n}, first, {spin_us})"
+    )
     two.start(bounce, remote=first[1], rkey=first[2], first=False)
     one.start(bounce, remote=second[1], rkey=second[2], first=True)
     assert one.finish() > 0
@@ -126,7 +148,8 @@ def test_spinning_processes(peer_process: Peers) -> None:
     assert two.finish() > 0
 
 
-# -- death --------------------------------------------------------------------------------------------------
+# -- death
+# --------------------------------------------------------------------------------------------------
 def test_a_peer_that_is_killed_while_it_writes(shm_rig: Rig, peer_process: Peers) -> None:
     """Whatever it was doing: the survivor is told, flushes, and gets its memory back."""
     for turn in range(4):
@@ -206,17 +229,21 @@ def test_a_peer_that_dies_while_it_connects(shm_rig: Rig, peer_process: Peers) -
 def test_connecting_to_a_stopped_process_times_out(shm_rig: Rig, peer_process: Peers) -> None:
     peer = peer_process()
     a = shm_rig.end()
-    address = peer.run("b = make_end(); b.qp.connect(a_address, False); b.qp.address", a_address=a.qp.address)
+    address = peer.run(
+        "b = make_end(); b.qp.connect(a_address, False); b.qp.address", a_address=a.qp.address
+    )
     stop(peer)
     with pytest.raises(TransportError, match="did not answer") as e:
         a.qp.connect(address, True, timeout_ms=100)
     assert e.value.hint
 
 
-# -- revocation ----------------------------------------------------------------------------------------------
+# -- revocation
+# ----------------------------------------------------------------------------------------------
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_stopped_peer_inside_a_copy(shm_rig: Rig, peer_process: Peers, inline: bool) -> None:
-    """deregister() says False while the peer is stopped in the middle of a WRITE, and True once it went on."""
+    """deregister() says False while the peer is stopped in the middle of a WRITE, and True once it
+    went on."""
     peer = peer_process()
     size = 16 << 20
     a = shm_rig.end(size=size, max_recv_wr=8192)
@@ -256,7 +283,9 @@ status
     assert bytes(a.bytes) == bytes([3]) * size
 
 
-def test_a_stopped_peer_that_copies_nothing_holds_nothing_up(shm_rig: Rig, peer_process: Peers) -> None:
+def test_a_stopped_peer_that_copies_nothing_holds_nothing_up(
+    shm_rig: Rig, peer_process: Peers
+) -> None:
     peer = peer_process()
     a = shm_rig.end()
     join_process(a, peer)
@@ -271,7 +300,9 @@ def test_a_stopped_peer_that_copies_nothing_holds_nothing_up(shm_rig: Rig, peer_
     assert peer.run(read, address=a.address, key=key) == Status.REM_ACCESS_ERR
 
 
-def test_a_peer_that_takes_in_no_announcements_is_cut(shm_rig: Rig, peer_process: Peers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_peer_that_takes_in_no_announcements_is_cut(
+    shm_rig: Rig, peer_process: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
     peer = peer_process()
     a = shm_rig.end()
     join_process(a, peer)
@@ -294,10 +325,15 @@ def test_read_only_grants_are_read_only_descriptors(shm_rig: Rig, peer_process: 
     join_process(a, peer)
     maps = peer.run("open('/proc/self/maps').read()")
     inode = os.fstat(a.memory.fd).st_ino
-    assert {line.split()[1] for line in maps.splitlines() if len(line.split()) > 4 and line.split()[4] == str(inode)} == {"r--s"}
+    assert {
+        line.split()[1]
+        for line in maps.splitlines()
+        if len(line.split()) > 4 and line.split()[4] == str(inode)
+    } == {"r--s"}
 
 
-# -- hostility and forks ---------------------------------------------------------------------------------------
+# -- hostility and forks
+# ---------------------------------------------------------------------------------------
 def test_a_hostile_process_harms_itself_only(shm_rig: Rig, peer_process: Peers, seed: int) -> None:
     """It scribbles over the shared rings while its victim works; another peer is not disturbed."""
     cq = shm_rig.device.create_cq(4096)

@@ -53,7 +53,8 @@ def fenced(request: pytest.FixtureRequest) -> Iterator[Rig]:
         shm.use_full_fences(False)
 
 
-# -- queues and threads ----------------------------------------------------------------------------------------
+# -- queues and threads
+# ----------------------------------------------------------------------------------------
 def test_many_queue_pairs_share_a_queue_fairly(shm_rig: Rig) -> None:
     """One that has a thousand completions ready does not keep the others waiting."""
     cq = shm_rig.other_device.create_cq(8192)
@@ -102,8 +103,12 @@ def test_spinning_threads(fenced: Rig) -> None:
     a, b = bounce_pair(fenced)
     n = 8_000
     run_threads(
-        lambda: shm_probe.bounce(a.qp, a.recv_cq, a.region, b.address, b.rkey, 64, n, True, WAIT_MS),
-        lambda: shm_probe.bounce(b.qp, b.recv_cq, b.region, a.address, a.rkey, 64, n, False, WAIT_MS),
+        lambda: shm_probe.bounce(
+            a.qp, a.recv_cq, a.region, b.address, b.rkey, 64, n, True, WAIT_MS
+        ),
+        lambda: shm_probe.bounce(
+            b.qp, b.recv_cq, b.region, a.address, a.rkey, 64, n, False, WAIT_MS
+        ),
     )
     assert fenced.device.statistics()["wakeups"] == 0
 
@@ -131,7 +136,8 @@ def test_a_local_completion_wakes_another_thread(fenced: Rig) -> None:
 
 @pytest.mark.parametrize("beside", ["nobody", "a thread that waits for receives"])
 def test_waiting_requests_run_in_the_thread_that_polls(fenced: Rig, beside: str) -> None:
-    """Three threads: one posts, one polls, one makes the receiver ready now and then.  A fourth has a right to run them, too."""
+    """Three threads: one posts, one polls, one makes the receiver ready now and then.  A fourth has
+    a right to run them, too."""
     a, b = fenced.pair(max_send_wr=16, max_recv_wr=16)
     n = 3_000
     room = threading.Semaphore(16)
@@ -217,7 +223,8 @@ def test_a_peer_that_leaves_wakes_a_sleeping_thread(shm_rig: Rig) -> None:
 
 
 def test_closing_under_a_thread_that_works(fenced: Rig) -> None:
-    """close() of either side, and of the memory behind it, while another thread reads as fast as it can."""
+    """close() of either side, and of the memory behind it, while another thread reads as fast as it
+    can."""
     for turn in range(60):
         a, b = fenced.pair(size=1 << 16)
         ended: list[str] = []
@@ -225,7 +232,9 @@ def test_closing_under_a_thread_that_works(fenced: Rig) -> None:
         def reader(a: End = a, b: End = b, ended: list[str] = ended) -> None:
             try:
                 while True:
-                    shm_probe.read_loop(a.qp, a.send_cq, a.region, b.address, b.rkey, 4096, 65536, 65536, 200)
+                    shm_probe.read_loop(
+                        a.qp, a.send_cq, a.region, b.address, b.rkey, 4096, 65536, 65536, 200
+                    )
             except RdmaError as e:
                 ended.append(str(e))
 
@@ -250,8 +259,8 @@ def test_closing_under_a_thread_that_works(fenced: Rig) -> None:
 
 @pytest.mark.parametrize("op", ["read", "write"])
 def test_after_deregister_nothing_moves(fenced: Rig, op: str) -> None:
-    """The other thread copies under the key until it fails.  What a READ brought is from before deregister() returned; a
-    WRITE leaves the memory alone after it."""
+    """The other thread copies under the key until it fails.  What a READ brought is from before
+    deregister() returned; a WRITE leaves the memory alone after it."""
     good, bad, size = b"\x11" * 4096, b"\xee" * 4096, 4096
     for turn in range(150):
         a, b = fenced.pair(size=size, max_send_wr=4)
@@ -286,7 +295,8 @@ def test_after_deregister_nothing_moves(fenced: Rig, op: str) -> None:
 
 
 def test_registering_while_others_read(fenced: Rig) -> None:
-    """Announcements are taken in by two threads at once: the service thread and the one that meets an unknown key."""
+    """Announcements are taken in by two threads at once: the service thread and the one that meets
+    an unknown key."""
     a, b = fenced.pair(size=1 << 16)
     for i in range(600):
         region = b.domain.register(b.memory, Access.REMOTE_READ, position=8 * i, length=8)
@@ -299,11 +309,15 @@ def test_registering_while_others_read(fenced: Rig) -> None:
             assert region.deregister() is True
 
 
-# -- descriptors, mappings, threads ----------------------------------------------------------------------------
+# -- descriptors, mappings, threads
+# ----------------------------------------------------------------------------
 def descriptors() -> dict[str, int]:
-    """Those of the kinds that only the provider opens in this process, which may open others, or close them, at any time."""
+    """Those of the kinds that only the provider opens in this process, which may open others, or
+    close them, at any time."""
     with open("/proc/net/unix") as f:
-        links = {f"socket:[{fields[6]}]" for fields in map(str.split, f) if fields[4] == "0005"}  # SOCK_SEQPACKET
+        links = {
+            f"socket:[{fields[6]}]" for fields in map(str.split, f) if fields[4] == "0005"
+        }  # SOCK_SEQPACKET
     found = {"memory": 0, "eventfd": 0, "link": 0}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):
@@ -321,7 +335,15 @@ def mappings(inode: int | None = None) -> list[str]:
     """Access flags of the mappings of kdirect's memfds in this process, or of one file."""
     with open("/proc/self/maps") as f:
         lines = [line.split() for line in f]
-    return [line[1] for line in lines if (int(line[4]) == inode if inode is not None else any("memfd:kdirect" in word for word in line))]
+    return [
+        line[1]
+        for line in lines
+        if (
+            int(line[4]) == inode
+            if inode is not None
+            else any("memfd:kdirect" in word for word in line)
+        )
+    ]
 
 
 def services() -> int:
@@ -350,7 +372,9 @@ def test_nothing_leaks() -> None:
                     end.memory.close()
         thief = rig.end()
         with contextlib.suppress(TransportError):
-            thief.qp.connect(shm_link.Address(bytes(16), *place(), 1, rig.device._service.name).pack(), True)
+            thief.qp.connect(
+                shm_link.Address(bytes(16), *place(), 1, rig.device._service.name).pack(), True
+            )
         epolls = [device._service._epoll for device in (rig.device, rig.other_device)]
         rig.close()
         assert all(epoll.closed for epoll in epolls)
@@ -387,7 +411,9 @@ def test_peers_that_come_and_go_leave_nothing_behind(shm_rig: Rig) -> None:
         return descriptors(), len(mappings())
 
     visit()
-    eventually(lambda: not shm_rig.device._service._links and not shm_rig.other_device._service._links)
+    eventually(
+        lambda: not shm_rig.device._service._links and not shm_rig.other_device._service._links
+    )
     before = count()
     visit()
     eventually(lambda: count() == before)
@@ -396,14 +422,18 @@ def test_peers_that_come_and_go_leave_nothing_behind(shm_rig: Rig) -> None:
 
 
 def test_one_mapping_of_a_file_serves_all_its_regions(shm_rig: Rig) -> None:
-    """As when a broker registers a segment for every client: here one process plays all the clients."""
+    """As when a broker registers a segment for every client: here one process plays all the
+    clients."""
     memory = Memory.anonymous(1 << 20)
     memoryview(memory)[:4] = b"once"
     inode = os.fstat(memory.fd).st_ino
     for _ in range(10):
         a, b = shm_rig.pair()
         whole = b.domain.register(memory, Access.REMOTE_READ)
-        parts = [b.domain.register(memory, Access.REMOTE_READ, position=4096 * i + 8, length=4096) for i in range(10)]
+        parts = [
+            b.domain.register(memory, Access.REMOTE_READ, position=4096 * i + 8, length=4096)
+            for i in range(10)
+        ]
         for region in (whole, *parts):
             a.qp.post_read(1, a.region, 0, 4, region.address, region.rkey)
             assert completion(a.send_cq).ok
@@ -443,7 +473,9 @@ def test_an_idle_device_uses_no_cpu(shm_rig: Rig) -> None:
     def settled() -> bool:
         before = switches()
         time.sleep(0.05)
-        return switches() == before and sum("S (sleeping)" in line for line in before) == len(threads)
+        return switches() == before and sum("S (sleeping)" in line for line in before) == len(
+            threads
+        )
 
     eventually(settled)
     before = switches()
@@ -493,10 +525,13 @@ def test_a_forked_child_opens_its_own_device() -> None:
     parent.close()
 
 
-# -- addresses and handshakes ------------------------------------------------------------------------------------
+# -- addresses and handshakes
+# ------------------------------------------------------------------------------------
 def altered(address: bytes, **changes: object) -> bytes:
     fields = shm_link.Address.unpack(address)
-    return shm_link.Address(**{**{name: getattr(fields, name) for name in fields.__slots__}, **changes}).pack()
+    return shm_link.Address(
+        **{**{name: getattr(fields, name) for name in fields.__slots__}, **changes}
+    ).pack()
 
 
 @pytest.mark.parametrize(
@@ -554,7 +589,13 @@ def test_strangers_at_the_door(shm_rig: Rig, seed: int, monkeypatch: pytest.Monk
         for i in range(60):
             s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
             s.connect(b"\0" + name)
-            data = [b"", rng.randbytes(rng.randint(1, 300)), hello[: rng.randint(1, len(hello))], hello, b"KDSL" + rng.randbytes(60)][i % 5]
+            data = [
+                b"",
+                rng.randbytes(rng.randint(1, 300)),
+                hello[: rng.randint(1, len(hello))],
+                hello,
+                b"KDSL" + rng.randbytes(60),
+            ][i % 5]
             if data:
                 shm_link.send_fds(s, data, [memory.fd] * rng.randint(0, 6))
             strangers.append(s)
@@ -569,20 +610,26 @@ def test_strangers_at_the_door(shm_rig: Rig, seed: int, monkeypatch: pytest.Monk
     assert completion(a.send_cq).ok
 
 
-@pytest.mark.parametrize("recv_wr,send_bytes", [(0, 1), (2**31, 1), (1, 2**31), (2**32 - 1, 2**32 - 1)])
+@pytest.mark.parametrize(
+    "recv_wr,send_bytes", [(0, 1), (2**31, 1), (1, 2**31), (2**32 - 1, 2**32 - 1)]
+)
 def test_greetings_with_mad_limits(shm_rig: Rig, recv_wr: int, send_bytes: int) -> None:
     a, b = shm_rig.end(), End(shm_rig.other_device)
     b.qp.connect(a.qp.address, False)
     address, own = shm_link.Address.unpack(b.qp.address), shm_link.Address.unpack(a.qp.address)
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as s:
         s.connect(b"\0" + address.name)
-        shm_link.send_hello(s, address.token, shm_link.Peer(own.token, 1, recv_wr, send_bytes, True), [0, 0])
+        shm_link.send_hello(
+            s, address.token, shm_link.Peer(own.token, 1, recv_wr, send_bytes, True), [0, 0]
+        )
         with pytest.raises(TransportError, match="refused"):
             shm_link.recv_welcome(s, address, time.monotonic() + 5)
     a.qp.connect(b.qp.address, True)
 
 
-def test_announcements_that_cannot_be_mapped(shm_rig: Rig, tmp_path, caplog: pytest.LogCaptureFixture) -> None:
+def test_announcements_that_cannot_be_mapped(
+    shm_rig: Rig, tmp_path, caplog: pytest.LogCaptureFixture
+) -> None:
     """A file shorter than the region would be SIGBUS at the first touch: its key stays unknown."""
     a, b = shm_rig.pair()
     path = tmp_path / "short"
@@ -597,7 +644,8 @@ def test_announcements_that_cannot_be_mapped(shm_rig: Rig, tmp_path, caplog: pyt
 
 
 def test_thousands_of_regions_are_announced_when_connecting(shm_rig: Rig) -> None:
-    """More than a socket holds, both ways, with both sides in one process and one domain talking to itself."""
+    """More than a socket holds, both ways, with both sides in one process and one domain talking to
+    itself."""
     memory = Memory.anonymous(4096)
     for a, b in ((shm_rig.end(), End(shm_rig.other_device)), (shm_rig.end(), shm_rig.end())):
         mine = [a.domain.register(memory, Access.REMOTE_READ) for _ in range(2500)]

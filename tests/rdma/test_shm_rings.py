@@ -1,4 +1,5 @@
-"""Peers that break the rules of the shared rings: they are cut, and nobody else notices.  The hostile side is in this process."""
+"""Peers that break the rules of the shared rings: they are cut, and nobody else notices.  The
+hostile side is in this process."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class Forger:
     def __init__(self, rig: Rig) -> None:
         self.a, self.b = rig.pair(max_recv_wr=8, max_send_bytes=4096)
         self.pair = self.a.qp._pair_memory()
-        # direction 0 is a -> b: 8 lengths, then 8 entries, at a cache line; direction 1 likewise after its payload
+        # direction 0 is a -> b: 8 lengths, then 8 entries, at a cache line; direction 1 likewise
+        # after its payload
         self.entries = 4096 + 64
 
     def write(self, position: int, data: bytes) -> None:
@@ -34,8 +36,18 @@ class Forger:
     def word(self, position: int, value: int) -> None:
         self.write(position, struct.pack("<Q", value % 2**64))
 
-    def entry(self, index: int, sequence: int, position: int = 0, opcode: int = 129, byte_len: int = 0, imm: int = 0) -> None:
-        self.write(self.entries + 32 * index, ENTRY.pack(sequence, position, opcode, byte_len, imm, 0))
+    def entry(
+        self,
+        index: int,
+        sequence: int,
+        position: int = 0,
+        opcode: int = 129,
+        byte_len: int = 0,
+        imm: int = 0,
+    ) -> None:
+        self.write(
+            self.entries + 32 * index, ENTRY.pack(sequence, position, opcode, byte_len, imm, 0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -49,7 +61,9 @@ class Forger:
         ("position", {"sequence": 1, "opcode": 128, "byte_len": 64, "position": 2**64 - 32}),
     ],
 )
-def test_forged_entries_cut_the_peer(shm_rig: Rig, why: str, fields: dict, caplog: pytest.LogCaptureFixture) -> None:
+def test_forged_entries_cut_the_peer(
+    shm_rig: Rig, why: str, fields: dict, caplog: pytest.LogCaptureFixture
+) -> None:
     forger = Forger(shm_rig)
     other, victim = shm_rig.pair()
     b = forger.b
@@ -100,7 +114,8 @@ def test_forged_payload_counters_cut_the_peer(shm_rig: Rig) -> None:
 
 
 def test_rubbish_all_over_the_rings(shm_rig: Rig, seed: int) -> None:
-    """Whatever is in the shared memory, its victim neither crashes nor hangs nor touches what it should not."""
+    """Whatever is in the shared memory, its victim neither crashes nor hangs nor touches what it
+    should not."""
     rng = random.Random(seed)
     cut = 0
     for _ in range(60):
@@ -111,7 +126,17 @@ def test_rubbish_all_over_the_rings(shm_rig: Rig, seed: int) -> None:
             b.qp.post_recv(i, b.region, 512 * i, 512)
         for _ in range(12):
             at = rng.choice([0, DIRECTION_BYTES, 4096]) + 4 * rng.randint(0, 90)
-            forger.write(at, rng.choice([rng.randbytes(4), rng.randbytes(8), struct.pack("<Q", rng.randint(0, 12)), b"\xff" * 8]))
+            forger.write(
+                at,
+                rng.choice(
+                    [
+                        rng.randbytes(4),
+                        rng.randbytes(8),
+                        struct.pack("<Q", rng.randint(0, 12)),
+                        b"\xff" * 8,
+                    ]
+                ),
+            )
             with contextlib.suppress(QueuePairError):
                 b.qp.post_send(1, b.region, 8192, rng.randint(0, 4096))
                 b.qp.post_write_imm(2, b.region, 8192, 8, forger.a.address, forger.a.rkey, 1)
@@ -148,7 +173,8 @@ def test_a_peer_that_left_holds_nothing_up(shm_rig: Rig) -> None:
 
 
 def test_flushed_receives_are_not_taken_for_rubbish(shm_rig: Rig) -> None:
-    """A peer that left in good order is not accused, however many receives were posted and however often is looked."""
+    """A peer that left in good order is not accused, however many receives were posted and however
+    often is looked."""
     a, b = shm_rig.pair(max_recv_wr=64)
     for i in range(64):
         b.qp.post_recv(i)

@@ -1,4 +1,5 @@
-"""What the sim provider adds to the contract: virtual time from a seed, faults, and a harder look at buffers."""
+"""What the sim provider adds to the contract: virtual time from a seed, faults, and a harder look
+at buffers."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def story(seed: int) -> list[tuple]:
             rng.choice(
                 [
                     lambda a=a, b=b, i=i: a.qp.post_read(i, a.region, 8 * i, 8, b.address, b.rkey),
-                    lambda a=a, b=b, i=i: a.qp.post_write_imm(i, a.region, 2048, 8, b.address + 2048, b.rkey, i),
+                    lambda a=a, b=b, i=i: a.qp.post_write_imm(
+                        i, a.region, 2048, 8, b.address + 2048, b.rkey, i
+                    ),
                     lambda a=a, b=b, i=i: b.qp.post_recv(i),
                 ]
             )()
@@ -40,7 +43,10 @@ def story(seed: int) -> list[tuple]:
         network.run_for(rng.randint(0, 20_000))
         for x, y in ends:
             for cq in (x.send_cq, y.recv_cq):
-                told += [(network.now_ns, wc.wr_id, wc.status, wc.opcode, wc.imm_data) for wc in cq.poll()]
+                told += [
+                    (network.now_ns, wc.wr_id, wc.status, wc.opcode, wc.imm_data)
+                    for wc in cq.poll()
+                ]
     network.run_until_idle()
     for x, y in ends:
         told += [(x.qp.state, y.qp.state)]
@@ -72,7 +78,13 @@ def test_every_request_completes_once_whatever_happens(seed: int) -> None:
         sent, received = a.send_cq.poll(1000), b.recv_cq.poll(1000)
         assert [wc.wr_id for wc in sent] == list(range(60)), f"seed {s}"
         statuses = [wc.status for wc in sent]
-        assert sorted(statuses, key=lambda status: {Status.SUCCESS: 0, Status.WR_FLUSH_ERR: 2}.get(status, 1)) == statuses
+        assert (
+            sorted(
+                statuses,
+                key=lambda status: {Status.SUCCESS: 0, Status.WR_FLUSH_ERR: 2}.get(status, 1),
+            )
+            == statuses
+        )
         good = [wc.imm_data for wc in received if wc.ok]
         assert good == sorted(good)
         known = [wc.wr_id for wc in sent if wc.ok and wc.opcode == 1]
@@ -154,7 +166,8 @@ def test_reads_tear(seed: int) -> None:
 
 
 def test_a_peer_that_hangs_in_a_copy(seed: int) -> None:
-    """deregister() says False; the rest of the copy lands when the peer wakes, even after its connection is gone."""
+    """deregister() says False; the rest of the copy lands when the peer wakes, even after its
+    connection is gone."""
     network = SimNetwork(seed)
     a, b = pair(network)
     a.bytes[:64] = b"\x01" * 64
@@ -255,7 +268,9 @@ def test_the_c_face_reaches_a_provider_in_python(seed: int) -> None:
     calls: list[Callable[[], int]] = [
         lambda: shm_probe.read_loop(a.qp, a.send_cq, a.region, b.address, b.rkey, 64, 4096, 64, 30),
         lambda: shm_probe.fetch_add_loop(a.qp, a.send_cq, a.region, b.address + 512, b.rkey, 30),
-        lambda: shm_probe.write_loop(a.qp, a.send_cq, a.region, b.address + 1024, b.rkey, 64, 1024, 30),
+        lambda: shm_probe.write_loop(
+            a.qp, a.send_cq, a.region, b.address + 1024, b.rkey, 64, 1024, 30
+        ),
     ]
     for call in calls:
         assert call() > 0

@@ -1,6 +1,8 @@
-"""What only real verbs show: messages beyond the device's largest, inline sends, retries that end, limits, the preflight.
+"""What only real verbs show: messages beyond the device's largest, inline sends, retries that end,
+limits, the preflight.
 
-Collected where KDIRECT_TEST_VERBS=1 says that there is a device; the contract suite runs over it too (conftest.PROVIDERS).
+Collected where KDIRECT_TEST_VERBS=1 says that there is a device; the contract suite runs over it
+too (conftest.PROVIDERS).
 """
 
 from __future__ import annotations
@@ -49,7 +51,12 @@ def test_reads_and_writes_beyond_the_largest_message(verbs: Rig) -> None:
     a.qp.post_read(1, a.region, 0, size, b.address, b.rkey)
     a.qp.post_read(2, a.region, 0, 8, b.address, b.rkey)
     first, second = completions(a.send_cq, 2, 120_000)
-    assert (first.wr_id, first.status, first.opcode, first.byte_len) == (1, Status.SUCCESS, Opcode.RDMA_READ, size)
+    assert (first.wr_id, first.status, first.opcode, first.byte_len) == (
+        1,
+        Status.SUCCESS,
+        Opcode.RDMA_READ,
+        size,
+    )
     assert second.wr_id == 2 and second.ok
     assert all(a.bytes[at : at + (1 << 20)] == pattern for at in range(0, size, 1 << 20))
     a.bytes[size - 9 : size] = b"the end !"
@@ -57,7 +64,9 @@ def test_reads_and_writes_beyond_the_largest_message(verbs: Rig) -> None:
     assert completions(a.send_cq, 1, 120_000)[0].ok
     assert b.bytes[size - 9 : size] == b"the end !"
     assert verbs.device.statistics()["read_bytes"] == size + 8
-    a.qp.post_read(4, a.region, 0, size, b.address + 4096, b.rkey)  # its last piece reaches past the region
+    a.qp.post_read(
+        4, a.region, 0, size, b.address + 4096, b.rkey
+    )  # its last piece reaches past the region
     assert completions(a.send_cq, 1, 120_000)[0].status == Status.REM_ACCESS_ERR
     assert a.qp.state == State.ERROR
 
@@ -157,7 +166,9 @@ sys.stdin.read()
 def test_a_peer_that_dies_or_stops(verbs: Rig, number: int) -> None:
     """Killed: an idle queue pair hears of it by its link.  Stopped: its RNIC goes on serving READs."""
     a = verbs.end()
-    peer = subprocess.Popen([sys.executable, "-c", PEER, ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    peer = subprocess.Popen(
+        [sys.executable, "-c", PEER, ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     assert peer.stdin is not None and peer.stdout is not None
     peer.stdin.write(a.qp.address.hex() + "\n")
     peer.stdin.flush()
@@ -180,7 +191,8 @@ def test_a_peer_that_dies_or_stops(verbs: Rig, number: int) -> None:
 
 
 def test_a_peer_that_does_not_answer_ends_within_the_retries(verbs: Rig) -> None:
-    """Its queue pair is gone and nobody says so: a request fails after about half a second, not never."""
+    """Its queue pair is gone and nobody says so: a request fails after about half a second, not
+    never."""
     a, b = verbs.pair()
     b.device._context.destroy(b.qp._native)
     b.qp._native = None
@@ -192,7 +204,11 @@ def test_strangers_on_the_link_are_dropped(verbs: Rig) -> None:
     a, b = verbs.end(), End(verbs.other_device)
     b.qp.connect(a.qp.address, False)
     where = Address.unpack(b.qp.address)
-    for noise in (b"GET / HTTP/1.1\r\n\r\n", b"KDVL" + bytes(36), b"KDVL\x01\x00\x01\x00" + os.urandom(32)):
+    for noise in (
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"KDVL" + bytes(36),
+        b"KDVL\x01\x00\x01\x00" + os.urandom(32),
+    ):
         with socket.create_connection((where.host, where.port), timeout=10) as stranger:
             stranger.sendall(noise)
             while stranger.recv(1024):
@@ -236,7 +252,9 @@ for step in preflight(need_bytes=4 << 20):
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives up root's privileges")
 def test_a_low_limit_of_locked_memory_explains_itself() -> None:
-    run = subprocess.run([sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", UNPRIVILEGED], capture_output=True, text=True, check=False
+    )
     failed = run.stdout.splitlines()
     assert failed and failed[0].startswith("memlock |"), run.stderr
     last = failed[-1]  # and the device said so too
@@ -250,7 +268,9 @@ def test_a_read_only_mapping_is_registered_through_one_of_its_own(verbs: Rig) ->
     region = b.domain.register(view, Access.REMOTE_READ, 4096, 4096)
     a.qp.post_read(1, a.region, 0, 4, region.address, region.rkey)
     assert completion(a.send_cq).ok and a.bytes[0:4] == b"text"
-    a.qp.post_write(2, a.region, 0, 4, region.address, region.rkey)  # readable it is, and nothing else
+    a.qp.post_write(
+        2, a.region, 0, 4, region.address, region.rkey
+    )  # readable it is, and nothing else
     assert completion(a.send_cq).status == Status.REM_ACCESS_ERR
     fd = os.open("/dev/shm", os.O_TMPFILE | os.O_RDWR)
     os.ftruncate(fd, 4096)

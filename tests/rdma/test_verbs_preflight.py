@@ -1,4 +1,5 @@
-"""The choice of an RDMA device and GID, and the words for what is missing; on any machine, over trees of files laid out as sysfs is."""
+"""The choice of an RDMA device and GID, and the words for what is missing; on any machine, over
+trees of files laid out as sysfs is."""
 
 from __future__ import annotations
 
@@ -25,7 +26,13 @@ def gid(ip: str) -> str:
 
 
 def device(
-    sysfs: Path, name: str, gids: dict[int, tuple[str, str]], *, state: str = "4: ACTIVE", layer: str = "Ethernet", port: int = 1
+    sysfs: Path,
+    name: str,
+    gids: dict[int, tuple[str, str]],
+    *,
+    state: str = "4: ACTIVE",
+    layer: str = "Ethernet",
+    port: int = 1,
 ) -> None:
     """A port with these GIDs: {index: (gid, kind)}; entries between are empty, as in sysfs."""
     base = sysfs / name / "ports" / str(port)
@@ -78,12 +85,18 @@ def test_choice(sysfs: Path, bind: str, options: dict, expected: tuple[str, int]
 @pytest.mark.parametrize(
     ("bind", "options", "message"),
     [
-        ("172.16.0.9", {"strict": True}, r"no RDMA device has a RoCE v2 GID of 172\.16\.0\.9.*3: 10\.0\.0\.5"),
+        (
+            "172.16.0.9",
+            {"strict": True},
+            r"no RDMA device has a RoCE v2 GID of 172\.16\.0\.9.*3: 10\.0\.0\.5",
+        ),
         ("", {"device": "nosuch0"}, r"no RDMA device 'nosuch0'; present: mlx5_0, rxe0"),
         ("", {"gid_index": 9}, r"GID index 9 is empty; present: .*10\.0\.0\.5"),
     ],
 )
-def test_refused_choices_name_what_is_there(sysfs: Path, bind: str, options: dict, message: str) -> None:
+def test_refused_choices_name_what_is_there(
+    sysfs: Path, bind: str, options: dict, message: str
+) -> None:
     with pytest.raises(TransportError, match=message) as e:
         verbs_choice.choose(bind, sysfs=str(sysfs), **options)
     assert e.value.hint
@@ -101,7 +114,12 @@ def test_only_roce_v1_is_refused_and_infiniband_taken(tmp_path: Path) -> None:
     device(tmp_path, "old0", {0: (LOCAL, "IB/RoCE v1")})
     with pytest.raises(TransportError, match="no RDMA port has a GID that can be used"):
         verbs_choice.choose("", sysfs=str(tmp_path))
-    device(tmp_path, "ib0", {0: ("fe80:0000:0000:0000:506b:4b03:00aa:bbcc", "IB/RoCE v1")}, layer="InfiniBand")
+    device(
+        tmp_path,
+        "ib0",
+        {0: ("fe80:0000:0000:0000:506b:4b03:00aa:bbcc", "IB/RoCE v1")},
+        layer="InfiniBand",
+    )
     assert verbs_choice.choose("", sysfs=str(tmp_path)).device == "ib0"
 
 
@@ -142,24 +160,44 @@ print(verbs_preflight.queue_error(12, "a completion queue", "1024 entries"))
 
 
 def test_a_low_limit_of_locked_memory_is_named_with_the_need_and_the_fix() -> None:
-    run = subprocess.run([sys.executable, "-c", LOW_LIMIT], capture_output=True, text=True, check=False)
+    run = subprocess.run(
+        [sys.executable, "-c", LOW_LIMIT], capture_output=True, text=True, check=False
+    )
     assert run.returncode == 0, run.stderr
     limit, enough, short, registration, queue = run.stdout.splitlines()
     assert (limit, enough) == ("65536", "True")
-    assert short.startswith("False") and "64 KiB" in short and "65536 KiB are needed" in short and "LimitMEMLOCK" in short
-    assert "64 KiB" in registration and "1024 KiB more are needed" in registration and "IPC_LOCK" in registration
+    assert (
+        short.startswith("False")
+        and "64 KiB" in short
+        and "65536 KiB are needed" in short
+        and "LimitMEMLOCK" in short
+    )
+    assert (
+        "64 KiB" in registration
+        and "1024 KiB more are needed" in registration
+        and "IPC_LOCK" in registration
+    )
     assert "64 KiB" in queue and "ulimit -l" in queue
 
 
 def test_enough_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert verbs_preflight.memlock_limit() == -1 and verbs_preflight.memlock_step(1 << 40).ok
 
 
 def test_registration_errors_tell_file_systems_and_read_only_mappings_apart(tmp_path: Path) -> None:
     anonymous = Memory.anonymous(4096)
-    error = verbs_preflight.registration_error(errno.EFAULT, Memory.map(anonymous.fd, 4096, False), Access.REMOTE_READ, 4096)
-    assert isinstance(error, RdmaError) and "read-only" in error.message and "EFAULT" in error.message and "read-write" in error.hint
+    error = verbs_preflight.registration_error(
+        errno.EFAULT, Memory.map(anonymous.fd, 4096, False), Access.REMOTE_READ, 4096
+    )
+    assert (
+        isinstance(error, RdmaError)
+        and "read-only" in error.message
+        and "EFAULT" in error.message
+        and "read-write" in error.hint
+    )
     path = tmp_path / "segment"
     path.write_bytes(bytes(4096))
     fd = os.open(path, os.O_RDWR)
@@ -169,14 +207,30 @@ def test_registration_errors_tell_file_systems_and_read_only_mappings_apart(tmp_
     kind = verbs_preflight._filesystem(on_disk.fd)[0]
     assert kind
     if kind != "tmpfs":
-        assert f"is on {kind}" in error.message and str(path) in error.message and "tmpfs" in error.hint and "log.dirs" in error.hint
+        assert (
+            f"is on {kind}" in error.message
+            and str(path) in error.message
+            and "tmpfs" in error.hint
+            and "log.dirs" in error.hint
+        )
     for code in (errno.ENOSPC, errno.EIO, errno.ENOMEM):
         error = verbs_preflight.registration_error(code, anonymous, 7, 4096)
         assert "4096 bytes" in error.message and error.hint
 
 
 def test_addresses_are_checked() -> None:
-    whole = Address(bytes(range(16)), 17, 0x123456, bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 5]), 0, 3, 16, 14, "10.0.0.5", 4000)
+    whole = Address(
+        bytes(range(16)),
+        17,
+        0x123456,
+        bytes(10) + b"\xff\xff" + bytes([10, 0, 0, 5]),
+        0,
+        3,
+        16,
+        14,
+        "10.0.0.5",
+        4000,
+    )
     assert Address.unpack(whole.pack()) == whole and whole.gid_text.endswith("0a00:0005")
     data = bytearray(whole.pack())
     for bad in (b"", b"KDVA", data[:-1], data + b"x", b"KDSA" + data[4:]):

@@ -1,13 +1,15 @@
 """What the simulations share: a broker's worker, kernel and grants and its clients as they are,
 over simulated RNICs, in simulated time, in one process.
 
-Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only one thread runs at a time, and the
-schedule decides which.  Where that code would wait (for a completion, for an answer of the broker, to sleep) the actor gives way, and the
-schedule lets the network move, another actor run, or this one go on.  An actor can be stopped for a while at any such place, as by
-SIGSTOP, or killed there, as by SIGKILL.  Everything follows from one seed.
+Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only
+one thread runs at a time, and the schedule decides which.  Where that code would wait (for a
+completion, for an answer of the broker, to sleep) the actor gives way, and the schedule lets the
+network move, another actor run, or this one go on.  An actor can be stopped for a while at any such
+place, as by SIGSTOP, or killed there, as by SIGKILL.  Everything follows from one seed.
 
-The broker's event loop is the thread that runs: a request is executed whole; what it schedules runs later.  Its produce worker is stepped
-by the network, at any time, also while the event loop waits for its own RNIC.
+The broker's event loop is the thread that runs: a request is executed whole; what it schedules runs
+later.  Its produce worker is stepped by the network, at any time, also while the event loop waits
+for its own RNIC.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ from kdirect.rdma.sim import Faults, SimCompletionQueue, SimDevice, SimNetwork
 
 TP = TopicPartition("t", 0)
 MOST_STEPS = 300_000
-SHORTEST_NS = 1_000  # of a sleep: seconds are floats, and one that rounds to nothing would last for ever
+SHORTEST_NS = (
+    1_000  # of a sleep: seconds are floats, and one that rounds to nothing would last for ever
+)
 SLOWEST_NS = 1_000_000  # who may run does so before this much time goes by without anything else; longer is what `stop` is for
 
 
@@ -86,7 +90,11 @@ class Actor:
 
     @property
     def runnable(self) -> bool:
-        return not self.done and self.simulation.network.now_ns >= self.stopped_until and (self.killed or self._ready())
+        return (
+            not self.done
+            and self.simulation.network.now_ns >= self.stopped_until
+            and (self.killed or self._ready())
+        )
 
     def resume(self) -> None:
         """Let it run until it gives way."""
@@ -151,28 +159,35 @@ class Control:
         if self.closed or self._access is not simulation.access:
             self.closed = True
             raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        return SimAsked(simulation, self, simulation.execute(lambda: self._access.handle(self, message)))
+        return SimAsked(
+            simulation, self, simulation.execute(lambda: self._access.handle(self, message))
+        )
 
     def version_for(self, message: Any) -> int:
         return 1
 
 
 class SimAsked:
-    """The answer to a request for access that nobody waits for yet: it arrives a while after it was made."""
+    """The answer to a request for access that nobody waits for yet: it arrives a while after it was
+    made."""
 
     def __init__(self, simulation: Simulation, control: Control, answer: Any) -> None:
         self._simulation = simulation
         self._control = control
         self._answer = answer
         self._arrived = False
-        simulation.network.call_later(simulation.network.random.randint(1000, 200_000), self._arrive)
+        simulation.network.call_later(
+            simulation.network.random.randint(1000, 200_000), self._arrive
+        )
 
     def _arrive(self) -> None:
         self._arrived = True
 
     @property
     def done(self) -> bool:
-        return self._control.closed or (self._arrived and (not hasattr(self._answer, "done") or self._answer.done()))
+        return self._control.closed or (
+            self._arrived and (not hasattr(self._answer, "done") or self._answer.done())
+        )
 
     def wait(self, timeout_ms: float) -> bool:
         return self._simulation.wait(lambda: self.done, timeout_ms)
@@ -208,7 +223,8 @@ class SimPending:
 
 
 class SimConnection:
-    """Produce requests over TCP: executed in order, each whole; the connection may be lost before or after, `Simulation.lose` of them."""
+    """Produce requests over TCP: executed in order, each whole; the connection may be lost before
+    or after, `Simulation.lose` of them."""
 
     is_kdirect = True
 
@@ -230,8 +246,14 @@ class SimConnection:
             if self.closed or simulation.ended or self._access is not simulation.access:
                 self.closed = True
                 return
-            if simulation.busy or network.now_ns < simulation.broker_stopped_until or self._arriving[0] is not pending:
-                network.call_later(max(10_000, simulation.broker_stopped_until - network.now_ns), arrive)
+            if (
+                simulation.busy
+                or network.now_ns < simulation.broker_stopped_until
+                or self._arriving[0] is not pending
+            ):
+                network.call_later(
+                    max(10_000, simulation.broker_stopped_until - network.now_ns), arrive
+                )
                 return
             self._arriving.popleft()
             lost = network.random.random() < simulation.lose
@@ -252,10 +274,18 @@ class SimConnection:
                     return
                 result = result.result()
             partition = types.SimpleNamespace(
-                index=0, error_code=result.error, base_offset=result.base_offset, log_append_time_ms=-1, error_message=None
+                index=0,
+                error_code=result.error,
+                base_offset=result.base_offset,
+                log_append_time_ms=-1,
+                error_message=None,
             )
-            done = types.SimpleNamespace(responses=[types.SimpleNamespace(name="t", partition_responses=[partition])])
-            network.call_later(network.random.randint(1000, 100_000), lambda: setattr(pending, "answer", done))
+            done = types.SimpleNamespace(
+                responses=[types.SimpleNamespace(name="t", partition_responses=[partition])]
+            )
+            network.call_later(
+                network.random.randint(1000, 100_000), lambda: setattr(pending, "answer", done)
+            )
 
         network.call_later(self._last_ns - network.now_ns, arrive)
         return pending
@@ -285,7 +315,9 @@ class SimSession:
     transport = "sim"
     closed = False
 
-    def __init__(self, simulation: Simulation, settings: dict[str, Any], actor: Actor | None) -> None:
+    def __init__(
+        self, simulation: Simulation, settings: dict[str, Any], actor: Actor | None
+    ) -> None:
         self.settings = settings
         self.cluster = self
         self._simulation = simulation
@@ -302,11 +334,15 @@ class SimSession:
         if self._actor is not None:
             self._actor.controls.append(control)
         channel = Channel(control, "sim", **sizes)  # type: ignore[arg-type]
-        if not sizes.get("receives"):  # a reader spins on its completion queue, and never waits on it
+        if not sizes.get(
+            "receives"
+        ):  # a reader spins on its completion queue, and never waits on it
             self._simulation.spun_on.add(channel.send_cq)
         return channel
 
-    def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> SimConnection:
+    def connection_for(
+        self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
+    ) -> SimConnection:
         return SimConnection(self._simulation)
 
     def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> None:
@@ -321,7 +357,9 @@ class SimSession:
     timeout_ms = 200
 
     def backoff(self, timeout_ms: float, attempts: int = 0) -> Any:
-        return types.SimpleNamespace(pause=lambda: 0.001 * 2 ** min(attempts, 6) if timeout_ms > 0 else None)
+        return types.SimpleNamespace(
+            pause=lambda: 0.001 * 2 ** min(attempts, 6) if timeout_ms > 0 else None
+        )
 
     def new_producer_id(self) -> tuple[int, int]:
         self._simulation.last_producer_id += 1
@@ -351,23 +389,37 @@ class Future:
 
 
 class SimAccessManager(AccessManager):
-    """The access manager over a simulated device: its worker is stepped by the network when completions arrive, and what would be
-    scheduled on the event loop happens a moment later, never within another of its callbacks."""
+    """The access manager over a simulated device: its worker is stepped by the network when
+    completions arrive, and what would be scheduled on the event loop happens a moment later, never
+    within another of its callbacks."""
 
-    def __init__(self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]) -> None:
+    def __init__(
+        self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]
+    ) -> None:
         self._simulation = simulation
         self.dead = False
-        super().__init__(logs, properties, Appends(on_thread=self._on_thread, later=self._later, new_future=self._new_future))
+        super().__init__(
+            logs,
+            properties,
+            Appends(on_thread=self._on_thread, later=self._later, new_future=self._new_future),
+        )
         self._engines["sim"] = self._open_engine("sim")
 
-    def _on_thread(self, partition: Any, work: Callable[[], Any], done: Callable[[Any, BaseException | None], None]) -> None:
+    def _on_thread(
+        self,
+        partition: Any,
+        work: Callable[[], Any],
+        done: Callable[[Any, BaseException | None], None],
+    ) -> None:
         """A thread's work is done whole, at some moment; the event loop hears of it at a later one."""
 
         def run() -> None:
             if self.dead or simulation.ended:
                 return
             if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
-                simulation.network.call_later(max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run)
+                simulation.network.call_later(
+                    max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run
+                )
                 return
             try:
                 result, error = simulation.execute(work), None
@@ -409,7 +461,12 @@ class SimAccessManager(AccessManager):
             def wake(self) -> None:
                 soon()
 
-        engine.transport, engine.device, engine._thread, engine._loopback = transport, network.device("broker"), None, None
+        engine.transport, engine.device, engine._thread, engine._loopback = (
+            transport,
+            network.device("broker"),
+            None,
+            None,
+        )
         engine.messages = None
         engine.recv_cq = WakingQueue(engine.device, 1 << 16)
         engine.send_cq = WakingQueue(engine.device, 1 << 16)
@@ -431,11 +488,15 @@ class SimAccessManager(AccessManager):
             if self.dead or simulation.ended:
                 return
             if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
-                simulation.network.call_later(max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run)
+                simulation.network.call_later(
+                    max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run
+                )
                 return
             simulation.execute(lambda: callback(*args))
 
-        simulation.network.call_later(int(seconds * 1e9) + simulation.network.random.randint(0, 50_000), run)
+        simulation.network.call_later(
+            int(seconds * 1e9) + simulation.network.random.randint(0, 50_000), run
+        )
 
     def _new_future(self) -> Any:
         return Future()
@@ -455,7 +516,9 @@ class Simulation:
         self.ended = False
         self.last_producer_id = 0
         self.broker_stopped_until = 0
-        self.spun_on: set[SimCompletionQueue] = set()  # completion queues whose owners poll until something is there
+        self.spun_on: set[SimCompletionQueue] = (
+            set()
+        )  # completion queues whose owners poll until something is there
         self.lose = 0.0  # of the TCP connections, at each request
         self.worker_delay_ns = 30_000
         self._baton = threading.Semaphore(0)
@@ -463,7 +526,12 @@ class Simulation:
         self._lives = 0
         self._config = LogConfig(segment_bytes=segment_bytes)
         self._properties = BROKER.resolve(
-            {"rdma.transports": "sim", "rdma.max.in.flight": "16", "rdma.produce.hole.timeout.ms": str(hole_timeout_ms), **properties}
+            {
+                "rdma.transports": "sim",
+                "rdma.max.in.flight": "16",
+                "rdma.produce.hole.timeout.ms": str(hole_timeout_ms),
+                **properties,
+            }
         )
         self.settings = CLIENT.resolve(
             {
@@ -472,10 +540,23 @@ class Simulation:
             }
         )  # fmt: skip
         monkeypatch.setattr(kdirect.client.channel, "open_device", self._open_device)
-        clock = types.SimpleNamespace(monotonic=lambda: self.network.now_ns / 1e9, sleep=self.sleep, time=lambda: self.network.now_ns / 1e9)
-        for module in (kdirect.client.paths, kdirect.client.produce_paths, kdirect.client.tcp, kdirect.broker.produce_access):
+        clock = types.SimpleNamespace(
+            monotonic=lambda: self.network.now_ns / 1e9,
+            sleep=self.sleep,
+            time=lambda: self.network.now_ns / 1e9,
+        )
+        for module in (
+            kdirect.client.paths,
+            kdirect.client.produce_paths,
+            kdirect.client.tcp,
+            kdirect.broker.produce_access,
+        ):
             monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(kdirect.client.produce_paths, "Connection", lambda *address: types.SimpleNamespace(close=lambda: None))
+        monkeypatch.setattr(
+            kdirect.client.produce_paths,
+            "Connection",
+            lambda *address: types.SimpleNamespace(close=lambda: None),
+        )
         for module in (kdirect.client.produce_paths, kdirect.client.tcp):
             monkeypatch.setattr(module, "Attempt", SimAttempt)
         monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
@@ -488,7 +569,8 @@ class Simulation:
         self.partition = self.logs.partitions.get(TP) or self.logs.create_partition(TP)
         self.access = SimAccessManager(self, self.logs, self._properties)
 
-    # -- time --------------------------------------------------------------------------------------------
+    # -- time
+    # --------------------------------------------------------------------------------------------
 
     @property
     def actor(self) -> Actor | None:
@@ -529,7 +611,10 @@ class Simulation:
             if until is not None:
                 simulation.network.call_later(int(timeout_ms * 1e6), lambda: None)
             simulation.give_way(
-                lambda: bool(queue._ready or queue._errors or queue._woken) or (until is not None and simulation.network.now_ns >= until)
+                lambda: (
+                    bool(queue._ready or queue._errors or queue._woken)
+                    or (until is not None and simulation.network.now_ns >= until)
+                )
             )
             return plain(queue, 0, 0)
 
@@ -558,16 +643,24 @@ class Simulation:
             self.busy -= 1
 
     def run_until(self, ready: Callable[[], bool]) -> None:
-        """Main thread: let the world go on until `ready`: the network moves, or an actor that may run does."""
+        """Main thread: let the world go on until `ready`: the network moves, or an actor that may
+        run does."""
         for _ in range(MOST_STEPS):
             if ready():
                 return
             runnable = [a for a in self.actors if a.runnable]
-            soon = bool(self.network._events) and self.network._events[0][0] <= self.network.now_ns + SLOWEST_NS
+            soon = (
+                bool(self.network._events)
+                and self.network._events[0][0] <= self.network.now_ns + SLOWEST_NS
+            )
             if runnable and (not soon or self.random.random() < 0.5):
                 self.random.choice(runnable).resume()
             elif not self.network.step():
-                stopped = [a.stopped_until for a in self.actors if not a.done and a.stopped_until > self.network.now_ns]
+                stopped = [
+                    a.stopped_until
+                    for a in self.actors
+                    if not a.done and a.stopped_until > self.network.now_ns
+                ]
                 if not stopped:
                     raise Stuck(f"nothing is left to happen; waiting: {self._waiting()}")
                 self.network.now_ns = min(stopped)
@@ -577,10 +670,14 @@ class Simulation:
         """Who waits, and where."""
         frames = sys._current_frames()
         return "".join(
-            f"\n{a.name}:\n" + "".join(traceback.format_stack(frames.get(a._thread.ident or 0))[-9:-1]) for a in self.actors if not a.done
+            f"\n{a.name}:\n"
+            + "".join(traceback.format_stack(frames.get(a._thread.ident or 0))[-9:-1])
+            for a in self.actors
+            if not a.done
         )
 
-    # -- actors ------------------------------------------------------------------------------------------
+    # -- actors
+    # ------------------------------------------------------------------------------------------
 
     def spawn(self, name: str, body: Callable[[Actor], None]) -> Actor:
         actor = Actor(self, name, body)
@@ -590,7 +687,12 @@ class Simulation:
     def session(self, **settings: Any) -> SimSession:
         """A session of the actor that runs now."""
         return SimSession(
-            self, {**self.settings, **CLIENT.resolve({"bootstrap.servers": "sim:1", **self.settings, **settings})}, self.actor
+            self,
+            {
+                **self.settings,
+                **CLIENT.resolve({"bootstrap.servers": "sim:1", **self.settings, **settings}),
+            },
+            self.actor,
         )
 
     def _open_device(self, name: str, **options: Any) -> SimDevice:
@@ -602,7 +704,8 @@ class Simulation:
         return actor.device
 
     def kill(self, actor: Actor) -> None:
-        """SIGKILL: its queue pairs go, its connections close a moment later, and it does nothing any more."""
+        """SIGKILL: its queue pairs go, its connections close a moment later, and it does nothing
+        any more."""
         actor.killed = True
         actor.stopped_until = 0
         if actor.device is not None:
@@ -615,10 +718,12 @@ class Simulation:
         actor.stopped_until = self.network.now_ns + ns
         self.network.call_later(ns, lambda: None)
 
-    # -- the broker --------------------------------------------------------------------------------------
+    # -- the broker
+    # --------------------------------------------------------------------------------------
 
     def stop_broker(self, ns: int) -> None:
-        """Neither its event loop nor its worker moves for a while; its memory is read and written all the same."""
+        """Neither its event loop nor its worker moves for a while; its memory is read and written
+        all the same."""
         self.broker_stopped_until = max(self.broker_stopped_until, self.network.now_ns + ns)
         self.network.call_later(ns, lambda: None)
 
@@ -627,7 +732,9 @@ class Simulation:
         old, logs = self.access, self.logs
         old.dead = True
         self.broker_stopped_until = 0
-        shutil.copytree(self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}")
+        shutil.copytree(
+            self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}"
+        )
         for engine in old._engines.values():
             self.network.kill(engine.device)
         logs.close(clean=False)
@@ -636,7 +743,8 @@ class Simulation:
             for control in actor.controls:
                 control.closed = True
 
-    # -- the end -----------------------------------------------------------------------------------------
+    # -- the end
+    # -----------------------------------------------------------------------------------------
 
     def __enter__(self) -> Simulation:
         return self
@@ -657,7 +765,9 @@ class Simulation:
         if head is not None and head.address:
             end = self.partition.kernel.end_position
             behind = ctypes.string_at(head.address + end, head.mapped_length - end)
-            assert behind.count(0) == len(behind), "bytes that were not committed are left in the head"
+            assert behind.count(0) == len(behind), (
+                "bytes that were not committed are left in the head"
+            )
 
     def log(self) -> list[bytes]:
         """Every value below the high watermark; offsets are dense and bytes whole."""
@@ -667,7 +777,9 @@ class Simulation:
             data = b"".join(bytes(x) for x in self.partition.read(offset, 1 << 20))
             records, consumed, next_offset = decode_records(data, "t", 0, offset)
             assert consumed == len(data), "a partial batch was readable"
-            assert [r.offset for r in records] == list(range(offset, next_offset)), "a hole in the offsets"
+            assert [r.offset for r in records] == list(range(offset, next_offset)), (
+                "a hole in the offsets"
+            )
             values += [r.value for r in records]
             offset = next_offset
         return values

@@ -50,7 +50,9 @@ class Model:
 
     def take(self, message) -> None:
         tp = TopicPartition(message.topic(), message.partition())
-        assert message.offset() == len(self.got[tp]), f"offset {message.offset()} of {tp} came after {len(self.got[tp])} records"
+        assert message.offset() == len(self.got[tp]), (
+            f"offset {message.offset()} of {tp} came after {len(self.got[tp])} records"
+        )
         self.got[tp].append(message.value())
 
 
@@ -61,7 +63,8 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
     bases = dict.fromkeys(partitions, 0)
 
     def appended(result) -> None:
-        """A thread may have to make room first; appends to one partition are made in order all the same."""
+        """A thread may have to make room first; appends to one partition are made in order all the
+        same."""
         if hasattr(result, "done"):
             if not result.done():
                 network.call_later(20_000, lambda: appended(result))
@@ -78,8 +81,15 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
         if random.random() < 0.1:
             simulation.execute(partition.roll)
         else:
-            values = [b"%d " % (len(model.appended[tp]) + k) + b"." * random.choice((0, 100, 900)) for k in range(random.choice((1, 3)))]
-            result = simulation.execute(lambda: simulation.access.append(partition, encode_records([(None, v, [], 1) for v in values])))
+            values = [
+                b"%d " % (len(model.appended[tp]) + k) + b"." * random.choice((0, 100, 900))
+                for k in range(random.choice((1, 3)))
+            ]
+            result = simulation.execute(
+                lambda: simulation.access.append(
+                    partition, encode_records([(None, v, [], 1) for v in values])
+                )
+            )
             appended(result)
             model.appended[tp] += values
         model.rolls += bases[tp] != partition.kernel.segment_base_offset
@@ -90,7 +100,9 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
     act()
 
 
-def consumer(simulation: Simulation, model: Model, partitions: list[TopicPartition], *, restless: bool) -> Actor:
+def consumer(
+    simulation: Simulation, model: Model, partitions: list[TopicPartition], *, restless: bool
+) -> Actor:
     """An actor that reads all partitions; a restless one pauses, seeks and gives back partitions
     between."""
 

@@ -1,13 +1,15 @@
-"""Many producers of one partition under a seeded network: shared, exclusive and in between, with Kafka clients among them; producers
-that are killed or stopped anywhere, that reserve and do not write, or write something else, or send what was damaged before; a broker
-that stops or is killed and started again (KafkaDirect §4.2.2).
+"""Many producers of one partition under a seeded network: shared, exclusive and in between, with
+Kafka clients among them; producers that are killed or stopped anywhere, that reserve and do not
+write, or write something else, or send what was damaged before; a broker that stops or is killed
+and started again (KafkaDirect §4.2.2).
 
-The model, checked after each schedule: what was acknowledged is in the log; nothing is in it that was not produced; offsets have no
-holes, and what a reader saw once is there for good; each producer's records stand in the order it produced them and, as
-they are idempotent, once; and a producer that was not killed has delivered everything.
+The model, checked after each schedule: what was acknowledged is in the log; nothing is in it that
+was not produced; offsets have no holes, and what a reader saw once is there for good; each
+producer's records stand in the order it produced them and, as they are idempotent, once; and a
+producer that was not killed has delivered everything.
 
-A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, `KDIRECT_SCHEDULES=n` runs n of each case, and `FAILED_SEEDS`
-keeps those that failed once.
+A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, `KDIRECT_SCHEDULES=n`
+runs n of each case, and `FAILED_SEEDS` keeps those that failed once.
 """
 
 from __future__ import annotations
@@ -30,13 +32,25 @@ SCHEDULES = int(os.environ.get("KDIRECT_SCHEDULES", "160"))
 ONE = os.environ.get("KDIRECT_SIMULATE")
 FAILED_SEEDS: list[tuple[str, int]] = [
     ("everything", 2264287909),  # who waited for access and was cut meanwhile was never answered
-    ("lost connections", 4071029295),  # less than a millisecond left was taken for none, and waited for without an end
+    (
+        "lost connections",
+        4071029295,
+    ),  # less than a millisecond left was taken for none, and waited for without an end
     ("broker", 3314085693),
     ("broker", 2833475365),
     ("everything", 4138683597),
-    ("everything", 1969320516),  # late word of a head that had ended swept away what waited for the next
-    ("killed and stopped", 2702599861),  # a producer killed between the halves of its WRITE_WITH_IMM
-    ("everything", 53900582),  # a hole that was too old when its producer went: nobody was told that the head had ended
+    (
+        "everything",
+        1969320516,
+    ),  # late word of a head that had ended swept away what waited for the next
+    (
+        "killed and stopped",
+        2702599861,
+    ),  # a producer killed between the halves of its WRITE_WITH_IMM
+    (
+        "everything",
+        53900582,
+    ),  # a hole that was too old when its producer went: nobody was told that the head had ended
     ("rolls", 949523989),
     ("rolls", 949523931),
 ]
@@ -64,15 +78,21 @@ class Model:
         log = self.seen
         everything = {v for values in self.produced.values() for v in values}
         assert set(log) <= everything, "something is in the log that nobody produced"
-        assert self.acknowledged <= set(log), f"acknowledged and lost: {sorted(self.acknowledged - set(log))[:3]}"
-        assert not self.refused & set(log), f"refused and committed: {sorted(self.refused & set(log))[:3]}"
+        assert self.acknowledged <= set(log), (
+            f"acknowledged and lost: {sorted(self.acknowledged - set(log))[:3]}"
+        )
+        assert not self.refused & set(log), (
+            f"refused and committed: {sorted(self.refused & set(log))[:3]}"
+        )
         assert not exactly_once or len(log) == len(set(log)), "something is there twice"
         first_seen = list(dict.fromkeys(log))
         for name, values in self.produced.items():
             mine = set(values)
             found = [v for v in first_seen if v in mine]
             there = set(found)
-            assert found == [v for v in values if v in there], f"the records of {name} are out of order"
+            assert found == [v for v in values if v in there], (
+                f"the records of {name} are out of order"
+            )
             if name not in self.given_up:
                 assert there == mine, f"{name} has not delivered {len(mine - there)} records"
 
@@ -81,9 +101,16 @@ SIZES = (0, 30, 200, 1500)
 
 
 def producer(
-    simulation: Simulation, model: Model, name: str, requests: int, damage: float = 0.0, sizes: tuple[int, ...] = SIZES, **settings: object
+    simulation: Simulation,
+    model: Model,
+    name: str,
+    requests: int,
+    damage: float = 0.0,
+    sizes: tuple[int, ...] = SIZES,
+    **settings: object,
 ):
-    """An actor: requests of one to a few records, some waited for, `damage` of them with a bit that is wrong."""
+    """An actor: requests of one to a few records, some waited for, `damage` of them with a bit that
+    is wrong."""
 
     def body(actor: Actor) -> None:
         random = simulation.random
@@ -96,14 +123,19 @@ def producer(
                     model.acknowledged.update(tag)
                 else:
                     code = getattr(error.__cause__, "code", None)
-                    assert damage or code != ErrorCode.CORRUPT_MESSAGE, f"{name} sent what the broker could not read: {error}"
+                    assert damage or code != ErrorCode.CORRUPT_MESSAGE, (
+                        f"{name} sent what the broker could not read: {error}"
+                    )
                     model.given_up.add(name)
                     if not error.maybe_committed:
                         model.refused.update(tag)
 
         for i in range(requests):
             size = random.choice(sizes)
-            values = [b"%s %d.%d " % (name.encode(), i, k) + b"." * size for k in range(random.choice((1, 1, 3)))]
+            values = [
+                b"%s %d.%d " % (name.encode(), i, k) + b"." * size
+                for k in range(random.choice((1, 1, 3)))
+            ]
             data = encode_records([(None, v, [], 1) for v in values])
             if random.random() < damage:
                 at = random.randrange(layout.BATCH_CRC, len(data))
@@ -157,14 +189,26 @@ def vandal(simulation: Simulation, model: Model, how: str):
         qp, cq = path.channel.qp, path.channel.send_cq
         memory = path.channel.local_memory(4096)
         length = random.choice((100, 700))
-        qp.post_fetch_add(0, memory, 0, writer.word_address, writer.word_rkey, 1 << layout.SHARED_ORDER_SHIFT | length)
+        qp.post_fetch_add(
+            0,
+            memory,
+            0,
+            writer.word_address,
+            writer.word_rkey,
+            1 << layout.SHARED_ORDER_SHIFT | length,
+        )
         while not (completions := cq.poll(1)):
             if not cq.wait(50):
                 return
         old = int.from_bytes(memoryview(memory.memory)[:8], "little")
-        order, position = old >> layout.SHARED_ORDER_SHIFT, old & (1 << layout.SHARED_ORDER_SHIFT) - 1
+        order, position = (
+            old >> layout.SHARED_ORDER_SHIFT,
+            old & (1 << layout.SHARED_ORDER_SHIFT) - 1,
+        )
         if not completions[0].ok or position + length > writer.length or how == "nothing":
-            if how == "notice":  # others want the partition for themselves, and would wait for ever for one that is idle
+            if (
+                how == "notice"
+            ):  # others want the partition for themselves, and would wait for ever for one that is idle
                 path.channel.close()
             return
         if how == "late":
@@ -182,16 +226,30 @@ def vandal(simulation: Simulation, model: Model, how: str):
         memoryview(memory.memory)[: len(data)] = data
         if how == "order":
             order = (order + random.choice((1, 5, 40, 0x8000))) & 0xFFFF
-        if how == "notice":  # too short, too long, another's, of too many bytes, of none, or of too few
-            notice = random.choice(((0, 0), (1, 0), (-1, 0), (0, 1 << 30), (0, -len(data)), (0, -7)))
-            words = writer.file_id + notice[0] & 0xFFFF, order, len(data) + notice[1]
-            memoryview(memory.memory)[2048:2064] = b"".join(n.to_bytes(k, "little") for n, k in zip(words, (2, 2, 4), strict=True)) + bytes(
-                8
+        if (
+            how == "notice"
+        ):  # too short, too long, another's, of too many bytes, of none, or of too few
+            notice = random.choice(
+                ((0, 0), (1, 0), (-1, 0), (0, 1 << 30), (0, -len(data)), (0, -7))
             )
+            words = writer.file_id + notice[0] & 0xFFFF, order, len(data) + notice[1]
+            memoryview(memory.memory)[2048:2064] = b"".join(
+                n.to_bytes(k, "little") for n, k in zip(words, (2, 2, 4), strict=True)
+            ) + bytes(8)
             qp.post_write(0, memory, 0, len(data), writer.address + position, writer.rkey)
-            qp.post_send(0, memory, 2048, layout.NOTICE_BYTES if any(notice) else random.choice((0, 7, 9)))
+            qp.post_send(
+                0, memory, 2048, layout.NOTICE_BYTES if any(notice) else random.choice((0, 7, 9))
+            )
         else:
-            qp.post_write_imm(0, memory, 0, len(data), writer.address + position, writer.rkey, writer.file_id << 16 | order)
+            qp.post_write_imm(
+                0,
+                memory,
+                0,
+                len(data),
+                writer.address + position,
+                writer.rkey,
+                writer.file_id << 16 | order,
+            )
         simulation.sleep(0.05)
         path.channel.close()  # who is not cut, because the file id that it named is nobody's, leaves
 
@@ -203,7 +261,11 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
     model = Model()
     print(f"{case}: KDIRECT_SIMULATE={seed}")
     with Simulation(
-        seed, directory / f"{case} {seed}", monkeypatch, shape.get("faults", Faults()), **shape.get("settings", {})
+        seed,
+        directory / f"{case} {seed}",
+        monkeypatch,
+        shape.get("faults", Faults()),
+        **shape.get("settings", {}),
     ) as simulation:
         random = simulation.random
         simulation.lose = shape.get("lose", 0.0)
@@ -222,7 +284,11 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
             for i in range(random.randint(*shape.get("producers", (2, 5))))
         ]
         for i in range(shape.get("kafka", 0)):
-            producers.append(producer(simulation, model, f"kafka{i}", random.randint(3, 15), **{"rdma.produce": "off"}))
+            producers.append(
+                producer(
+                    simulation, model, f"kafka{i}", random.randint(3, 15), **{"rdma.produce": "off"}
+                )
+            )
         if shape.get("vandals") and random.random() < 0.7:
             vandal(simulation, model, random.choice(shape["vandals"]))
         chaos = shape.get("chaos", ())
@@ -238,7 +304,9 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
                     model.given_up.add(victim.name)
                     simulation.kill(victim)
             elif what == "stop":
-                simulation.stop(random.choice(producers), random.choice((100_000, 5_000_000, 60_000_000)))
+                simulation.stop(
+                    random.choice(producers), random.choice((100_000, 5_000_000, 60_000_000))
+                )
             elif what == "stop broker":
                 simulation.stop_broker(random.choice((100_000, 5_000_000, 60_000_000)))
             elif what == "restart":

@@ -1,4 +1,5 @@
-"""What the produce worker tells the event loop: each cut and each append that somebody waits for, however many one batch brings."""
+"""What the produce worker tells the event loop: each cut and each append that somebody waits for,
+however many one batch brings."""
 
 from __future__ import annotations
 
@@ -22,7 +23,10 @@ class Client:
     def __init__(self, broker: Broker, number: int) -> None:
         device = broker.network.device(f"client-{number}")
         domain = device.alloc_pd()
-        self.ring = domain.register(Memory.anonymous(RING_ENTRIES * layout.ACK_BYTES), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        self.ring = domain.register(
+            Memory.anonymous(RING_ENTRIES * layout.ACK_BYTES),
+            Access.LOCAL_WRITE | Access.REMOTE_WRITE,
+        )
         self.source = domain.register(Memory.anonymous(4096), Access.LOCAL_WRITE)
         self.qp = domain.create_qp(device.create_cq(16), device.create_cq(16))
         self.domain = broker.device.alloc_pd()
@@ -37,7 +41,9 @@ class Client:
     def write(self, data: bytes, region: Any, position: int, file_id: int, order: int) -> None:
         memoryview(self.source.memory)[: len(data)] = data
         immediate = file_id << layout.IMM_FILE_ID_SHIFT | order
-        self.qp.post_write_imm(0, self.source, 0, len(data), region.address + position, region.rkey, immediate)
+        self.qp.post_write_imm(
+            0, self.source, 0, len(data), region.address + position, region.rkey, immediate
+        )
 
 
 class Broker:
@@ -62,24 +68,49 @@ class Broker:
         )  # fmt: skip
 
     def open_head(self, *, shared: bool) -> Any:
-        return self.worker.open_head(self.kernel, 0, 0, 0, shared=shared, entries=256, hole_timeout_ms=1000)
+        return self.worker.open_head(
+            self.kernel, 0, 0, 0, shared=shared, entries=256, hole_timeout_ms=1000
+        )
 
-    def grant(self, head: Any, client: Client, file_id: int, *, ring_key: int | None = None, watched: bool = False) -> Any:
+    def grant(
+        self,
+        head: Any,
+        client: Client,
+        file_id: int,
+        *,
+        ring_key: int | None = None,
+        watched: bool = False,
+    ) -> Any:
         """The key of the head for a client that has been granted it."""
-        staging = client.domain.register(Memory.anonymous(RING_ENTRIES * layout.ACK_BYTES), Access.LOCAL_WRITE)
+        staging = client.domain.register(
+            Memory.anonymous(RING_ENTRIES * layout.ACK_BYTES), Access.LOCAL_WRITE
+        )
         key = client.ring.rkey if ring_key is None else ring_key
-        assert self.worker.install(file_id, head, client.broker_qp, client.ring.address, key, RING_ENTRIES, staging, False, watched)
+        assert self.worker.install(
+            file_id,
+            head,
+            client.broker_qp,
+            client.ring.address,
+            key,
+            RING_ENTRIES,
+            staging,
+            False,
+            watched,
+        )
         return client.domain.register(self.memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE)
 
 
 def test_every_cut_of_one_batch_is_reported(seed: int) -> None:
-    """A batch of completions cuts one peer each, and an acknowledgement that fails in the same step cuts another.  A cut that was not
-    reported would leave a peer that is served no more and never closed."""
+    """A batch of completions cuts one peer each, and an acknowledgement that fails in the same step
+    cuts another.  A cut that was not reported would leave a peer that is served no more and never
+    closed."""
     broker = Broker(seed)
     producer = Client(broker, 0)
     others = [Client(broker, 1 + i) for i in range(BATCH)]
     head = broker.open_head(shared=False)
-    region = broker.grant(head, producer, 1, ring_key=producer.ring.rkey ^ 1)  # its acknowledgement cannot arrive
+    region = broker.grant(
+        head, producer, 1, ring_key=producer.ring.rkey ^ 1
+    )  # its acknowledgement cannot arrive
     producer.write(encode_records([(None, b"x", None, 1)]), region, 0, 1, 0)
     broker.network.run_until_idle()
     broker.worker.step()
@@ -103,7 +134,8 @@ def test_a_peer_that_is_removed_before_its_cut_was_told_is_not_told_of(seed: int
 
 
 def test_every_append_that_is_waited_for_is_told(seed: int) -> None:
-    """The request that everybody waits for lets more than a batch of files be appended to in one run."""
+    """The request that everybody waits for lets more than a batch of files be appended to in one
+    run."""
     broker = Broker(seed)
     clients = [Client(broker, i) for i in range(BATCH + 6)]
     head = broker.open_head(shared=True)

@@ -1,4 +1,5 @@
-"""One Spark session and one broker process for all tests of this room; topics of their own for each test."""
+"""One Spark session and one broker process for all tests of this room; topics of their own for each
+test."""
 
 from __future__ import annotations
 
@@ -35,13 +36,26 @@ class BrokerProcess:
 
     def start(self) -> BrokerProcess:
         self.log_dir.mkdir(parents=True, exist_ok=True)
-        command = [sys.executable, "-m", "kdirect.cli", "broker", "--listeners", self.address, "--log-dirs", str(self.log_dir)]
+        command = [
+            sys.executable,
+            "-m",
+            "kdirect.cli",
+            "broker",
+            "--listeners",
+            self.address,
+            "--log-dirs",
+            str(self.log_dir),
+        ]
         for name, value in self.properties.items():
             command += ["--set", f"{name.replace('_', '.')}={value}"]
         with open(self.output, "a") as errors:
-            self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
         line = self.process.stdout.readline()
-        assert READY.search(line), f"the broker did not start: {line!r}\n{self.output.read_text()[-2000:]}"
+        assert READY.search(line), (
+            f"the broker did not start: {line!r}\n{self.output.read_text()[-2000:]}"
+        )
         return self
 
     def stop(self) -> None:
@@ -75,7 +89,9 @@ def spark():
     # thread ends without a word.  A new descriptor is the lowest that is free, so few may be open.
     gc.collect()
     kinds = Counter(_kind(int(name)) for name in os.listdir("/proc/self/fd"))
-    assert kinds.total() < 500, f"the tests before these keep too many descriptors: {kinds.most_common(12)}"
+    assert kinds.total() < 500, (
+        f"the tests before these keep too many descriptors: {kinds.most_common(12)}"
+    )
     os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = session_builder("kdirect tests", "local[2]")
     for name, value in {
@@ -93,7 +109,9 @@ def spark():
 
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory):
-    process = BrokerProcess(tmp_path_factory.mktemp("broker") / "log", log_retention_check_interval_ms=500).start()
+    process = BrokerProcess(
+        tmp_path_factory.mktemp("broker") / "log", log_retention_check_interval_ms=500
+    ).start()
     yield process
     process.stop()
 
@@ -108,7 +126,8 @@ def own_broker(tmp_path):
 
 
 class Topics:
-    """Makes and fills topics with Kafka's own client library (confluent-kafka), which knows nothing of kdirect."""
+    """Makes and fills topics with Kafka's own client library (confluent-kafka), which knows nothing
+    of kdirect."""
 
     def __init__(self, address: str) -> None:
         from confluent_kafka.admin import AdminClient
@@ -124,7 +143,9 @@ class Topics:
     def create_named(self, name: str, partitions: int = 1, **config: object) -> None:
         from confluent_kafka.admin import NewTopic
 
-        topic = NewTopic(name, partitions, 1, config={k.replace("_", "."): str(v) for k, v in config.items()})
+        topic = NewTopic(
+            name, partitions, 1, config={k.replace("_", "."): str(v) for k, v in config.items()}
+        )
         for future in self.admin.create_topics([topic]).values():
             future.result(20)
 
@@ -144,14 +165,37 @@ class Topics:
         for future in self.admin.delete_records([TopicPartition(name, partition, before)]).values():
             future.result(20)
 
-    def fill(self, name: str, values, partition: int = 0, *, key=None, headers=None, timestamp_ms: int | None = None, **settings) -> None:
-        """Produce `values` to one partition; `key` and `timestamp_ms` may be functions of the index."""
+    def fill(
+        self,
+        name: str,
+        values,
+        partition: int = 0,
+        *,
+        key=None,
+        headers=None,
+        timestamp_ms: int | None = None,
+        **settings,
+    ) -> None:
+        """Produce `values` to one partition; `key` and `timestamp_ms` may be functions of the
+        index."""
         from confluent_kafka import Producer
 
         errors = []
-        producer = Producer({"bootstrap.servers": self.address, "linger.ms": 5, "enable.idempotence": False, "log_level": 0, **settings})
+        producer = Producer(
+            {
+                "bootstrap.servers": self.address,
+                "linger.ms": 5,
+                "enable.idempotence": False,
+                "log_level": 0,
+                **settings,
+            }
+        )
         for i, value in enumerate(values):
-            stamp = {} if timestamp_ms is None else {"timestamp": timestamp_ms(i) if callable(timestamp_ms) else timestamp_ms}
+            stamp = (
+                {}
+                if timestamp_ms is None
+                else {"timestamp": timestamp_ms(i) if callable(timestamp_ms) else timestamp_ms}
+            )
             while True:
                 try:
                     producer.produce(
@@ -170,7 +214,8 @@ class Topics:
         assert not errors, errors[:3]
 
     def consume(self, name: str, partitions: int) -> list[tuple]:
-        """(partition, offset, key, value, timestamp_ms, headers) of everything in the topic, by confluent-kafka."""
+        """(partition, offset, key, value, timestamp_ms, headers) of everything in the topic, by
+        confluent-kafka."""
         from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer(
@@ -191,7 +236,14 @@ class Topics:
                     ends += 1
                 else:
                     out.append(
-                        (message.partition(), message.offset(), message.key(), message.value(), message.timestamp()[1], message.headers())
+                        (
+                            message.partition(),
+                            message.offset(),
+                            message.key(),
+                            message.value(),
+                            message.timestamp()[1],
+                            message.headers(),
+                        )
                     )
         consumer.close()
         return sorted(out, key=lambda r: r[:2])
@@ -210,7 +262,8 @@ def topics(broker):
 
 @pytest.fixture
 def read(spark, broker):
-    """A batch DataFrame of a topic, with more options by name (a double underscore stands for a dot)."""
+    """A batch DataFrame of a topic, with more options by name (a double underscore stands for a
+    dot)."""
 
     def build(topic=None, *, address=broker.address, **options):
         reader = spark.read.format("kdirect").option("kafka.bootstrap.servers", address)

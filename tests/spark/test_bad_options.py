@@ -1,4 +1,5 @@
-"""Mistakes as a user of Spark meets them: one clear error that names the thing and the remedy.  No broker is needed for any."""
+"""Mistakes as a user of Spark meets them: one clear error that names the thing and the remedy.  No
+broker is needed for any."""
 
 from __future__ import annotations
 
@@ -23,10 +24,22 @@ def test_format_is_found_without_register(spark, refused):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOffsts": "earliest"}, ("unknown option 'startingoffsts'", "did you mean startingOffsets?")),
-        ({"startingOffsets": '{"t":{"0":"x"}}'}, ("startingOffsets", "t-0 has 'x'", "whole number")),
-        ({"startingOffsets": "{"}, ("startingOffsets", "not JSON of offsets", '{"topic":{"0":123,"1":456}}')),
-        ({"kafka.auto.offset.reset": "earliest"}, ("kafka.auto.offset.reset", "set startingOffsets")),
+        (
+            {"startingOffsts": "earliest"},
+            ("unknown option 'startingoffsts'", "did you mean startingOffsets?"),
+        ),
+        (
+            {"startingOffsets": '{"t":{"0":"x"}}'},
+            ("startingOffsets", "t-0 has 'x'", "whole number"),
+        ),
+        (
+            {"startingOffsets": "{"},
+            ("startingOffsets", "not JSON of offsets", '{"topic":{"0":123,"1":456}}'),
+        ),
+        (
+            {"kafka.auto.offset.reset": "earliest"},
+            ("kafka.auto.offset.reset", "set startingOffsets"),
+        ),
         ({"transport": "pigeon"}, ("transport", "'pigeon'", "auto, verbs, shm, tcp")),
         ({"subscribe": "no such/topic"}, ("subscribe", "no such/topic", "a-z")),
     ],
@@ -39,21 +52,29 @@ def test_options_that_no_reader_takes(spark, refused, options, words):
 
 def test_options_of_streams_in_a_batch(spark, refused):
     with refused("maxOffsetsPerTrigger is for streaming queries", "spark.readStream"):
-        spark.read.format("kdirect").options(**READ).option("maxOffsetsPerTrigger", 5).load().collect()
+        spark.read.format("kdirect").options(**READ).option(
+            "maxOffsetsPerTrigger", 5
+        ).load().collect()
     with refused("startingOffsets: a batch query cannot start at the latest offset"):
-        spark.read.format("kdirect").options(**READ).option("startingOffsets", "latest").load().collect()
+        spark.read.format("kdirect").options(**READ).option(
+            "startingOffsets", "latest"
+        ).load().collect()
 
 
 def test_options_of_batches_in_a_stream(spark, refused, tmp_path):
     with refused("endingOffsets is for batch queries", "spark.read"):
-        spark.readStream.format("kdirect").options(**READ).option("endingOffsets", "latest").load().writeStream.format("noop").option(
+        spark.readStream.format("kdirect").options(**READ).option(
+            "endingOffsets", "latest"
+        ).load().writeStream.format("noop").option(
             "checkpointLocation", str(tmp_path)
         ).start().awaitTermination(60)
 
 
 def test_a_schema_of_ones_own(spark, refused):
     with refused("fixed schema", "remove .schema(...)"):
-        spark.read.format("kdirect").options(**READ).schema(StructType([StructField("value", StringType())])).load().collect()
+        spark.read.format("kdirect").options(**READ).schema(
+            StructType([StructField("value", StringType())])
+        ).load().collect()
 
 
 def test_no_broker_there(spark, refused):
@@ -61,9 +82,9 @@ def test_no_broker_there(spark, refused):
         s.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can come to listen here
         address = f"127.0.0.1:{s.getsockname()[1]}"
         with refused("BrokerUnavailableError", address):
-            spark.read.format("kdirect").options(**READ).option("kafka.bootstrap.servers", address).option(
-                "connect.timeout.ms", 300
-            ).load().collect()
+            spark.read.format("kdirect").options(**READ).option(
+                "kafka.bootstrap.servers", address
+            ).option("connect.timeout.ms", 300).load().collect()
 
 
 @pytest.mark.parametrize(
@@ -71,25 +92,44 @@ def test_no_broker_there(spark, refused):
     [
         ("id", {"topic": "t"}, ("no column value", "it has id", "to_json")),
         ("id AS value", {"topic": "t"}, ("column value has type bigint", "CAST(value AS STRING)")),
-        ("'v' AS value, id AS key", {"topic": "t"}, ("column key has type bigint", "CAST(key AS STRING)")),
+        (
+            "'v' AS value, id AS key",
+            {"topic": "t"},
+            ("column key has type bigint", "CAST(key AS STRING)"),
+        ),
         ("'v' AS value", {}, ("which topic to write to", "option topic")),
-        ("'v' AS value, id AS topic", {}, ("column topic has type bigint", "CAST(topic AS STRING)")),
-        ("'v' AS value, id AS partition", {"topic": "t"}, ("column partition has type bigint", "CAST(partition AS INT)")),
+        (
+            "'v' AS value, id AS topic",
+            {},
+            ("column topic has type bigint", "CAST(topic AS STRING)"),
+        ),
+        (
+            "'v' AS value, id AS partition",
+            {"topic": "t"},
+            ("column partition has type bigint", "CAST(partition AS INT)"),
+        ),
         (
             "'v' AS value, map('a', 'b') AS headers",
             {"topic": "t"},
-            ("column headers has type map<string,string>", "array<struct<key:string,value:binary>>"),
+            (
+                "column headers has type map<string,string>",
+                "array<struct<key:string,value:binary>>",
+            ),
         ),
         ("'v' AS value", {"topic": "a/b"}, ("option topic", "'a/b'")),
         ("'v' AS value", {"topic": "t", "subscribe": "t"}, ("subscribe belongs to a source",)),
-        ("'v' AS value", {"topic": "t", "kafka.transactional.id": "x"}, ("kafka.transactional.id", "at-least-once")),
+        (
+            "'v' AS value",
+            {"topic": "t", "kafka.transactional.id": "x"},
+            ("kafka.transactional.id", "at-least-once"),
+        ),
     ],
 )
 def test_writes_that_cannot_be(spark, refused, select, options, words):
     with refused("ConfigError", *words):
-        spark.range(3).selectExpr(*[select] if select == "id" else split(select)).write.format("kdirect").option(
-            "kafka.bootstrap.servers", "127.0.0.1:1"
-        ).options(**options).mode("append").save()
+        spark.range(3).selectExpr(*[select] if select == "id" else split(select)).write.format(
+            "kdirect"
+        ).option("kafka.bootstrap.servers", "127.0.0.1:1").options(**options).mode("append").save()
 
 
 def split(select):
@@ -106,14 +146,22 @@ def split(select):
 
 def test_a_topic_is_not_overwritten(spark, refused):
     with refused("ConfigError", "a topic cannot be overwritten", 'mode("append")'):
-        spark.sql("SELECT 'v' AS value").write.format("kdirect").option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "t").mode(
-            "overwrite"
-        ).save()
+        spark.sql("SELECT 'v' AS value").write.format("kdirect").option(
+            "kafka.bootstrap.servers", "127.0.0.1:1"
+        ).option("topic", "t").mode("overwrite").save()
 
 
 def test_a_stream_that_does_not_append(spark, refused, tmp_path):
-    counts = spark.readStream.format("rate").load().groupBy("value").count().selectExpr("CAST(value AS STRING) AS value")
+    counts = (
+        spark.readStream.format("rate")
+        .load()
+        .groupBy("value")
+        .count()
+        .selectExpr("CAST(value AS STRING) AS value")
+    )
     with refused("ConfigError", "a topic cannot be overwritten", 'outputMode("append")'):
-        counts.writeStream.format("kdirect").option("kafka.bootstrap.servers", "127.0.0.1:1").option("topic", "t").outputMode(
-            "complete"
-        ).option("checkpointLocation", str(tmp_path)).start().awaitTermination(60)
+        counts.writeStream.format("kdirect").option(
+            "kafka.bootstrap.servers", "127.0.0.1:1"
+        ).option("topic", "t").outputMode("complete").option(
+            "checkpointLocation", str(tmp_path)
+        ).start().awaitTermination(60)

@@ -1,4 +1,5 @@
-"""Records as columns in the JVM: the same rows as Spark's own path gives, fewer columns where fewer are wanted, and the shim's jar."""
+"""Records as columns in the JVM: the same rows as Spark's own path gives, fewer columns where fewer
+are wanted, and the shim's jar."""
 
 from __future__ import annotations
 
@@ -22,10 +23,16 @@ SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 
 @pytest.fixture(scope="module")
 def filled(broker, topics_of):
-    """Two partitions: plain records, and some with nulls, headers and empty bytes, in several Arrow batches."""
+    """Two partitions: plain records, and some with nulls, headers and empty bytes, in several Arrow
+    batches."""
     topics = topics_of(broker.address)
     name = topics.create(2, "columns")
-    topics.fill(name, [b"%05d" % i * 20 for i in range(3000)], 0, key=lambda i: b"k%d" % (i % 7) if i % 3 else None)
+    topics.fill(
+        name,
+        [b"%05d" % i * 20 for i in range(3000)],
+        0,
+        key=lambda i: b"k%d" % (i % 7) if i % 3 else None,
+    )
     topics.fill(name, [b"x", None, b""] * 100, 1, headers=[("a", b"1"), ("ü", None)])
     return name
 
@@ -51,12 +58,18 @@ QUERIES = {
     "other order": lambda df: df.select("offset", "key", "partition"),
     "no column": lambda df: df.selectExpr("count(*) AS n"),
     "a part of one": lambda df: df.selectExpr("partition", "headers.key", "size(headers)"),
-    "sums": lambda df: df.groupBy("partition").agg(F.count("*"), F.max("offset"), F.sum(F.length("value")), F.min("timestamp")),
-    "a filter": lambda df: df.where("value IS NULL OR key = 'k2'").select("topic", "offset", "timestampType"),
+    "sums": lambda df: df.groupBy("partition").agg(
+        F.count("*"), F.max("offset"), F.sum(F.length("value")), F.min("timestamp")
+    ),
+    "a filter": lambda df: df.where("value IS NULL OR key = 'k2'").select(
+        "topic", "offset", "timestampType"
+    ),
     "itself": lambda df: df.select("partition", "offset").join(
         df.selectExpr("partition", "offset + 1 AS offset", "value"), ["partition", "offset"]
     ),
-    "twice": lambda df: df.select("value").where("partition = 1").union(df.where("partition = 0").select("key")),
+    "twice": lambda df: (
+        df.select("value").where("partition = 1").union(df.where("partition = 0").select("key"))
+    ),
 }
 
 
@@ -78,7 +91,9 @@ def test_columns_are_the_rows_of_sparks_own_path(read, filled, columnar, query):
 def test_a_batch_query_reads_the_columns_that_it_needs(read, filled):
     df = read(filled)
     assert "BatchScan kdirect[offset#" in plan(df.select("offset"))
-    assert "BatchScan kdirect[partition#" in plan(df.groupBy().count()), "the narrowest, where none is wanted"
+    assert "BatchScan kdirect[partition#" in plan(df.groupBy().count()), (
+        "the narrowest, where none is wanted"
+    )
     assert "BatchScan kdirect[value#" in plan(df.selectExpr("length(value)"))
     narrowed = read(filled, columns="offset,value,partition")
     assert narrowed.columns == ["value", "partition", "offset"]
@@ -94,8 +109,14 @@ def test_columns_of_a_stream(read_stream, topics, columnar, tmp_path, on):
 
     def run(**options):
         df = read_stream(name, startingOffsets="earliest", maxOffsetsPerTrigger="25", **options)
-        query = df.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())).trigger(availableNow=True)
-        assert query.option("checkpointLocation", str(tmp_path / "checkpoint")).start().awaitTermination(90)
+        query = df.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect())).trigger(
+            availableNow=True
+        )
+        assert (
+            query.option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .start()
+            .awaitTermination(90)
+        )
 
     topics.fill(name, [b"%d" % i for i in range(60)], 0)
     run(columns="offset,value")
@@ -119,7 +140,11 @@ def test_each_action_reads_what_there_is(read, topics):
 @pytest.mark.spark
 @pytest.mark.parametrize(
     ("columns", "words"),
-    [("offset,nothing", "there is no column 'nothing'"), ("headers", "includeHeaders"), (",", "names no column")],
+    [
+        ("offset,nothing", "there is no column 'nothing'"),
+        ("headers", "includeHeaders"),
+        (",", "names no column"),
+    ],
 )
 def test_columns_that_are_not_there(read, filled, refused, columns, words):
     with refused("option columns", words):
@@ -145,11 +170,14 @@ print("read", df.count(), sum(p["numInputRows"] for p in query.recentProgress))
 @pytest.mark.spark
 def test_without_the_shim_spark_finds_the_format_all_the_same(broker, filled, tmp_path):
     command = [sys.executable, "-c", WITHOUT, broker.address, filled, str(tmp_path / "checkpoint")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path
+    )
     assert "read 3300 3300" in done.stdout, done.stdout[-1000:] + done.stderr[-3000:]
 
 
-# ------------------------------------------------------------------------------------------------ the jar
+# ------------------------------------------------------------------------------------------------
+# the jar
 
 
 @pytest.fixture
@@ -164,7 +192,10 @@ def test_the_jar_is_compiled_once_and_kept(cache, tmp_path, capsys):
     jar = shim.jar()
     assert jar.parent == cache and [jar] == list(cache.iterdir()), "and nothing is left beside it"
     with zipfile.ZipFile(jar) as archive:
-        assert archive.read(SERVICE).decode().split()[0].replace(".", "/") + ".class" in archive.namelist()
+        assert (
+            archive.read(SERVICE).decode().split()[0].replace(".", "/") + ".class"
+            in archive.namelist()
+        )
     made = jar.stat()
     assert shim.main(["--output", str(tmp_path / "shim.jar")]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'shim.jar'}\n"
@@ -185,11 +216,19 @@ def no_java(tmp_path, monkeypatch):
 
 
 def no_scala(tmp_path, monkeypatch):
-    java_says(tmp_path, monkeypatch, "echo 'Could not find or load main class scala.tools.nsc.Main' >&2; exit 1")
+    java_says(
+        tmp_path,
+        monkeypatch,
+        "echo 'Could not find or load main class scala.tools.nsc.Main' >&2; exit 1",
+    )
 
 
 def other_internals(tmp_path, monkeypatch):
-    java_says(tmp_path, monkeypatch, "echo 'KdirectSource.scala:1: error: not found: type PythonScan' >&2; exit 1")
+    java_says(
+        tmp_path,
+        monkeypatch,
+        "echo 'KdirectSource.scala:1: error: not found: type PythonScan' >&2; exit 1",
+    )
 
 
 def nowhere_to_write(tmp_path, monkeypatch):
@@ -235,7 +274,10 @@ def test_the_jar_goes_beside_those_of_the_user_and_can_be_left_out(monkeypatch):
     monkeypatch.setattr(shim, "jar_or_none", lambda: Path("/cache/shim.jar"))
     builder = SparkSession.Builder
     assert configure(builder())._options["spark.jars"] == "/cache/shim.jar"
-    assert configure(builder().config("spark.jars", "a.jar,b.jar"))._options["spark.jars"] == "a.jar,b.jar,/cache/shim.jar"
+    assert (
+        configure(builder().config("spark.jars", "a.jar,b.jar"))._options["spark.jars"]
+        == "a.jar,b.jar,/cache/shim.jar"
+    )
     assert configure(configure(builder()))._options["spark.jars"] == "/cache/shim.jar"
     assert "spark.jars" not in configure(builder().config(shim.CONF, "false"))._options
     assert "spark.jars" not in configure(builder().remote("sc://somewhere"))._options

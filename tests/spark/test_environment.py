@@ -20,7 +20,10 @@ def test_configure_leaves_what_the_user_has_set():
     assert set(CONFS) <= set(options)
 
 
-@pytest.mark.parametrize(("master", "plain"), [("local[2]", True), ("local", True), ("spark://host:7077", False), (None, False)])
+@pytest.mark.parametrize(
+    ("master", "plain"),
+    [("local[2]", True), ("local", True), ("spark://host:7077", False), (None, False)],
+)
 def test_checkpoints_are_written_as_plain_files_where_spark_is_local(master, plain):
     builder = SparkSession.Builder()
     options = configure(builder.master(master) if master else builder)._options
@@ -28,7 +31,9 @@ def test_checkpoints_are_written_as_plain_files_where_spark_is_local(master, pla
 
 
 def test_the_users_way_of_writing_checkpoints_stays():
-    options = configure(SparkSession.Builder().master("local").config(CHECKPOINT_FILES, "mine"))._options
+    options = configure(
+        SparkSession.Builder().master("local").config(CHECKPOINT_FILES, "mine")
+    )._options
     assert options[CHECKPOINT_FILES] == "mine"
 
 

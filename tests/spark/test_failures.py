@@ -21,7 +21,9 @@ def wait_for(condition, seconds=60):
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
-def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(spark, own_broker, tmp_path, read_stream, topics_of, transport):
+def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(
+    spark, own_broker, tmp_path, read_stream, topics_of, transport
+):
     topics = topics_of(own_broker.address)
     name = topics.create(2)
     topics.fill(name, [b"%d" % i for i in range(100)])
@@ -37,7 +39,11 @@ def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(spark, own_br
             request__timeout__ms="5000",
         )
         return (
-            df.writeStream.foreachBatch(lambda d, i: rows.__setitem__(i, [bytes(r.value) for r in d.select("value").collect()]))
+            df.writeStream.foreachBatch(
+                lambda d, i: rows.__setitem__(
+                    i, [bytes(r.value) for r in d.select("value").collect()]
+                )
+            )
             .option("checkpointLocation", str(tmp_path / "c"))
             .trigger(processingTime="50 milliseconds")
             .start()
@@ -48,7 +54,9 @@ def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(spark, own_br
     own_broker.kill()
     with pytest.raises(Exception) as caught:
         assert query.awaitTermination(60), "the query does not notice that the broker has gone"
-    assert "kdirect.errors." in str(caught.value) and own_broker.address in str(caught.value), str(caught.value)[-3000:]
+    assert "kdirect.errors." in str(caught.value) and own_broker.address in str(caught.value), str(
+        caught.value
+    )[-3000:]
     own_broker.start()
     topics = topics_of(own_broker.address)
     topics.fill(name, [b"%d" % i for i in range(100, 200)], 1)
@@ -63,9 +71,9 @@ def test_a_sink_goes_on_after_its_broker_was_restarted(spark, own_broker, topics
     name = topics.create(1)
 
     def write(text):
-        spark.sql(f"SELECT '{text}' AS value").write.format("kdirect").option("kafka.bootstrap.servers", own_broker.address).option(
-            "topic", name
-        ).option("delivery.timeout.ms", 10000).mode("append").save()
+        spark.sql(f"SELECT '{text}' AS value").write.format("kdirect").option(
+            "kafka.bootstrap.servers", own_broker.address
+        ).option("topic", name).option("delivery.timeout.ms", 10000).mode("append").save()
 
     write("before")
     own_broker.kill()
@@ -81,7 +89,8 @@ READER = """
     from kdirect_spark.source import RangePartition, read_range
 
     def anonymous_bytes():
-        # What the process has for itself; the broker's mapped segments are shared pages and not counted.
+        # What the process has for itself; the broker's mapped segments are shared pages and not
+        # counted.
         return 1024 * int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
     address, topic, stop, transport = sys.argv[1:]
@@ -115,10 +124,15 @@ def test_memory_is_bounded_whatever_the_backlog(spark, broker, topics, transport
     script = tmp_path / "reader.py"
     script.write_text(textwrap.dedent(READER))
     run = subprocess.run(
-        [sys.executable, str(script), broker.address, name, "60000", transport], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, str(script), broker.address, name, "60000", transport],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert run.returncode == 0, run.stderr[-3000:]
     result = json.loads(run.stdout)
     assert result["rows"] == 60000
-    # 8 MiB waiting, three batches of 1 MiB on their way, READ or fetch buffers of a few MiB, and the allocator's slack.
+    # 8 MiB waiting, three batches of 1 MiB on their way, READ or fetch buffers of a few MiB, and
+    # the allocator's slack.
     assert result["grown"] < 48 << 20, result

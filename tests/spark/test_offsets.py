@@ -37,7 +37,9 @@ partitions = st.builds(TopicPartition, names, st.integers(0, 20))
 numbers = st.integers(0, 10**6)
 offsets = st.dictionaries(partitions, numbers, max_size=12)
 # For each partition: log start <= start <= end <= high watermark, a query in good health.
-healthy = st.dictionaries(partitions, st.lists(numbers, min_size=4, max_size=4).map(sorted), max_size=12)
+healthy = st.dictionaries(
+    partitions, st.lists(numbers, min_size=4, max_size=4).map(sorted), max_size=12
+)
 
 
 @given(offsets)
@@ -50,12 +52,17 @@ def test_json_round_trip_and_equal_offsets_are_equal_text(given_offsets):
 
 
 def test_json_is_that_of_sparks_kafka_connector():
-    assert json.dumps(to_json({B0: 3, TopicPartition("a", 10): 1, TopicPartition("a", 2): 2})) == '{"a": {"2": 2, "10": 1}, "b": {"0": 3}}'
+    assert (
+        json.dumps(to_json({B0: 3, TopicPartition("a", 10): 1, TopicPartition("a", 2): 2}))
+        == '{"a": {"2": 2, "10": 1}, "b": {"0": 3}}'
+    )
 
 
 any_json = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
     max_leaves=8,
 )
 
@@ -80,7 +87,9 @@ def test_subscriptions_resolve_among_existing_topics():
 
 
 def test_missing_topics_are_named():
-    with pytest.raises(UnknownTopicError, match=r"subscribe: the broker has no topic y, z; create it first"):
+    with pytest.raises(
+        UnknownTopicError, match=r"subscribe: the broker has no topic y, z; create it first"
+    ):
         Subscribe(("a", "y", "z")).resolve({"a": 1})
     with pytest.raises(UnknownTopicError, match=r"assign: the broker has no partition a-1"):
         Assign((A0, A1)).resolve({"a": 1})
@@ -94,18 +103,39 @@ WATERMARKS = {A0: (10, 100), A1: (0, 5)}
 def test_limits():
     assert resolve_limit(Earliest(), "x", [A0, A1], WATERMARKS) == {A0: 10, A1: 0}
     assert resolve_limit(Latest(), "x", [A0, A1], WATERMARKS) == {A0: 100, A1: 5}
-    assert resolve_limit(AtOffsets(((A0, -2), (A1, 3))), "x", [A0, A1], WATERMARKS) == {A0: 10, A1: 3}
-    assert resolve_limit(AtOffsets(((A0, -1), (A1, -1))), "x", [A0, A1], WATERMARKS) == {A0: 100, A1: 5}
-    assert resolve_limit(AtTimes(everywhere=7), "x", [A0, A1], WATERMARKS, {A0: 50, A1: None}) == {A0: 50, A1: 5}
+    assert resolve_limit(AtOffsets(((A0, -2), (A1, 3))), "x", [A0, A1], WATERMARKS) == {
+        A0: 10,
+        A1: 3,
+    }
+    assert resolve_limit(AtOffsets(((A0, -1), (A1, -1))), "x", [A0, A1], WATERMARKS) == {
+        A0: 100,
+        A1: 5,
+    }
+    assert resolve_limit(AtTimes(everywhere=7), "x", [A0, A1], WATERMARKS, {A0: 50, A1: None}) == {
+        A0: 50,
+        A1: 5,
+    }
 
 
 def test_limits_must_cover_exactly_what_is_read():
-    with pytest.raises(ConfigError, match=r"startingOffsets must name exactly .* it lacks a-1; Use -1 for latest"):
+    with pytest.raises(
+        ConfigError, match=r"startingOffsets must name exactly .* it lacks a-1; Use -1 for latest"
+    ):
         resolve_limit(AtOffsets(((A0, 1),)), "startingOffsets", [A0, A1], WATERMARKS)
     with pytest.raises(ConfigError, match=r"names the unknown b-0"):
-        resolve_limit(AtOffsets(((A0, 1), (A1, 1), (B0, 1))), "startingOffsets", [A0, A1], WATERMARKS)
-    with pytest.raises(ConfigError, match=r"a-1 has no record at 7 ms or later.*startingOffsetsByTimestampStrategy"):
-        resolve_limit(AtTimes(everywhere=7, strict=True), "startingTimestamp", [A0, A1], WATERMARKS, {A0: 50, A1: None})
+        resolve_limit(
+            AtOffsets(((A0, 1), (A1, 1), (B0, 1))), "startingOffsets", [A0, A1], WATERMARKS
+        )
+    with pytest.raises(
+        ConfigError, match=r"a-1 has no record at 7 ms or later.*startingOffsetsByTimestampStrategy"
+    ):
+        resolve_limit(
+            AtTimes(everywhere=7, strict=True),
+            "startingTimestamp",
+            [A0, A1],
+            WATERMARKS,
+            {A0: 50, A1: None},
+        )
 
 
 def test_a_stream_plan_reads_new_partitions_from_the_earliest():
@@ -117,13 +147,38 @@ def test_a_stream_plan_reads_new_partitions_from_the_earliest():
 @pytest.mark.parametrize(
     ("start", "end", "ranges", "words"),
     [
-        ({A0: 5}, {A0: 30}, [OffsetRange(A0, 10, 30)], "a-0 has offsets 5 to 10 no more: its first record is 10"),
+        (
+            {A0: 5},
+            {A0: 30},
+            [OffsetRange(A0, 10, 30)],
+            "a-0 has offsets 5 to 10 no more: its first record is 10",
+        ),
         ({A0: 2}, {A0: 7}, [], "a-0 has offsets 2 to 7 no more: its first record is 10"),
-        ({A0: 20, B0: 3}, {A0: 30}, [OffsetRange(A0, 20, 30)], "b-0 is gone; it was read up to offset 3"),
-        ({A0: 20, B0: 3}, {A0: 30, B0: 9}, [OffsetRange(A0, 20, 30)], "b-0 is gone; offsets 3 to 9 were still to be read"),
-        ({A1: 50}, {A1: 5}, [OffsetRange(A1, 0, 5)], "a-1 went back from offset 50 to 5: it was deleted and created again"),
+        (
+            {A0: 20, B0: 3},
+            {A0: 30},
+            [OffsetRange(A0, 20, 30)],
+            "b-0 is gone; it was read up to offset 3",
+        ),
+        (
+            {A0: 20, B0: 3},
+            {A0: 30, B0: 9},
+            [OffsetRange(A0, 20, 30)],
+            "b-0 is gone; offsets 3 to 9 were still to be read",
+        ),
+        (
+            {A1: 50},
+            {A1: 5},
+            [OffsetRange(A1, 0, 5)],
+            "a-1 went back from offset 50 to 5: it was deleted and created again",
+        ),
         ({A1: 1}, {A1: 50}, [OffsetRange(A1, 1, 5)], "a-1 ends at offset 5, before offset 50"),
-        ({A1: 0}, {A1: 5, A0: 30}, [OffsetRange(A0, 10, 30), OffsetRange(A1, 0, 5)], "new partition a-0 starts at offset 10 instead of 0"),
+        (
+            {A1: 0},
+            {A1: 5, A0: 30},
+            [OffsetRange(A0, 10, 30), OffsetRange(A1, 0, 5)],
+            "new partition a-0 starts at offset 10 instead of 0",
+        ),
     ],
 )
 def test_losses_are_found_named_and_left_out(start, end, ranges, words):
@@ -141,17 +196,28 @@ def test_losses_are_found_named_and_left_out(start, end, ranges, words):
 def test_a_topic_known_to_be_created_again_is_read_from_its_start():
     plan = plan_stream({A0: 50, A1: 2}, {A0: 60, A1: 5}, WATERMARKS, {"a"})
     assert plan.ranges == (OffsetRange(A0, 10, 60), OffsetRange(A1, 0, 5))
-    assert len(plan.losses) == 2 and "a-0 was deleted and created again; it was read up to offset 50" in plan.losses[0]
+    assert (
+        len(plan.losses) == 2
+        and "a-0 was deleted and created again; it was read up to offset 50" in plan.losses[0]
+    )
 
 
 def test_nothing_left_to_read_is_no_loss():
-    assert plan_stream({A0: 5}, {A0: 5}, WATERMARKS) == Plan(()), "records before the log start that nobody waits for"
-    assert plan_stream({B0: 5}, {B0: 5}, WATERMARKS) == Plan(()), "a partition that is gone, read to its end"
+    assert plan_stream({A0: 5}, {A0: 5}, WATERMARKS) == Plan(()), (
+        "records before the log start that nobody waits for"
+    )
+    assert plan_stream({B0: 5}, {B0: 5}, WATERMARKS) == Plan(()), (
+        "a partition that is gone, read to its end"
+    )
 
 
 def test_a_batch_plan():
-    assert plan_batch({A0: 10, A1: 0}, {A0: 100, A1: 0}, WATERMARKS) == Plan((OffsetRange(A0, 10, 100),))
-    assert plan_batch({A0: 90}, {A0: 20}, WATERMARKS) == Plan(()), "a start behind its end reads nothing"
+    assert plan_batch({A0: 10, A1: 0}, {A0: 100, A1: 0}, WATERMARKS) == Plan(
+        (OffsetRange(A0, 10, 100),)
+    )
+    assert plan_batch({A0: 90}, {A0: 20}, WATERMARKS) == Plan(()), (
+        "a start behind its end reads nothing"
+    )
     assert "a-1 ends at offset 5" in plan_batch({A1: 0}, {A1: 9}, WATERMARKS).losses[0]
 
 
@@ -160,10 +226,18 @@ def test_a_healthy_stream_is_planned_exactly(state):
     start, end = {tp: n[1] for tp, n in state.items()}, {tp: n[2] for tp, n in state.items()}
     plan = plan_stream(start, end, {tp: (n[0], n[3]) for tp, n in state.items()})
     assert plan.losses == ()
-    assert {r.topic_partition: (r.start, r.stop) for r in plan.ranges} == {tp: (n[1], n[2]) for tp, n in state.items() if n[1] < n[2]}
+    assert {r.topic_partition: (r.start, r.stop) for r in plan.ranges} == {
+        tp: (n[1], n[2]) for tp, n in state.items() if n[1] < n[2]
+    }
 
 
-@given(offsets, offsets, st.dictionaries(partitions, st.tuples(numbers, numbers).map(lambda p: (min(p), max(p))), max_size=12))
+@given(
+    offsets,
+    offsets,
+    st.dictionaries(
+        partitions, st.tuples(numbers, numbers).map(lambda p: (min(p), max(p))), max_size=12
+    ),
+)
 def test_a_plan_never_leaves_the_log_whatever_the_offsets(start, end, watermarks):
     plan = plan_stream(start, end, watermarks)
     seen = [r.topic_partition for r in plan.ranges]
@@ -218,7 +292,18 @@ def test_a_split_covers_each_offset_once(given_ranges, min_partitions, max_recor
 
 def test_splits_as_sparks_kafka_connector():
     big, small = OffsetRange(A0, 0, 10000), OffsetRange(A1, 0, 100)
-    assert split([big, small], 3, None) == [OffsetRange(A0, 0, 5000), OffsetRange(A0, 5000, 10000), small]
+    assert split([big, small], 3, None) == [
+        OffsetRange(A0, 0, 5000),
+        OffsetRange(A0, 5000, 10000),
+        small,
+    ]
     assert split([big, small], 2, None) == [big, small]
-    assert split([OffsetRange(A0, 0, 10)], None, 4) == [OffsetRange(A0, 0, 3), OffsetRange(A0, 3, 6), OffsetRange(A0, 6, 10)]
-    assert split([OffsetRange(A0, 5, 7)], 10, None) == [OffsetRange(A0, 5, 6), OffsetRange(A0, 6, 7)]
+    assert split([OffsetRange(A0, 0, 10)], None, 4) == [
+        OffsetRange(A0, 0, 3),
+        OffsetRange(A0, 3, 6),
+        OffsetRange(A0, 6, 10),
+    ]
+    assert split([OffsetRange(A0, 5, 7)], 10, None) == [
+        OffsetRange(A0, 5, 6),
+        OffsetRange(A0, 6, 7),
+    ]

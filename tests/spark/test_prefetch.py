@@ -14,7 +14,9 @@ MIB = 1 << 20
 
 
 def batch(i, size=MIB):
-    return pa.RecordBatch.from_arrays([pa.array([i], pa.int64()), pa.array([bytes(size)], pa.binary())], names=["i", "value"])
+    return pa.RecordBatch.from_arrays(
+        [pa.array([i], pa.int64()), pa.array([bytes(size)], pa.binary())], names=["i", "value"]
+    )
 
 
 def number(b):
@@ -54,7 +56,9 @@ def test_memory_is_bounded_while_nobody_consumes():
     ahead = Prefetch(source(), 4 * MIB)
     wait_for(lambda: len(made) >= 4)
     time.sleep(0.05)
-    assert len(made) <= 5, "3 whole batches wait (their offsets make them larger than 1 MiB), one is being handed in"
+    assert len(made) <= 5, (
+        "3 whole batches wait (their offsets make them larger than 1 MiB), one is being handed in"
+    )
     assert [number(next(ahead)) for _ in range(10)] == list(range(10))
     time.sleep(0.05)
     assert len(made) <= 15
@@ -64,7 +68,9 @@ def test_memory_is_bounded_while_nobody_consumes():
 
 
 def test_a_batch_larger_than_the_bound_passes():
-    assert [number(b) for b in prefetched((batch(i, 3 * MIB) for i in range(4)), MIB, never_last)] == [0, 1, 2, 3]
+    assert [
+        number(b) for b in prefetched((batch(i, 3 * MIB) for i in range(4)), MIB, never_last)
+    ] == [0, 1, 2, 3]
 
 
 def test_an_error_comes_after_the_batches_before_it():

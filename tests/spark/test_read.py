@@ -29,8 +29,13 @@ def filled(broker, topics_of):
 
 
 def spans(df):
-    """{partition: (first offset, last offset + 1)} of a DataFrame; every offset in between must be there once."""
-    rows = df.groupBy("partition").agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset")).collect()
+    """{partition: (first offset, last offset + 1)} of a DataFrame; every offset in between must be
+    there once."""
+    rows = (
+        df.groupBy("partition")
+        .agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset"))
+        .collect()
+    )
     for _, low, high, count, distinct in rows:
         assert count == distinct == high - low + 1
     return {r[0]: (r[1], r[2] + 1) for r in rows}
@@ -43,11 +48,20 @@ def test_rows_are_those_of_sparks_kafka_connector(read, filled, topics):
         == "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
     )
     got = sorted(
-        (r.partition, r.offset, r.key and bytes(r.key), bytes(r.value), round(r.timestamp.timestamp() * 1000)) for r in df.collect()
+        (
+            r.partition,
+            r.offset,
+            r.key and bytes(r.key),
+            bytes(r.value),
+            round(r.timestamp.timestamp() * 1000),
+        )
+        for r in df.collect()
     )
     assert got == [r[:5] for r in topics.consume(filled, 3)]
     assert len(got) == 70
-    assert {(r.topic, r.timestampType) for r in df.select("topic", "timestampType").distinct().collect()} == {(filled, 0)}
+    assert {
+        (r.topic, r.timestampType) for r in df.select("topic", "timestampType").distinct().collect()
+    } == {(filled, 0)}
 
 
 def test_headers(read, topics):
@@ -58,7 +72,11 @@ def test_headers(read, topics):
     df = read(name, includeHeaders="true")
     assert df.schema["headers"].dataType.simpleString() == "array<struct<key:string,value:binary>>"
     with_headers, without = df.orderBy("offset").collect()
-    assert [(h.key, None if h.value is None else bytes(h.value)) for h in with_headers.headers] == headers == topics.consume(name, 1)[0][5]
+    assert (
+        [(h.key, None if h.value is None else bytes(h.value)) for h in with_headers.headers]
+        == headers
+        == topics.consume(name, 1)[0][5]
+    )
     assert not without.headers
 
 
@@ -81,7 +99,9 @@ def test_one_task_for_each_partition_with_records(read, filled):
 
 def test_starting_and_ending_offsets(read, filled):
     start, end = {"0": 10, "1": -2, "2": -2}, {"0": 40, "1": -1, "2": 5}
-    df = read(filled, startingOffsets=json.dumps({filled: start}), endingOffsets=json.dumps({filled: end}))
+    df = read(
+        filled, startingOffsets=json.dumps({filled: start}), endingOffsets=json.dumps({filled: end})
+    )
     assert spans(df) == {0: (10, 40), 2: (0, 5)}
     df = read(filled, startingOffsets=json.dumps({filled: {"0": 50, "1": 0, "2": 20}}))
     assert df.collect() == [], "a range without records"
@@ -89,13 +109,21 @@ def test_starting_and_ending_offsets(read, filled):
 
 
 def test_times(read, filled):
-    assert spans(read(filled, startingTimestamp=str(T0 + 95_000), startingOffsetsByTimestampStrategy="latest")) == {
+    assert spans(
+        read(
+            filled, startingTimestamp=str(T0 + 95_000), startingOffsetsByTimestampStrategy="latest"
+        )
+    ) == {
         0: (10, 50),
         2: (10, 20),
     }
     assert spans(read(filled, endingTimestamp=str(T0 + 100_000))) == {0: (0, 10), 2: (0, 10)}
     by = {filled: {"0": T0 + 400_000, "1": T0, "2": T0 + 400_000}}
-    df = read(filled, startingOffsetsByTimestamp=json.dumps(by), startingOffsetsByTimestampStrategy="latest")
+    df = read(
+        filled,
+        startingOffsetsByTimestamp=json.dumps(by),
+        startingOffsetsByTimestampStrategy="latest",
+    )
     assert spans(df) == {0: (40, 50)}
     assert spans(
         read(
@@ -108,7 +136,9 @@ def test_times(read, filled):
 
 
 def test_a_start_time_without_records(read, filled, refused):
-    with refused("startingTimestamp", f"{filled}-2 has no record", "startingOffsetsByTimestampStrategy"):
+    with refused(
+        "startingTimestamp", f"{filled}-2 has no record", "startingOffsetsByTimestampStrategy"
+    ):
         # Partition 1 has none at all, so leave it out.
         read(assign=json.dumps({filled: [0, 2]}), startingTimestamp=str(T0 + 300_000)).collect()
 
@@ -117,7 +147,13 @@ def test_assign_and_pattern(read, topics):
     first, second = topics.create(2, "pattern-x"), topics.create(1, "pattern-x")
     topics.fill(first, [b"a"] * 3, 1)
     topics.fill(second, [b"b"] * 4)
-    assert {(r[0], r[1]): r[2] for r in read(subscribePattern="pattern-x-[0-9]+").groupBy("topic", "partition").count().collect()} == {
+    assert {
+        (r[0], r[1]): r[2]
+        for r in read(subscribePattern="pattern-x-[0-9]+")
+        .groupBy("topic", "partition")
+        .count()
+        .collect()
+    } == {
         (first, 1): 3,
         (second, 0): 4,
     }
@@ -127,7 +163,12 @@ def test_assign_and_pattern(read, topics):
 
 
 def test_offsets_must_name_all_partitions(read, filled, refused):
-    with refused("ConfigError", "startingOffsets must name exactly the partitions", f"lacks {filled}-1, {filled}-2", "-1 for latest"):
+    with refused(
+        "ConfigError",
+        "startingOffsets must name exactly the partitions",
+        f"lacks {filled}-1, {filled}-2",
+        "-1 for latest",
+    ):
         read(filled, startingOffsets=json.dumps({filled: {"0": 1}})).collect()
 
 
@@ -138,9 +179,14 @@ def test_unknown_topic(read, refused):
 
 def test_an_end_beyond_the_log(read, filled, refused):
     beyond = json.dumps({filled: {"0": 60, "1": 0, "2": 20}})
-    with refused("DataLossError", f"{filled}-0 ends at offset 50, before offset 60", "failOnDataLoss"):
+    with refused(
+        "DataLossError", f"{filled}-0 ends at offset 50, before offset 60", "failOnDataLoss"
+    ):
         read(filled, endingOffsets=beyond).collect()
-    assert spans(read(filled, endingOffsets=beyond, failOnDataLoss="false")) == {0: (0, 50), 2: (0, 20)}
+    assert spans(read(filled, endingOffsets=beyond, failOnDataLoss="false")) == {
+        0: (0, 50),
+        2: (0, 20),
+    }
 
 
 def test_deleted_records(read, topics, refused):
@@ -164,23 +210,37 @@ def test_many_segments_and_splits_over_all_transports(read, topics, tmp_path):
         directory = tmp_path / transport
         directory.mkdir()
         df = read(
-            name, transport=transport, minPartitions="3", arrowBatchBytes="200k", prefetchBytes="1m", taskStatisticsDir=str(directory)
+            name,
+            transport=transport,
+            minPartitions="3",
+            arrowBatchBytes="200k",
+            prefetchBytes="1m",
+            taskStatisticsDir=str(directory),
         )
         assert spans(df) == {0: (0, 9000)}
         sums.add(df.agg(F.sum(expected.cast("decimal(38,0)"))).collect()[0][0])
-        lines = [json.loads(line) for f in directory.iterdir() for line in f.read_text().splitlines()]
+        lines = [
+            json.loads(line) for f in directory.iterdir() for line in f.read_text().splitlines()
+        ]
         assert {line["transport"] for line in lines} == {"tcp" if transport == "tcp" else "shm"}
         if transport != "tcp":
-            assert sum(line["read_bytes"] for line in lines) > 2 * 6_000_000, "two queries read the bytes one-sidedly"
+            assert sum(line["read_bytes"] for line in lines) > 2 * 6_000_000, (
+                "two queries read the bytes one-sidedly"
+            )
     assert len(sums) == 1
-    assert [bytes(r.value) for r in read(name).orderBy("offset").select("value").limit(5).collect()] == values[:5]
+    assert [
+        bytes(r.value) for r in read(name).orderBy("offset").select("value").limit(5).collect()
+    ] == values[:5]
 
 
 def test_tasks_do_not_read_a_deleted_topic_for_its_namesake(read, topics):
     """Spark's workers keep readers warm where they stopped; what they stand in must still be there."""
 
     def values(start, stop):
-        span = {"startingOffsets": json.dumps({name: {"0": start}}), "endingOffsets": json.dumps({name: {"0": stop}})}
+        span = {
+            "startingOffsets": json.dumps({name: {"0": start}}),
+            "endingOffsets": json.dumps({name: {"0": stop}}),
+        }
         return {bytes(r.value)[:3] for r in read(name, **span).select("value").collect()}
 
     def fill(prefix):
@@ -210,7 +270,10 @@ def test_a_limit_ends_the_reading(read, topics):
 
 def test_joins_of_a_topic_with_itself(read, filled):
     left, right = read(filled).alias("l"), read(filled).alias("r")
-    joined = left.join(right, (F.col("l.partition") == F.col("r.partition")) & (F.col("l.offset") == F.col("r.offset")))
+    joined = left.join(
+        right,
+        (F.col("l.partition") == F.col("r.partition")) & (F.col("l.offset") == F.col("r.offset")),
+    )
     assert joined.count() == 70
 
 
@@ -222,19 +285,31 @@ def test_records_that_vanish_between_planning_and_reading(broker, topics, transp
     from kdirect_spark.source import RangePartition, read_range
 
     def read(fail, start, stop):
-        options = {"kafka.bootstrap.servers": broker.address, "subscribe": name, "transport": transport, "failOnDataLoss": fail}
-        batches = read_range(source_settings(options, streaming=False), RangePartition(name, 0, start, stop))
+        options = {
+            "kafka.bootstrap.servers": broker.address,
+            "subscribe": name,
+            "transport": transport,
+            "failOnDataLoss": fail,
+        }
+        batches = read_range(
+            source_settings(options, streaming=False), RangePartition(name, 0, start, stop)
+        )
         return [offset for batch in batches for offset in batch.column("offset").to_pylist()]
 
     name = topics.create(1)
     topics.fill(name, [b"%d" % i for i in range(100)])
     assert read("true", 0, 10) == list(range(10))
     topics.delete_records(name, 0, 60)
-    with pytest.raises(DataLossError, match=rf"{name}-0 .*; 20 to 100 were to be read.*failOnDataLoss"):
+    with pytest.raises(
+        DataLossError, match=rf"{name}-0 .*; 20 to 100 were to be read.*failOnDataLoss"
+    ):
         read("true", 20, 100)
     assert read("false", 20, 100) == list(range(60, 100))
     assert read("false", 20, 50) == []
     topics.delete(name)
-    with pytest.raises(DataLossError, match=rf"{name}-0 is gone; offsets 70 to 100 were still to be read.*failOnDataLoss"):
+    with pytest.raises(
+        DataLossError,
+        match=rf"{name}-0 is gone; offsets 70 to 100 were still to be read.*failOnDataLoss",
+    ):
         read("true", 70, 100)
     assert read("false", 70, 100) == []

@@ -7,14 +7,26 @@ import pytest
 from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition
 from kdirect.options import SPARK
-from kdirect_spark.offsets import Assign, AtOffsets, AtTimes, Earliest, Latest, Subscribe, SubscribePattern
+from kdirect_spark.offsets import (
+    Assign,
+    AtOffsets,
+    AtTimes,
+    Earliest,
+    Latest,
+    Subscribe,
+    SubscribePattern,
+)
 from kdirect_spark.settings import sink_settings, source_settings
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "t"}
 
 
 def source(streaming=True, drop=(), **options):
-    options = {k: v for k, v in (BASE | {k.replace("__", "."): v for k, v in options.items()}).items() if k not in drop}
+    options = {
+        k: v
+        for k, v in (BASE | {k.replace("__", "."): v for k, v in options.items()}).items()
+        if k not in drop
+    }
     return source_settings(options, streaming=streaming)
 
 
@@ -23,9 +35,22 @@ def test_defaults_are_those_of_sparks_kafka_connector():
     assert stream.starting == Latest() and batch.starting == Earliest()
     assert batch.ending == Latest()
     assert stream.fail_on_data_loss is True and stream.include_headers is False
-    assert (stream.retries, stream.retry_interval_ms, stream.max_delay_ms) == (3, 10, 15 * 60 * 1000)
-    assert stream.max_offsets is stream.min_offsets is stream.min_partitions is stream.max_records is None
-    assert stream.task_client["request.timeout.ms"] == 120000 and "request.timeout.ms" not in stream.client
+    assert (stream.retries, stream.retry_interval_ms, stream.max_delay_ms) == (
+        3,
+        10,
+        15 * 60 * 1000,
+    )
+    assert (
+        stream.max_offsets
+        is stream.min_offsets
+        is stream.min_partitions
+        is stream.max_records
+        is None
+    )
+    assert (
+        stream.task_client["request.timeout.ms"] == 120000
+        and "request.timeout.ms" not in stream.client
+    )
     assert stream.client == {"bootstrap.servers": ["localhost:9092"]}
 
 
@@ -59,16 +84,25 @@ def test_every_option_of_the_kafka_connector_is_a_row():
         assert SPARK.find(name.lower()).name == name
 
 
-@pytest.mark.parametrize("name", ["bootstrap.servers", "Kafka.Bootstrap.Servers", "KAFKA.BOOTSTRAP.SERVERS"])
+@pytest.mark.parametrize(
+    "name", ["bootstrap.servers", "Kafka.Bootstrap.Servers", "KAFKA.BOOTSTRAP.SERVERS"]
+)
 def test_names_in_any_case_and_bootstrap_servers_with_and_without_prefix(name):
-    settings = source_settings({name: "a:1, b:2", "SUBSCRIBE": "x,y , x", "FAILONDATALOSS": "False"}, streaming=True)
+    settings = source_settings(
+        {name: "a:1, b:2", "SUBSCRIBE": "x,y , x", "FAILONDATALOSS": "False"}, streaming=True
+    )
     assert settings.client["bootstrap.servers"] == ["a:1", "b:2"]
     assert settings.subscription == Subscribe(("x", "y"))
     assert settings.fail_on_data_loss is False
 
 
 def test_client_settings_pass_with_and_without_prefix():
-    settings = source(transport="TCP", kafka__client__id="me", fetch__max__read__bytes="64k", kafka__max__partition__fetch__bytes="1m")
+    settings = source(
+        transport="TCP",
+        kafka__client__id="me",
+        fetch__max__read__bytes="64k",
+        kafka__max__partition__fetch__bytes="1m",
+    )
     assert settings.client == {
         "bootstrap.servers": ["localhost:9092"],
         "transport": "tcp",
@@ -77,19 +111,37 @@ def test_client_settings_pass_with_and_without_prefix():
     }
     assert source(request__timeout__ms="5").task_client["request.timeout.ms"] == 5
     assert source(**{"kafkaConsumer.pollTimeoutMs": "7"}).task_client["request.timeout.ms"] == 7
-    sink = sink_settings({"kafka.bootstrap.servers": "h:1", "kafka.acks": "1", "kafka.batch.size": "2k", "kafka.compression.type": "lz4"})
-    assert sink.client == {"bootstrap.servers": ["h:1"], "acks": "1", "batch.bytes": 2048, "compression.type": "lz4"}
+    sink = sink_settings(
+        {
+            "kafka.bootstrap.servers": "h:1",
+            "kafka.acks": "1",
+            "kafka.batch.size": "2k",
+            "kafka.compression.type": "lz4",
+        }
+    )
+    assert sink.client == {
+        "bootstrap.servers": ["h:1"],
+        "acks": "1",
+        "batch.bytes": 2048,
+        "compression.type": "lz4",
+    }
 
 
 def test_kafka_tuning_without_effect_is_said_not_refused():
     settings = source(kafka__max__poll__records="500")
     assert "kafka.max.poll.records" in settings.warnings[0]
     # Kafka's socket buffer is not our send buffer, though it has the same name.
-    assert sink_settings({"kafka.bootstrap.servers": "h:1", "kafka.send.buffer.bytes": "5"}).client == {"bootstrap.servers": ["h:1"]}
+    assert sink_settings(
+        {"kafka.bootstrap.servers": "h:1", "kafka.send.buffer.bytes": "5"}
+    ).client == {"bootstrap.servers": ["h:1"]}
 
 
 def test_starting_precedence():
-    both = {"startingTimestamp": "5", "startingOffsetsByTimestamp": '{"t":{"0":7}}', "startingOffsets": "earliest"}
+    both = {
+        "startingTimestamp": "5",
+        "startingOffsetsByTimestamp": '{"t":{"0":7}}',
+        "startingOffsets": "earliest",
+    }
     assert source(**both).starting == AtTimes(everywhere=5, strict=True)
     assert source(**both).starting_option == "startingTimestamp"
     del both["startingTimestamp"]
@@ -100,7 +152,11 @@ def test_starting_precedence():
 
 
 def test_ending_precedence():
-    options = {"endingTimestamp": "5", "endingOffsetsByTimestamp": '{"t":{"0":7}}', "endingOffsets": '{"t":{"0":-1}}'}
+    options = {
+        "endingTimestamp": "5",
+        "endingOffsetsByTimestamp": '{"t":{"0":7}}',
+        "endingOffsets": '{"t":{"0":-1}}',
+    }
     assert source(False, **options).ending == AtTimes(everywhere=5)
     del options["endingTimestamp"]
     assert source(False, **options).ending == AtTimes(items=((TopicPartition("t", 0), 7),))
@@ -118,57 +174,128 @@ def test_subscriptions():
     assert source(drop=("subscribe",), assign='{"b":[1,0],"a":[3]}').subscription == Assign(
         (TopicPartition("a", 3), TopicPartition("b", 0), TopicPartition("b", 1))
     )
-    assert source(drop=("subscribe",), subscribePattern=" ev.* ").subscription == SubscribePattern("ev.*")
+    assert source(drop=("subscribe",), subscribePattern=" ev.* ").subscription == SubscribePattern(
+        "ev.*"
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"subscribe": "a"}, ("kafka.bootstrap.servers", "missing", "host:port")),
-        (BASE | {"kafka.bootstrap.servers": "nohost"}, ("kafka.bootstrap.servers", "'nohost'", "127.0.0.1:9092")),
+        (
+            BASE | {"kafka.bootstrap.servers": "nohost"},
+            ("kafka.bootstrap.servers", "'nohost'", "127.0.0.1:9092"),
+        ),
         (BASE | {"kafka.bootstrap.servers": "h:99999"}, ("h:99999", "host:port")),
         (BASE | {"kafka.bootstrap.servers": " , "}, ("kafka.bootstrap.servers", "empty")),
-        ({"kafka.bootstrap.servers": "h:1"}, ("what to read", "exactly one of assign, subscribe and subscribePattern")),
+        (
+            {"kafka.bootstrap.servers": "h:1"},
+            ("what to read", "exactly one of assign, subscribe and subscribePattern"),
+        ),
         (BASE | {"assign": '{"t":[0]}'}, ("assign, subscribe", "exclude each other")),
-        (BASE | {"startingOfsets": "earliest"}, ("unknown option 'startingOfsets'", "did you mean startingOffsets?")),
-        (BASE | {"kafka.transprot": "tcp"}, ("unknown option 'kafka.transprot'", "did you mean kafka.transport?")),
+        (
+            BASE | {"startingOfsets": "earliest"},
+            ("unknown option 'startingOfsets'", "did you mean startingOffsets?"),
+        ),
+        (
+            BASE | {"kafka.transprot": "tcp"},
+            ("unknown option 'kafka.transprot'", "did you mean kafka.transport?"),
+        ),
         (BASE | {"zzzzzz": "1"}, ("unknown option 'zzzzzz'", "docs/options.md")),
-        (BASE | {"kafka.ssl.truststore.location": "x"}, ("kafka.ssl.truststore.location", "encrypt")),
-        (BASE | {"kafka.auto.offset.reset": "latest"}, ("kafka.auto.offset.reset", "set startingOffsets")),
+        (
+            BASE | {"kafka.ssl.truststore.location": "x"},
+            ("kafka.ssl.truststore.location", "encrypt"),
+        ),
+        (
+            BASE | {"kafka.auto.offset.reset": "latest"},
+            ("kafka.auto.offset.reset", "set startingOffsets"),
+        ),
         (BASE | {"auto.offset.reset": "latest"}, ("auto.offset.reset", "set startingOffsets")),
-        (BASE | {"kafka.key.deserializer": "x"}, ("kafka.key.deserializer", "keys are always bytes")),
-        (BASE | {"kafka.value.deserializer": "x"}, ("kafka.value.deserializer", "values are always bytes")),
-        (BASE | {"kafka.enable.auto.commit": "true"}, ("kafka.enable.auto.commit", "commits no offsets")),
-        (BASE | {"kafka.interceptor.classes": "x"}, ("kafka.interceptor.classes", "interceptor may break the query")),
+        (
+            BASE | {"kafka.key.deserializer": "x"},
+            ("kafka.key.deserializer", "keys are always bytes"),
+        ),
+        (
+            BASE | {"kafka.value.deserializer": "x"},
+            ("kafka.value.deserializer", "values are always bytes"),
+        ),
+        (
+            BASE | {"kafka.enable.auto.commit": "true"},
+            ("kafka.enable.auto.commit", "commits no offsets"),
+        ),
+        (
+            BASE | {"kafka.interceptor.classes": "x"},
+            ("kafka.interceptor.classes", "interceptor may break the query"),
+        ),
         (BASE | {"groupIdPrefix": "x"}, ("groupIdPrefix", "joins no consumer group")),
         (BASE | {"topic": "x"}, ("topic belongs to a sink", "subscribe")),
         (BASE | {"path": "x"}, ("path", "subscribe")),
-        (BASE | {"transport": "carrier-pigeon"}, ("transport", "carrier-pigeon", "auto, verbs, shm, tcp")),
+        (
+            BASE | {"transport": "carrier-pigeon"},
+            ("transport", "carrier-pigeon", "auto, verbs, shm, tcp"),
+        ),
         (BASE | {"failOnDataLoss": "perhaps"}, ("failOnDataLoss", "'perhaps'", "true or false")),
         (BASE | {"maxOffsetsPerTrigger": "0"}, ("maxOffsetsPerTrigger", "out of range")),
         (BASE | {"minPartitions": "-1"}, ("minPartitions", "out of range")),
         (BASE | {"maxTriggerDelay": "soon"}, ("'soon' is not a time span", "15m")),
-        (BASE | {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"}, ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)")),
+        (
+            BASE | {"minOffsetsPerTrigger": "9", "maxOffsetsPerTrigger": "8"},
+            ("minOffsetsPerTrigger (9)", "maxOffsetsPerTrigger (8)"),
+        ),
         (BASE | {"subscribe": "a/b"}, ("subscribe", "'a/b'", "a-z")),
         (BASE | {"subscribe": ","}, ("subscribe names no topic",)),
-        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": "("}, ("subscribePattern", "not a regular expression")),
-        ({"kafka.bootstrap.servers": "h:1", "subscribePattern": " "}, ("subscribePattern is empty",)),
-        ({"kafka.bootstrap.servers": "h:1", "assign": "t"}, ("assign", "not JSON", '{"topic":[0,1]}')),
+        (
+            {"kafka.bootstrap.servers": "h:1", "subscribePattern": "("},
+            ("subscribePattern", "not a regular expression"),
+        ),
+        (
+            {"kafka.bootstrap.servers": "h:1", "subscribePattern": " "},
+            ("subscribePattern is empty",),
+        ),
+        (
+            {"kafka.bootstrap.servers": "h:1", "assign": "t"},
+            ("assign", "not JSON", '{"topic":[0,1]}'),
+        ),
         ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":0}'}, ("assign", "instead of a list")),
-        ({"kafka.bootstrap.servers": "h:1", "assign": '{"t":["x"]}'}, ("assign", "'x' is not a partition of topic t")),
+        (
+            {"kafka.bootstrap.servers": "h:1", "assign": '{"t":["x"]}'},
+            ("assign", "'x' is not a partition of topic t"),
+        ),
         ({"kafka.bootstrap.servers": "h:1", "assign": "{}"}, ("assign names no partition",)),
-        (BASE | {"startingOffsets": "first"}, ("startingOffsets", "'first'", "earliest, latest or JSON")),
+        (
+            BASE | {"startingOffsets": "first"},
+            ("startingOffsets", "'first'", "earliest, latest or JSON"),
+        ),
         (BASE | {"startingOffsets": '{"t":{"0":1}'}, ("startingOffsets", "not JSON")),
         (BASE | {"startingOffsets": '{"t":{"0":1,"0":2}}'}, ("startingOffsets", "twice")),
-        (BASE | {"startingOffsets": '{"t":{"0":-3}}'}, ("startingOffsets", "t-0 has -3", "at least -2")),
+        (
+            BASE | {"startingOffsets": '{"t":{"0":-3}}'},
+            ("startingOffsets", "t-0 has -3", "at least -2"),
+        ),
         (BASE | {"startingOffsets": '{"t":{"0":1.5}}'}, ("startingOffsets", "t-0 has 1.5")),
         (BASE | {"startingOffsets": '{"t":{"0":true}}'}, ("startingOffsets", "t-0 has True")),
-        (BASE | {"startingOffsets": '{"t":{"0":9223372036854775808}}'}, ("t-0 has 9223372036854775808",)),
-        (BASE | {"startingOffsets": '{"t":{"-1":1}}'}, ("startingOffsets", "'-1' is not a partition")),
+        (
+            BASE | {"startingOffsets": '{"t":{"0":9223372036854775808}}'},
+            ("t-0 has 9223372036854775808",),
+        ),
+        (
+            BASE | {"startingOffsets": '{"t":{"-1":1}}'},
+            ("startingOffsets", "'-1' is not a partition"),
+        ),
         (BASE | {"startingOffsets": '{"t":[1]}'}, ("startingOffsets", "instead of partitions")),
-        (BASE | {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'}, ("startingOffsetsByTimestamp", "at least 0")),
-        (BASE | {"startingOffsetsByTimestampStrategy": "guess"}, ("startingOffsetsByTimestampStrategy", "error, latest")),
-        (BASE | {"startingTimestamp": "yesterday"}, ("startingTimestamp", "'yesterday' is not an integer")),
+        (
+            BASE | {"startingOffsetsByTimestamp": '{"t":{"0":-1}}'},
+            ("startingOffsetsByTimestamp", "at least 0"),
+        ),
+        (
+            BASE | {"startingOffsetsByTimestampStrategy": "guess"},
+            ("startingOffsetsByTimestampStrategy", "error, latest"),
+        ),
+        (
+            BASE | {"startingTimestamp": "yesterday"},
+            ("startingTimestamp", "'yesterday' is not an integer"),
+        ),
         (BASE | {"endingOffsets": "latest"}, ("endingOffsets is for batch queries", "spark.read")),
         (BASE | {"endingTimestamp": "1"}, ("endingTimestamp is for batch queries",)),
     ],
@@ -183,11 +310,17 @@ def test_one_clear_error_names_option_and_remedy(options, words):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"startingOffsets": "latest"}, ("startingOffsets", "cannot start at the latest", "earliest")),
+        (
+            {"startingOffsets": "latest"},
+            ("startingOffsets", "cannot start at the latest", "earliest"),
+        ),
         ({"startingOffsets": '{"t":{"0":-1}}'}, ("startingOffsets", "cannot start at the latest")),
         ({"endingOffsets": "earliest"}, ("endingOffsets", "cannot end at the earliest")),
         ({"endingOffsets": '{"t":{"0":-2}}'}, ("endingOffsets", "cannot end at the earliest")),
-        ({"maxOffsetsPerTrigger": "5"}, ("maxOffsetsPerTrigger is for streaming queries", "spark.readStream")),
+        (
+            {"maxOffsetsPerTrigger": "5"},
+            ("maxOffsetsPerTrigger is for streaming queries", "spark.readStream"),
+        ),
         ({"kafka.group.id": "g"}, ("kafka.group.id is for streaming queries",)),
     ],
 )
@@ -219,13 +352,27 @@ def test_errors_of_sinks(options, words):
 
 def test_a_sink_takes_what_spark_hands_it():
     settings = sink_settings(
-        {"kafka.bootstrap.servers": "h:1", "topic": " t ", "checkpointlocation": "/x", "kafka.enable.idempotence": "false"}
+        {
+            "kafka.bootstrap.servers": "h:1",
+            "topic": " t ",
+            "checkpointlocation": "/x",
+            "kafka.enable.idempotence": "false",
+        }
     )
     assert settings.topic == "t"
 
 
 @pytest.mark.parametrize(
-    ("text", "ms"), [("15m", 900000), ("500ms", 500), ("30s", 30000), ("2h", 7200000), ("1d", 86400000), ("42", 42), ("3min", 180000)]
+    ("text", "ms"),
+    [
+        ("15m", 900000),
+        ("500ms", 500),
+        ("30s", 30000),
+        ("2h", 7200000),
+        ("1d", 86400000),
+        ("42", 42),
+        ("3min", 180000),
+    ],
 )
 def test_time_spans(text, ms):
     assert source(maxTriggerDelay=text).max_delay_ms == ms

@@ -30,7 +30,11 @@ def test_batch_with_all_columns(spark, topics, write):
         AS t(key, value, headers, topic, partition)""")
     write(df.coalesce(1))
     got = [(p, o, k, v, h) for p, o, k, v, _, h in topics.consume(name, 3)]
-    assert got == [(1, 0, None, None, None), (2, 0, b"k1", b"v1", [("h", b"x"), ("n", None)]), (2, 1, b"k3", b"", None)]
+    assert got == [
+        (1, 0, None, None, None),
+        (2, 0, b"k1", b"v1", [("h", b"x"), ("n", None)]),
+        (2, 1, b"k3", b"", None),
+    ]
     assert [(r[2], r[3]) for r in topics.consume(other, 1)] == [(b"", b"v4")]
 
 
@@ -43,27 +47,53 @@ def test_the_option_topic_goes_before_the_column(spark, topics, write):
 def test_keys_are_spread_as_kafkas_clients_spread_them(spark, topics, write):
     name, reference = topics.create(5), topics.create(5)
     keys = [b"key-%d" % i for i in range(200)]
-    write(spark.range(200).selectExpr("concat('key-', id) AS key", "CAST(id AS STRING) AS value"), topic=name)
+    write(
+        spark.range(200).selectExpr("concat('key-', id) AS key", "CAST(id AS STRING) AS value"),
+        topic=name,
+    )
     from confluent_kafka import Producer
 
-    producer = Producer({"bootstrap.servers": topics.address, "partitioner": "murmur2_random", "enable.idempotence": False})
+    producer = Producer(
+        {
+            "bootstrap.servers": topics.address,
+            "partitioner": "murmur2_random",
+            "enable.idempotence": False,
+        }
+    )
     for i, key in enumerate(keys):
         producer.produce(reference, str(i), key)
     assert producer.flush(30) == 0
-    assert {r[2]: r[0] for r in topics.consume(name, 5)} == {r[2]: r[0] for r in topics.consume(reference, 5)}
+    assert {r[2]: r[0] for r in topics.consume(name, 5)} == {
+        r[2]: r[0] for r in topics.consume(reference, 5)
+    }
 
 
 def test_many_rows_from_several_tasks(spark, topics, write, read):
     name = topics.create(4)
-    write(spark.range(0, 200_000, 1, 4).selectExpr("CAST(id AS STRING) AS key", "concat(id, '-', repeat('x', 90)) AS value"), topic=name)
+    write(
+        spark.range(0, 200_000, 1, 4).selectExpr(
+            "CAST(id AS STRING) AS key", "concat(id, '-', repeat('x', 90)) AS value"
+        ),
+        topic=name,
+    )
     rows = read(name)
     assert rows.count() == 200_000
     assert rows.select("key").distinct().count() == 200_000
-    assert rows.where("CAST(value AS STRING) != concat(CAST(key AS STRING), '-', repeat('x', 90))").count() == 0
+    assert (
+        rows.where(
+            "CAST(value AS STRING) != concat(CAST(key AS STRING), '-', repeat('x', 90))"
+        ).count()
+        == 0
+    )
 
 
 @pytest.mark.parametrize(
-    "options", [{"transport": "tcp"}, {"kafka.compression.type": "zstd"}, {"kafka.acks": "1", "kafka.batch.size": "2000"}]
+    "options",
+    [
+        {"transport": "tcp"},
+        {"kafka.compression.type": "zstd"},
+        {"kafka.acks": "1", "kafka.batch.size": "2000"},
+    ],
 )
 def test_client_settings_of_a_sink(spark, topics, write, options):
     name = topics.create(2)
@@ -82,13 +112,21 @@ def test_errors_at_run_time(spark, write, refused, topics):
     with refused("ConfigError", "have no topic", "option topic"):
         write(spark.sql("SELECT 'v' AS value, CAST(NULL AS STRING) AS topic"))
     with refused("UnknownTopicError", "no-such-sink-topic"):
-        write(spark.sql("SELECT 'v' AS value"), topic="no-such-sink-topic", kafka__allow__auto__create__topics="false")
+        write(
+            spark.sql("SELECT 'v' AS value"),
+            topic="no-such-sink-topic",
+            kafka__allow__auto__create__topics="false",
+        )
     write(spark.sql("SELECT 'v' AS value"), topic="made-by-the-sink")
-    assert len(topics.consume("made-by-the-sink", 1)) == 1, "as Spark's Kafka sink does, where the broker lets it"
+    assert len(topics.consume("made-by-the-sink", 1)) == 1, (
+        "as Spark's Kafka sink does, where the broker lets it"
+    )
     with refused("UnknownTopicError", "partition 7 of topic"):
         write(spark.sql("SELECT 'v' AS value, 7 AS partition"), topic=name)
     write(spark.sql("SELECT 'v' AS value"), topic=name)
-    assert len(topics.consume(name, 2)) == 1, "the workers that failed go on, and nothing of the failed tasks is left in them"
+    assert len(topics.consume(name, 2)) == 1, (
+        "the workers that failed go on, and nothing of the failed tasks is left in them"
+    )
 
 
 def test_a_failed_task_leaves_no_half_state(spark, topics, write, refused):
@@ -97,7 +135,9 @@ def test_a_failed_task_leaves_no_half_state(spark, topics, write, refused):
     with refused("boom"):
         write(spark.range(0, 40000, 1, 1).select(boom.alias("value")), topic=name)
     before = [r[3] for r in topics.consume(name, 1)]
-    assert before == [b"%d" % i for i in range(len(before))] and len(before) < 40000, "whole batches that came before it may be there"
+    assert before == [b"%d" % i for i in range(len(before))] and len(before) < 40000, (
+        "whole batches that came before it may be there"
+    )
     write(spark.range(0, 100, 1, 1).selectExpr("concat('again-', id) AS value"), topic=name)
     after = [r[3] for r in topics.consume(name, 1)][len(before) :]
     assert after == [b"again-%d" % i for i in range(100)]
@@ -105,12 +145,23 @@ def test_a_failed_task_leaves_no_half_state(spark, topics, write, refused):
 
 def test_a_stream_from_topic_to_topic(spark, topics, read_stream, broker, tmp_path):
     source, target = topics.create(2), topics.create(3)
-    topics.fill(source, [b"%d" % i for i in range(1000)], 0, key=lambda i: b"k%d" % i, headers=[("h", b"1")])
+    topics.fill(
+        source, [b"%d" % i for i in range(1000)], 0, key=lambda i: b"k%d" % i, headers=[("h", b"1")]
+    )
 
     def copy():
         query = (
-            read_stream(source, startingOffsets="earliest", includeHeaders="true", maxOffsetsPerTrigger="400")
-            .select("key", F.concat(F.lit("copy-"), F.col("value").cast("string")).alias("value"), "headers")
+            read_stream(
+                source,
+                startingOffsets="earliest",
+                includeHeaders="true",
+                maxOffsetsPerTrigger="400",
+            )
+            .select(
+                "key",
+                F.concat(F.lit("copy-"), F.col("value").cast("string")).alias("value"),
+                "headers",
+            )
             .writeStream.format("kdirect")
             .option("kafka.bootstrap.servers", broker.address)
             .option("topic", target)
@@ -121,7 +172,13 @@ def test_a_stream_from_topic_to_topic(spark, topics, read_stream, broker, tmp_pa
         assert query.awaitTermination(60)
 
     copy()
-    topics.fill(source, [b"%d" % i for i in range(1000, 1500)], 1, key=lambda i: b"k%d" % i, headers=[("h", b"1")])
+    topics.fill(
+        source,
+        [b"%d" % i for i in range(1000, 1500)],
+        1,
+        key=lambda i: b"k%d" % i,
+        headers=[("h", b"1")],
+    )
     copy()
     rows = topics.consume(target, 3)
     assert sorted(r[3] for r in rows) == sorted(b"copy-%d" % i for i in range(1500))

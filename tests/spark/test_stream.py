@@ -11,14 +11,16 @@ pytestmark = pytest.mark.spark
 
 
 class Sink:
-    """foreachBatch into a list, each micro-batch by its id: a batch that runs again takes its own place."""
+    """foreachBatch into a list, each micro-batch by its id: a batch that runs again takes its own
+    place."""
 
     def __init__(self):
         self.batches = {}
 
     def __call__(self, df, batch_id):
         self.batches[batch_id] = [
-            (r.topic, r.partition, r.offset, bytes(r.value)) for r in df.select("topic", "partition", "offset", "value").collect()
+            (r.topic, r.partition, r.offset, bytes(r.value))
+            for r in df.select("topic", "partition", "offset", "value").collect()
         ]
 
     @property
@@ -41,7 +43,12 @@ def checkpoint(tmp_path):
 
 
 def run(df, sink, checkpoint, **trigger):
-    query = df.writeStream.foreachBatch(sink).option("checkpointLocation", checkpoint).trigger(**trigger or {"availableNow": True}).start()
+    query = (
+        df.writeStream.foreachBatch(sink)
+        .option("checkpointLocation", checkpoint)
+        .trigger(**trigger or {"availableNow": True})
+        .start()
+    )
     if not trigger:
         try:
             assert query.awaitTermination(90)
@@ -55,7 +62,9 @@ def wait_for(condition, query=None, seconds=60):
     while not condition():
         if query is not None and query.exception() is not None:
             raise query.exception()
-        assert time.monotonic() < deadline, f"did not happen; the last micro-batch: {query.lastProgress if query is not None else None}"
+        assert time.monotonic() < deadline, (
+            f"did not happen; the last micro-batch: {query.lastProgress if query is not None else None}"
+        )
         time.sleep(0.05)
 
 
@@ -80,7 +89,9 @@ def test_restarts_read_each_record_exactly_once(read_stream, topics, sink, check
     assert sink.values == sorted(expected), "nothing new, nothing read again"
 
 
-def test_offsets_in_the_checkpoint_are_those_of_sparks_kafka_connector(read_stream, topics, sink, tmp_path):
+def test_offsets_in_the_checkpoint_are_those_of_sparks_kafka_connector(
+    read_stream, topics, sink, tmp_path
+):
     name = topics.create(2)
     topics.fill(name, values(0, 7), 1)
     run(read_stream(name, startingOffsets="earliest"), sink, str(tmp_path / "c"))
@@ -92,14 +103,18 @@ def test_max_offsets_per_trigger_pro_rata(read_stream, topics, sink, checkpoint)
     name = topics.create(3)
     topics.fill(name, values(0, 300), 0)
     topics.fill(name, values(300, 400), 1)
-    query = run(read_stream(name, startingOffsets="earliest", maxOffsetsPerTrigger="100"), sink, checkpoint)
+    query = run(
+        read_stream(name, startingOffsets="earliest", maxOffsetsPerTrigger="100"), sink, checkpoint
+    )
     batches = [batch for _, batch in sorted(sink.batches.items()) if batch]
     assert sink.values == values(0, 400)
     assert [len(b) for b in batches] == [100] * 4
     assert sum(row[1] == 0 for row in batches[0]) == 75
     assert [p["numInputRows"] for p in query.recentProgress if p["numInputRows"]] == [100] * 4
     latest = query.recentProgress[0]["sources"][0]["latestOffset"]
-    assert (json.loads(latest) if isinstance(latest, str) else latest) == {name: {"0": 300, "1": 100, "2": 0}}
+    assert (json.loads(latest) if isinstance(latest, str) else latest) == {
+        name: {"0": 300, "1": 100, "2": 0}
+    }
 
 
 def test_available_now_leaves_what_comes_later(read_stream, topics, sink, checkpoint):
@@ -119,7 +134,9 @@ def test_available_now_leaves_what_comes_later(read_stream, topics, sink, checkp
     assert sink.values == values(0, 200) + late
 
 
-def test_a_stream_starts_at_the_latest_offset_and_keeps_where(read_stream, topics, sink, checkpoint):
+def test_a_stream_starts_at_the_latest_offset_and_keeps_where(
+    read_stream, topics, sink, checkpoint
+):
     name = topics.create(2)
     topics.fill(name, values(0, 50))
     query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
@@ -137,7 +154,9 @@ def test_a_stream_starts_at_the_latest_offset_and_keeps_where(read_stream, topic
     assert sink.values == values(60, 70) + values(100, 150) + values(200, 210)
 
 
-def test_a_crash_before_the_first_commit_loses_nothing_at_latest(read_stream, topics, sink, checkpoint, tmp_path):
+def test_a_crash_before_the_first_commit_loses_nothing_at_latest(
+    read_stream, topics, sink, checkpoint, tmp_path
+):
     name = topics.create(1)
     topics.fill(name, values(0, 5))
     query = run(read_stream(name), sink, checkpoint, processingTime="100 milliseconds")
@@ -152,7 +171,9 @@ def test_a_crash_before_the_first_commit_loses_nothing_at_latest(read_stream, to
     assert sink.values == values(10, 20)
 
 
-def test_some_partitions_start_at_the_latest_offset(read_stream, topics, sink, checkpoint, tmp_path):
+def test_some_partitions_start_at_the_latest_offset(
+    read_stream, topics, sink, checkpoint, tmp_path
+):
     name = topics.create(2)
     topics.fill(name, values(0, 5), 0)
     topics.fill(name, values(5, 10), 1)
@@ -160,7 +181,8 @@ def test_some_partitions_start_at_the_latest_offset(read_stream, topics, sink, c
     run(read_stream(name, startingOffsets=start), sink, checkpoint)
     assert sink.values == values(7, 10)
     topics.fill(name, values(10, 12), 0)
-    # As if the driver had died before the first commit: where partition 0 started is known from the checkpoint alone.
+    # As if the driver had died before the first commit: where partition 0 started is known from the
+    # checkpoint alone.
     for directory, keep in (("offsets", "0"), ("commits", "")):
         for file in (tmp_path / "checkpoint" / directory).iterdir():
             if file.name.lstrip(".").removesuffix(".crc") != keep:
@@ -172,7 +194,9 @@ def test_some_partitions_start_at_the_latest_offset(read_stream, topics, sink, c
 
 def test_continuous_polling_sees_new_records(read_stream, topics, sink, checkpoint):
     name = topics.create(2)
-    query = run(read_stream(name, startingOffsets="earliest"), sink, checkpoint, processingTime="0 seconds")
+    query = run(
+        read_stream(name, startingOffsets="earliest"), sink, checkpoint, processingTime="0 seconds"
+    )
     for i in range(5):
         topics.fill(name, values(10 * i, 10 * i + 10), i % 2)
         wait_for(lambda n=10 * i + 10: len(sink.rows) >= n, query)
@@ -184,7 +208,9 @@ def test_min_offsets_per_trigger_waits_for_more(read_stream, topics, sink, check
     name = topics.create(1)
     topics.fill(name, values(0, 3))
     query = run(
-        read_stream(name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1h"),
+        read_stream(
+            name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1h"
+        ),
         sink,
         checkpoint,
         processingTime="50 milliseconds",
@@ -203,7 +229,9 @@ def test_max_trigger_delay_ends_the_wait(read_stream, topics, sink, checkpoint):
     name = topics.create(1)
     topics.fill(name, values(0, 3))
     query = run(
-        read_stream(name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1s"),
+        read_stream(
+            name, startingOffsets="earliest", minOffsetsPerTrigger="100", maxTriggerDelay="1s"
+        ),
         sink,
         checkpoint,
         processingTime="50 milliseconds",
@@ -217,7 +245,9 @@ def test_max_trigger_delay_ends_the_wait(read_stream, topics, sink, checkpoint):
 def test_a_pattern_finds_topics_that_are_created_later(read_stream, topics, sink, checkpoint):
     first = topics.create(1, "late-a")
     topics.fill(first, values(0, 5))
-    df = read_stream(subscribePattern="late-a-.*", startingOffsets="earliest", partitionDiscoveryIntervalMs="100")
+    df = read_stream(
+        subscribePattern="late-a-.*", startingOffsets="earliest", partitionDiscoveryIntervalMs="100"
+    )
     query = run(df, sink, checkpoint, processingTime="50 milliseconds")
     wait_for(lambda: len(sink.rows) == 5, query)
     second = topics.create(2, "late-a")
@@ -228,7 +258,9 @@ def test_a_pattern_finds_topics_that_are_created_later(read_stream, topics, sink
     assert sink.values == values(0, 10)
 
 
-def test_partitions_added_to_a_topic_are_read_from_their_start(read_stream, topics, sink, checkpoint):
+def test_partitions_added_to_a_topic_are_read_from_their_start(
+    read_stream, topics, sink, checkpoint
+):
     name = topics.create(1)
     topics.fill(name, values(0, 5))
     query = run(
@@ -245,13 +277,19 @@ def test_partitions_added_to_a_topic_are_read_from_their_start(read_stream, topi
     assert sink.values == values(0, 10)
 
 
-def test_deleted_records_fail_the_query_or_are_left_out(read_stream, topics, sink, checkpoint, refused):
+def test_deleted_records_fail_the_query_or_are_left_out(
+    read_stream, topics, sink, checkpoint, refused
+):
     name = topics.create(1)
     topics.fill(name, values(0, 10))
     run(read_stream(name, startingOffsets="earliest"), sink, checkpoint)
     topics.fill(name, values(10, 30))
     topics.delete_records(name, 0, 25)
-    with refused("DataLossError", f"{name}-0 has offsets 10 to 25 no more", 'set option failOnDataLoss to "false"'):
+    with refused(
+        "DataLossError",
+        f"{name}-0 has offsets 10 to 25 no more",
+        'set option failOnDataLoss to "false"',
+    ):
         run(read_stream(name), sink, checkpoint)
     run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
     assert sink.values == values(0, 10) + values(25, 30)
@@ -274,11 +312,17 @@ def test_a_deleted_topic(read_stream, topics, sink, checkpoint, refused):
     gone, kept = topics.create(1, "gone"), topics.create(1, "gone")
     topics.fill(gone, values(0, 10))
     topics.fill(kept, values(10, 20))
-    df = {"subscribePattern": "gone-.*", "startingOffsets": "earliest", "partitionDiscoveryIntervalMs": "100"}
+    df = {
+        "subscribePattern": "gone-.*",
+        "startingOffsets": "earliest",
+        "partitionDiscoveryIntervalMs": "100",
+    }
     run(read_stream(**df), sink, checkpoint)
     topics.delete(gone)
     topics.fill(kept, values(20, 25))
-    with refused("DataLossError", f"{gone}-0 is gone; it was read up to offset 10", "failOnDataLoss"):
+    with refused(
+        "DataLossError", f"{gone}-0 is gone; it was read up to offset 10", "failOnDataLoss"
+    ):
         run(read_stream(**df), sink, checkpoint)
     run(read_stream(**df, failOnDataLoss="false"), sink, checkpoint)
     assert sink.values == values(0, 25)
@@ -291,17 +335,26 @@ def test_a_topic_deleted_and_created_again(read_stream, topics, sink, checkpoint
     topics.delete(name)
     topics.create_named(name)
     topics.fill(name, values(100, 104))
-    with refused("DataLossError", f"{name}-0 went back from offset 10 to 4", "deleted and created again"):
+    with refused(
+        "DataLossError", f"{name}-0 went back from offset 10 to 4", "deleted and created again"
+    ):
         run(read_stream(name), sink, checkpoint)
     run(read_stream(name, failOnDataLoss="false"), sink, checkpoint)
-    assert sink.values == values(0, 10) + values(100, 104), "what is there now is read from its start"
+    assert sink.values == values(0, 10) + values(100, 104), (
+        "what is there now is read from its start"
+    )
 
 
 def test_a_topic_created_again_under_a_running_query(read_stream, topics, sink, checkpoint):
     name = topics.create(1)
     topics.fill(name, values(0, 10))
     query = run(
-        read_stream(name, startingOffsets="earliest", failOnDataLoss="false", partitionDiscoveryIntervalMs="100"),
+        read_stream(
+            name,
+            startingOffsets="earliest",
+            failOnDataLoss="false",
+            partitionDiscoveryIntervalMs="100",
+        ),
         sink,
         checkpoint,
         processingTime="50 milliseconds",
@@ -321,22 +374,40 @@ def test_group_offsets_are_committed_for_lag_tools(read_stream, topics, sink, ch
 
     name = topics.create(2)
     topics.fill(name, values(0, 12), 1)
-    run(read_stream(name, startingOffsets="earliest", kafka__group__id="lag-1", maxOffsetsPerTrigger="4"), sink, checkpoint)
+    run(
+        read_stream(
+            name, startingOffsets="earliest", kafka__group__id="lag-1", maxOffsetsPerTrigger="4"
+        ),
+        sink,
+        checkpoint,
+    )
     request = ConsumerGroupTopicPartitions("lag-1", [TopicPartition(name, 1)])
     found = topics.admin.list_consumer_group_offsets([request])["lag-1"].result(20)
-    assert found.topic_partitions[0].offset == 12, "the last micro-batch counts too, though none follows it"
+    assert found.topic_partitions[0].offset == 12, (
+        "the last micro-batch counts too, though none follows it"
+    )
 
 
 def test_a_query_with_a_name_writes_to_kdirect(read_stream, topics, broker, checkpoint):
     source, target = topics.create(), topics.create()
     topics.fill(source, values(0, 3))
-    writer = read_stream(source, startingOffsets="earliest").writeStream.queryName("copy").format("kdirect")
-    writer = writer.option("kafka.bootstrap.servers", broker.address).option("topic", target).option("checkpointLocation", checkpoint)
+    writer = (
+        read_stream(source, startingOffsets="earliest")
+        .writeStream.queryName("copy")
+        .format("kdirect")
+    )
+    writer = (
+        writer.option("kafka.bootstrap.servers", broker.address)
+        .option("topic", target)
+        .option("checkpointLocation", checkpoint)
+    )
     assert writer.trigger(availableNow=True).start().awaitTermination(90)
     assert [row[3] for row in topics.consume(target, 1)] == values(0, 3)
 
 
-def test_partitions_added_before_a_failed_first_micro_batch_runs_again(read_stream, topics, sink, checkpoint, refused):
+def test_partitions_added_before_a_failed_first_micro_batch_runs_again(
+    read_stream, topics, sink, checkpoint, refused
+):
     name = topics.create(1)
     topics.fill(name, values(0, 5))
 
@@ -365,7 +436,9 @@ def test_a_start_beyond_the_end(read_stream, topics, sink, checkpoint, refused):
     assert sink.values == values(5, 8)
 
 
-def test_a_query_resumed_without_one_of_its_topics_goes_on_with_the_others(read_stream, topics, sink, checkpoint, refused):
+def test_a_query_resumed_without_one_of_its_topics_goes_on_with_the_others(
+    read_stream, topics, sink, checkpoint, refused
+):
     gone, kept = topics.create(), topics.create()
     for name in (gone, kept):
         topics.fill(name, values(0, 2))
@@ -382,7 +455,8 @@ def test_a_query_resumed_without_one_of_its_topics_goes_on_with_the_others(read_
 
 
 def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refused):
-    """pyspark 4.0 and 4.1 call latestOffset() without arguments; the engine of later versions still takes such a reader."""
+    """pyspark 4.0 and 4.1 call latestOffset() without arguments; the engine of later versions still
+    takes such a reader."""
     from kdirect_spark.datasource import KdirectDataSource
     from kdirect_spark.source import KdirectLegacyStreamReader
 
@@ -425,7 +499,9 @@ def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refu
         run(stream(maxOffsetsPerTrigger="1"), sink, checkpoint + "-3")
 
 
-def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(read_stream, topics_of, sink, checkpoint):
+def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(
+    read_stream, topics_of, sink, checkpoint
+):
     """Once warm, an idle topic is looked at by READs alone, and a micro-batch opens no connection."""
     import kdirect
 
@@ -433,7 +509,12 @@ def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(read_stream, t
         topics = topics_of(embedded.bootstrap_servers)
         name = topics.create(1)
         topics.fill(name, values(0, 10))
-        df = read_stream(name, address=embedded.bootstrap_servers, startingOffsets="earliest", partitionDiscoveryIntervalMs="3600000")
+        df = read_stream(
+            name,
+            address=embedded.bootstrap_servers,
+            startingOffsets="earliest",
+            partitionDiscoveryIntervalMs="3600000",
+        )
         query = run(df, sink, checkpoint, processingTime="0 seconds")
         for i in range(1, 4):  # both workers have their turns
             topics.fill(name, values(10 * i, 10 * i + 10))
@@ -444,8 +525,12 @@ def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(read_stream, t
 
         before = requests()
         time.sleep(1.5)  # about a hundred looks
-        after = {api: n - before.get(api, 0) for api, n in requests().items() if n != before.get(api, 0)}
-        assert sum(after.values()) <= 2, after  # confluent-kafka's clients are still there and may ask something now and then
+        after = {
+            api: n - before.get(api, 0) for api, n in requests().items() if n != before.get(api, 0)
+        }
+        assert sum(after.values()) <= 2, (
+            after
+        )  # confluent-kafka's clients are still there and may ask something now and then
 
         opened = requests()["OpenQueuePair"]
         for i in range(4, 8):

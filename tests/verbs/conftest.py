@@ -1,9 +1,12 @@
-"""Tests of the whole system over real verbs: they need a machine with an RDMA device, such as the guest of `make test-rdma`.
+"""Tests of the whole system over real verbs: they need a machine with an RDMA device, such as the
+guest of `make test-rdma`.
 
-Collected only where KDIRECT_TEST_VERBS=1 is set, which that guest does; elsewhere `make test` says that they were not run.
-KDIRECT_TEST_TRANSPORT=shm with it runs what can run over the software RNIC, to work on the tests themselves.
+Collected only where KDIRECT_TEST_VERBS=1 is set, which that guest does; elsewhere `make test` says
+that they were not run. KDIRECT_TEST_TRANSPORT=shm with it runs what can run over the software RNIC,
+to work on the tests themselves.
 
-One broker process serves most tests, each with topics of its own; one that is to be killed is the test's own (`own_broker`).
+One broker process serves most tests, each with topics of its own; one that is to be killed is the
+test's own (`own_broker`).
 """
 
 from __future__ import annotations
@@ -27,10 +30,14 @@ from kdirect.model import TopicPartition
 from kdirect.rdma import verbs_choice
 from tests.conftest import BrokerProcess
 
-collect_ignore_glob = [] if os.environ.get("KDIRECT_TEST_VERBS", "0") not in ("", "0") else ["test_*.py"]
+collect_ignore_glob = (
+    [] if os.environ.get("KDIRECT_TEST_VERBS", "0") not in ("", "0") else ["test_*.py"]
+)
 
 TRANSPORT = os.environ.get("KDIRECT_TEST_TRANSPORT", "verbs")
-WAIT_S = float(os.environ.get("KDIRECT_TEST_WAIT_S", "60"))  # a test that waits this long has failed; the guest is slow
+WAIT_S = float(
+    os.environ.get("KDIRECT_TEST_WAIT_S", "60")
+)  # a test that waits this long has failed; the guest is slow
 SEGMENT_BYTES = 4 << 20  # registration costs milliseconds a MiB
 
 
@@ -38,13 +45,24 @@ def rdma_address() -> str:
     """An IPv4 address of this machine's RDMA network."""
     if TRANSPORT != "verbs":
         return "127.0.0.1"
-    found = [gid.ip for port in verbs_choice.devices() if port.active for gid in port.gids if gid.address.ipv4_mapped is not None]
+    found = [
+        gid.ip
+        for port in verbs_choice.devices()
+        if port.active
+        for gid in port.gids
+        if gid.address.ipv4_mapped is not None
+    ]
     assert found, f"no RDMA device with an IPv4 address: {verbs_choice.devices()}"
     return found[0]
 
 
 def start_broker(log_dir: Path, **properties: Any) -> BrokerProcess:
-    settings = {"rdma.transports": TRANSPORT, "log.segment.bytes": SEGMENT_BYTES, "rdma.max.in.flight": 256, **properties}
+    settings = {
+        "rdma.transports": TRANSPORT,
+        "log.segment.bytes": SEGMENT_BYTES,
+        "rdma.max.in.flight": 256,
+        **properties,
+    }
     broker = BrokerProcess(log_dir, settings)
     broker.bootstrap_servers = f"{rdma_address()}:0"
     return broker.start()
@@ -65,7 +83,12 @@ def own_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
     started: list[BrokerProcess] = []
 
     def start(**properties: Any) -> BrokerProcess:
-        started.append(start_broker(tmp_path / f"log{len(started)}", **{k.replace("_", "."): v for k, v in properties.items()}))
+        started.append(
+            start_broker(
+                tmp_path / f"log{len(started)}",
+                **{k.replace("_", "."): v for k, v in properties.items()},
+            )
+        )
         return started[-1]
 
     yield start
@@ -75,7 +98,8 @@ def own_broker(tmp_path: Path) -> Iterator[Callable[..., BrokerProcess]]:
 
 @pytest.fixture
 def connect() -> Iterator[Callable[..., Session]]:
-    """``connect(broker, **settings)``: a session over the transport under test, closed after the test."""
+    """``connect(broker, **settings)``: a session over the transport under test, closed after the
+    test."""
     opened: list[Session] = []
 
     def open_session(broker: BrokerProcess, **settings: Any) -> Session:
@@ -102,7 +126,9 @@ def topic(session: Session, request: pytest.FixtureRequest) -> Callable[..., Top
         nonlocal count
         count += 1
         name = f"{request.node.name[:80].translate(str.maketrans('[]/ ', '....'))}-{count}"
-        session.admin.create_topic(name, partitions, configs={k.replace("_", "."): str(v) for k, v in configs.items()})
+        session.admin.create_topic(
+            name, partitions, configs={k.replace("_", "."): str(v) for k, v in configs.items()}
+        )
         return TopicPartition(name, 0)
 
     return make
@@ -138,7 +164,8 @@ def broker_log(broker: BrokerProcess) -> BrokerLog:
 
 
 class Bystander:
-    """A producer with exclusive access and a consumer that follows it, on a partition of their own: what others do must not matter."""
+    """A producer with exclusive access and a consumer that follows it, on a partition of their own:
+    what others do must not matter."""
 
     def __init__(self, session: Session, tp: TopicPartition) -> None:
         self._tp = tp
@@ -156,7 +183,10 @@ class Bystander:
             record = self._consumer.poll(WAIT_S)
             assert record is not None and (record.offset(), record.value()) == (self._count, value)
             self._count += 1
-        assert self._producer.statistics() == {**self._producer.statistics(), "rdma_records": self._count}
+        assert self._producer.statistics() == {
+            **self._producer.statistics(),
+            "rdma_records": self._count,
+        }
 
     def close(self) -> None:
         self._consumer.close()
@@ -164,13 +194,17 @@ class Bystander:
 
 
 @pytest.fixture
-def bystander(broker: BrokerProcess, connect: Callable[..., Session], topic: Callable[..., TopicPartition]) -> Iterator[Bystander]:
+def bystander(
+    broker: BrokerProcess, connect: Callable[..., Session], topic: Callable[..., TopicPartition]
+) -> Iterator[Bystander]:
     other = Bystander(connect(broker, client_id="bystander"), topic())
     yield other
     other.close()
 
 
-def eventually(what: Callable[[], Any], why: Callable[[], str] = lambda: "it did not come to be") -> Any:
+def eventually(
+    what: Callable[[], Any], why: Callable[[], str] = lambda: "it did not come to be"
+) -> Any:
     """Wait until `what()` is true; its value."""
     deadline = time.monotonic() + WAIT_S
     while not (value := what()):
@@ -179,7 +213,9 @@ def eventually(what: Callable[[], Any], why: Callable[[], str] = lambda: "it did
     return value
 
 
-def values_of(session: Session, tp: TopicPartition, start: int = 0, stop: int | None = None) -> list[bytes]:
+def values_of(
+    session: Session, tp: TopicPartition, start: int = 0, stop: int | None = None
+) -> list[bytes]:
     """The values of [start, stop) by a reader of the session."""
     reader = session.reader(tp, start, session.latest_offsets([tp])[tp] if stop is None else stop)
     try:
@@ -190,7 +226,9 @@ def values_of(session: Session, tp: TopicPartition, start: int = 0, stop: int | 
 
 def kafka_values(broker: BrokerProcess, tp: TopicPartition, count: int) -> list[bytes]:
     """What a stock Kafka client reads of the first `count` records."""
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": broker.bootstrap_servers, "group.id": "check"})
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": broker.bootstrap_servers, "group.id": "check"}
+    )
     consumer.assign([confluent_kafka.TopicPartition(tp.topic, tp.partition, 0)])
     out: list[bytes] = []
     deadline = time.monotonic() + WAIT_S
@@ -204,7 +242,8 @@ def kafka_values(broker: BrokerProcess, tp: TopicPartition, count: int) -> list[
 
 
 class Child:
-    """Another Python process that runs `code` with sys.argv[1:] = arguments; its lines arrive in `lines`."""
+    """Another Python process that runs `code` with sys.argv[1:] = arguments; its lines arrive in
+    `lines`."""
 
     def __init__(self, code: str, *arguments: str) -> None:
         command = [sys.executable, "-c", code, *arguments]
@@ -221,7 +260,9 @@ class Child:
 
     def wait_for_lines(self, count: int) -> None:
         eventually(lambda: len(self.lines) >= count or self.process.poll() is not None)
-        assert len(self.lines) >= count, f"the child ended ({self.process.poll()}) after {self.lines[-5:]}"
+        assert len(self.lines) >= count, (
+            f"the child ended ({self.process.poll()}) after {self.lines[-5:]}"
+        )
 
     def kill(self) -> list[str]:
         """SIGKILL; every whole line it wrote."""

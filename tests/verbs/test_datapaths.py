@@ -32,7 +32,9 @@ def test_auto_picks_it_and_says_why(broker: BrokerProcess, connect) -> None:
     assert session.transport_reason
 
 
-def test_a_record_written_over_verbs_is_read_over_verbs_and_by_a_stock_client(session: Session, broker: BrokerProcess, tp) -> None:
+def test_a_record_written_over_verbs_is_read_over_verbs_and_by_a_stock_client(
+    session: Session, broker: BrokerProcess, tp
+) -> None:
     values = [b"value %d" % i for i in range(300)]
     with session.producer() as producer:
         for i, value in enumerate(values):
@@ -46,27 +48,38 @@ def test_a_record_written_over_verbs_is_read_over_verbs_and_by_a_stock_client(se
     assert table.column("value").to_pylist() == values
     assert table.column("key").to_pylist() == [b"key %d" % i for i in range(300)]
     assert table.column("offset").to_pylist() == list(range(300))
-    assert reader.statistics()["read_bytes"] == stats["rdma_bytes"]  # each byte READ once, none beyond the last readable position
+    assert (
+        reader.statistics()["read_bytes"] == stats["rdma_bytes"]
+    )  # each byte READ once, none beyond the last readable position
     reader.close()
     assert kafka_values(broker, tp, 300) == values
 
 
 def test_write_and_send_and_requests_in_sends(session: Session, tp) -> None:
-    with session.producer(rdma_notify="send", rdma_produce="shared") as producer, session.producer(produce_path="send") as two_sided:
+    with (
+        session.producer(rdma_notify="send", rdma_produce="shared") as producer,
+        session.producer(produce_path="send") as two_sided,
+    ):
         for i in range(100):
             producer.produce(tp.topic, b"notice %d" % i, partition=0)
             two_sided.produce(tp.topic, b"message %d" % i, partition=0)
         producer.flush()
         two_sided.flush()
-        assert producer.statistics()["rdma_records"] == two_sided.statistics()["send_records"] == 100
+        assert (
+            producer.statistics()["rdma_records"] == two_sided.statistics()["send_records"] == 100
+        )
     found = values_of(session, tp)
     for name in (b"notice", b"message"):
-        assert [v for v in found if v.startswith(name)] == [b"%s %d" % (name, i) for i in range(100)]
+        assert [v for v in found if v.startswith(name)] == [
+            b"%s %d" % (name, i) for i in range(100)
+        ]
 
 
 def test_offsets_of_acknowledged_records(session: Session, tp) -> None:
     with session.producer() as producer:
-        assert [producer.produce_sync(tp.topic, b"x", partition=0) for _ in range(20)] == list(range(20))
+        assert [producer.produce_sync(tp.topic, b"x", partition=0) for _ in range(20)] == list(
+            range(20)
+        )
         assert producer.statistics()["rdma_records"] == 20
 
 
@@ -91,7 +104,9 @@ def test_reading_takes_no_part_of_the_broker(session: Session, broker: BrokerPro
 
 def test_reads_start_at_2_kib_and_grow_with_the_lag(session: Session, tp) -> None:
     with session.producer() as producer:
-        producer.send_arrow(pa.record_batch({"value": pa.array([b"v" * 1000] * 3000, pa.binary())}), tp.topic)
+        producer.send_arrow(
+            pa.record_batch({"value": pa.array([b"v" * 1000] * 3000, pa.binary())}), tp.topic
+        )
         producer.flush()
         with consumer_of(session, tp) as consumer:
             stream = consumer._reading.fetcher.stream(tp)
@@ -107,7 +122,9 @@ def test_reads_start_at_2_kib_and_grow_with_the_lag(session: Session, tp) -> Non
                 producer.produce_sync(tp.topic, b"v", partition=0)
                 assert consumer.poll(WAIT_S).offset() == 3000 + i
             assert stream.read_size == 2048
-            assert consumer.statistics()["reads"] == lagging["reads"] + 30  # caught up: a READ a record
+            assert (
+                consumer.statistics()["reads"] == lagging["reads"] + 30
+            )  # caught up: a READ a record
 
 
 def test_one_read_refreshes_all_slots_of_a_consumer(session: Session, topic: Topics) -> None:
@@ -125,7 +142,9 @@ def test_one_read_refreshes_all_slots_of_a_consumer(session: Session, topic: Top
         assert after["slot_read_bytes"] - before["slot_read_bytes"] == 8 * 64
 
 
-def test_moving_from_segment_to_segment_while_they_are_written(session: Session, broker: BrokerProcess, topic: Topics) -> None:
+def test_moving_from_segment_to_segment_while_they_are_written(
+    session: Session, broker: BrokerProcess, topic: Topics
+) -> None:
     tp = topic(segment_bytes=65536)
     expected = [b"%06d" % i + b"." * 1000 for i in range(400)]
     got = []
@@ -144,8 +163,12 @@ def test_moving_from_segment_to_segment_while_they_are_written(session: Session,
     assert values_of(session, tp) == expected
 
 
-def test_a_plain_kafka_producer_recalls_exclusive_access_and_nothing_is_lost(session: Session, broker: BrokerProcess, tp) -> None:
-    plain = confluent_kafka.Producer({"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0})
+def test_a_plain_kafka_producer_recalls_exclusive_access_and_nothing_is_lost(
+    session: Session, broker: BrokerProcess, tp
+) -> None:
+    plain = confluent_kafka.Producer(
+        {"bootstrap.servers": broker.bootstrap_servers, "linger.ms": 0}
+    )
     with session.producer() as direct:
         for i in range(200):
             direct.produce(tp.topic, b"direct %d" % i, partition=0)
@@ -156,7 +179,9 @@ def test_a_plain_kafka_producer_recalls_exclusive_access_and_nothing_is_lost(ses
         assert direct.statistics()["rdma_records"] >= 50
     got = kafka_values(broker, tp, session.latest_offsets([tp])[tp])
     assert set(got) == {b"direct %d" % i for i in range(200)} | {b"plain 50", b"plain 150"}
-    firsts = list(dict.fromkeys(v for v in got if v.startswith(b"direct")))  # order, repetitions (at least once) aside
+    firsts = list(
+        dict.fromkeys(v for v in got if v.startswith(b"direct"))
+    )  # order, repetitions (at least once) aside
     assert firsts == [b"direct %d" % i for i in range(200)]
 
 
@@ -176,13 +201,18 @@ def test_two_producers_of_one_partition(session: Session, tp) -> None:
 def test_megabytes_in_arrow_batches_over_segments(session: Session, tp) -> None:
     values = [os.urandom(5000) for _ in range(2000)]  # 10 MB, three segments
     with session.producer() as producer:
-        assert producer.send_arrow(pa.record_batch({"value": pa.array(values, pa.binary())}), tp.topic) == 2000
+        assert (
+            producer.send_arrow(pa.record_batch({"value": pa.array(values, pa.binary())}), tp.topic)
+            == 2000
+        )
         producer.flush()
         assert producer.statistics()["rdma_records"] == 2000
     assert values_of(session, tp) == values
 
 
-def test_a_forked_child_connects_for_itself_and_the_parent_goes_on(session: Session, broker: BrokerProcess, tp) -> None:
+def test_a_forked_child_connects_for_itself_and_the_parent_goes_on(
+    session: Session, broker: BrokerProcess, tp
+) -> None:
     """As PySpark's workers do, which are forked from a process that may have used RDMA."""
     with session.producer() as producer, consumer_of(session, tp) as consumer:
         for i in range(10):
@@ -192,8 +222,15 @@ def test_a_forked_child_connects_for_itself_and_the_parent_goes_on(session: Sess
         if pid == 0:
             status = 1
             try:
-                mine = kdirect.connect({"bootstrap.servers": broker.bootstrap_servers, "transport": TRANSPORT})
-                status = 0 if mine is not session and values_of(mine, tp, 0, 10) == [b"%d" % i for i in range(10)] else 2
+                mine = kdirect.connect(
+                    {"bootstrap.servers": broker.bootstrap_servers, "transport": TRANSPORT}
+                )
+                status = (
+                    0
+                    if mine is not session
+                    and values_of(mine, tp, 0, 10) == [b"%d" % i for i in range(10)]
+                    else 2
+                )
                 mine.close()
             finally:
                 os._exit(status)
@@ -202,6 +239,8 @@ def test_a_forked_child_connects_for_itself_and_the_parent_goes_on(session: Sess
             assert consumer.poll(WAIT_S).value() == b"%d" % i
         ended = eventually(lambda: (x := os.waitpid(pid, os.WNOHANG))[0] and x)
         assert os.waitstatus_to_exitcode(ended[1]) == 0
-        producer.produce_sync(tp.topic, b"after", partition=0)  # its end took nothing from the parent
+        producer.produce_sync(
+            tp.topic, b"after", partition=0
+        )  # its end took nothing from the parent
         assert consumer.poll(WAIT_S).value() == b"after"
         assert producer.statistics()["rdma_records"] == 21

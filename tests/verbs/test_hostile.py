@@ -1,6 +1,8 @@
-"""Clients that ask for what they may not have: the broker tells it, cuts that client, and nobody else notices.
+"""Clients that ask for what they may not have: the broker tells it, cuts that client, and nobody
+else notices.
 
-The hostile client is written against the client's own channel, below everything that keeps an honest one within bounds.
+The hostile client is written against the client's own channel, below everything that keeps an
+honest one within bounds.
 """
 
 from __future__ import annotations
@@ -159,7 +161,12 @@ ATTACKS = (
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda f: f.__name__)
 def test_access_that_was_not_granted(
-    attack, attacker: Attacker, session: Session, bystander: Bystander, broker_log: BrokerLog, target: TopicPartition
+    attack,
+    attacker: Attacker,
+    session: Session,
+    bystander: Bystander,
+    broker_log: BrokerLog,
+    target: TopicPartition,
 ) -> None:
     assert attack(attacker) == Status.REM_ACCESS_ERR
     with pytest.raises(QueuePairError):
@@ -167,14 +174,22 @@ def test_access_that_was_not_granted(
     broker_log.wait_for("mallory", "is cut: ")
     bystander.works()
     assert values_of(session, target) == SECRET
-    with session.producer() as producer:  # nothing of the client's is left behind: exclusive access is free
+    with (
+        session.producer() as producer
+    ):  # nothing of the client's is left behind: exclusive access is free
         assert producer.produce_sync(target.topic, b"after", partition=0) == len(SECRET)
         assert producer.statistics()["rdma_records"] == 1
     assert values_of(session, target) == [*SECRET, b"after"]
 
 
 def test_a_key_of_another_client_is_of_no_use(
-    attacker: Attacker, session: Session, broker, connect, bystander: Bystander, broker_log: BrokerLog, target: TopicPartition
+    attacker: Attacker,
+    session: Session,
+    broker,
+    connect,
+    bystander: Bystander,
+    broker_log: BrokerLog,
+    target: TopicPartition,
 ) -> None:
     """One protection domain a client."""
     victim = Attacker(connect(broker, client_id="victim"), target)
@@ -192,7 +207,9 @@ def forge_a_file_id(a: Attacker, victim: Attacker) -> None:
 
 def break_the_order(a: Attacker, victim: Attacker) -> None:
     grant = a.produce_grant()
-    a.channel.qp.post_write_imm(9, a.memory, 0, 64, grant.address + grant.position, grant.rkey, grant.file_id << 16 | 7)
+    a.channel.qp.post_write_imm(
+        9, a.memory, 0, 64, grant.address + grant.position, grant.rkey, grant.file_id << 16 | 7
+    )
 
 
 def send_a_message(a: Attacker, victim: Attacker) -> None:
@@ -203,9 +220,21 @@ def send_a_long_message(a: Attacker, victim: Attacker) -> None:
     a.channel.qp.post_send(9, a.memory, 0, 4096)
 
 
-@pytest.mark.parametrize("attack", [forge_a_file_id, break_the_order, send_a_message, send_a_long_message], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "attack",
+    [forge_a_file_id, break_the_order, send_a_message, send_a_long_message],
+    ids=lambda f: f.__name__,
+)
 def test_requests_that_are_none(
-    attack, attacker: Attacker, session: Session, broker, connect, bystander: Bystander, broker_log: BrokerLog, topic, target
+    attack,
+    attacker: Attacker,
+    session: Session,
+    broker,
+    connect,
+    bystander: Bystander,
+    broker_log: BrokerLog,
+    topic,
+    target,
 ) -> None:
     victim = Attacker(connect(broker, client_id="victim"), topic())
     attack(attacker, victim)
@@ -218,9 +247,14 @@ def test_requests_that_are_none(
 
 
 def test_a_flood_of_requests(
-    attacker: Attacker, session: Session, bystander: Bystander, broker_log: BrokerLog, target: TopicPartition
+    attacker: Attacker,
+    session: Session,
+    bystander: Bystander,
+    broker_log: BrokerLog,
+    target: TopicPartition,
 ) -> None:
-    """Batches without end, and no acknowledgement is ever taken: its ring of two entries is overrun."""
+    """Batches without end, and no acknowledgement is ever taken: its ring of two entries is
+    overrun."""
     grant = attacker.produce_grant(ring_entries=2)
     batch = encode_records([(None, b"flood", [], 1000)])
     memoryview(attacker.memory.memory)[: len(batch)] = batch
@@ -233,7 +267,13 @@ def test_a_flood_of_requests(
         try:
             while position + len(batch) <= grant.length:
                 qp.post_write_imm(
-                    9, attacker.memory, 0, len(batch), grant.address + position, grant.rkey, grant.file_id << 16 | order & 0xFFFF
+                    9,
+                    attacker.memory,
+                    0,
+                    len(batch),
+                    grant.address + position,
+                    grant.rkey,
+                    grant.file_id << 16 | order & 0xFFFF,
                 )
                 position, order = position + len(batch), order + 1
         except QueueFullError:
@@ -247,16 +287,23 @@ def test_a_flood_of_requests(
     broker_log.wait_for("mallory", "is cut: ")
     bystander.works()
     got = values_of(session, target)
-    assert got == SECRET + [b"flood"] * (len(got) - len(SECRET))  # what was committed before it was cut is whole
+    assert got == SECRET + [b"flood"] * (
+        len(got) - len(SECRET)
+    )  # what was committed before it was cut is whole
     with session.producer() as producer:
         assert producer.produce_sync(target.topic, b"after", partition=0) == len(got)
 
 
-def test_garbage_in_the_head(attacker: Attacker, session: Session, bystander: Bystander, target: TopicPartition) -> None:
-    """Bytes that are no batch are not committed; the request is answered with an error and access ends."""
+def test_garbage_in_the_head(
+    attacker: Attacker, session: Session, bystander: Bystander, target: TopicPartition
+) -> None:
+    """Bytes that are no batch are not committed; the request is answered with an error and access
+    ends."""
     grant = attacker.produce_grant()
     memoryview(attacker.memory.memory)[:4096] = b"\xa5" * 4096
-    attacker.channel.qp.post_write_imm(9, attacker.memory, 0, 4096, grant.address + grant.position, grant.rkey, grant.file_id << 16)
+    attacker.channel.qp.post_write_imm(
+        9, attacker.memory, 0, 4096, grant.address + grant.position, grant.rkey, grant.file_id << 16
+    )
     assert attacker.completion().ok
     with session.producer() as producer:
         offset = producer.produce_sync(target.topic, b"after", partition=0)
@@ -265,7 +312,9 @@ def test_garbage_in_the_head(attacker: Attacker, session: Session, bystander: By
     bystander.works()
 
 
-def test_a_client_that_opens_pairs_and_leaves(broker, connect, bystander: Bystander, target: TopicPartition) -> None:
+def test_a_client_that_opens_pairs_and_leaves(
+    broker, connect, bystander: Bystander, target: TopicPartition
+) -> None:
     for _ in range(10):
         one = Attacker(connect(broker, client_id="hasty"), target)
         one.consume_grant()

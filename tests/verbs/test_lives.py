@@ -1,4 +1,5 @@
-"""Processes that die: producers and consumers that are killed, also in the middle of a WRITE, and a broker that is killed."""
+"""Processes that die: producers and consumers that are killed, also in the middle of a WRITE, and a
+broker that is killed."""
 
 from __future__ import annotations
 
@@ -26,7 +27,8 @@ while True:
     i += 1
 """
 
-# Half of a batch lies behind the tail when it stops; the other half, and the immediate data, never come.
+# Half of a batch lies behind the tail when it stops; the other half, and the immediate data, never
+# come.
 HALF_A_WRITE = """
 import sys, time
 import kdirect
@@ -64,7 +66,9 @@ def check_that_access_is_free(session: Session, tp: TopicPartition) -> int:
     """Somebody else writes over RDMA; the offset."""
     with session.producer() as producer:
         offset = producer.produce_sync(tp.topic, b"after", partition=0)
-        if producer.statistics().get("rdma_records") != 1:  # the broker may not have seen the other's end yet
+        if (
+            producer.statistics().get("rdma_records") != 1
+        ):  # the broker may not have seen the other's end yet
 
             def direct() -> bool:
                 producer.produce_sync(tp.topic, b"after", partition=0)
@@ -74,15 +78,21 @@ def check_that_access_is_free(session: Session, tp: TopicPartition) -> int:
     return offset
 
 
-def test_a_producer_killed_in_the_middle(session: Session, broker: BrokerProcess, tp, bystander: Bystander, child: Children) -> None:
+def test_a_producer_killed_in_the_middle(
+    session: Session, broker: BrokerProcess, tp, bystander: Bystander, child: Children
+) -> None:
     writer = child(WRITER, broker.bootstrap_servers, TRANSPORT, tp.topic, "20000")
     writer.wait_for_lines(100)
     pairs = [tuple(map(int, line.split())) for line in writer.kill()]
     assert all(i == offset for i, offset in pairs)
     bystander.works()
     offset = check_that_access_is_free(session, tp)
-    assert len(pairs) <= offset <= len(pairs) + 1  # one may have been committed and not acknowledged
-    assert [v.rstrip(b".") for v in values_of(session, tp, 0, offset)] == [b"%d" % i for i in range(offset)]
+    assert (
+        len(pairs) <= offset <= len(pairs) + 1
+    )  # one may have been committed and not acknowledged
+    assert [v.rstrip(b".") for v in values_of(session, tp, 0, offset)] == [
+        b"%d" % i for i in range(offset)
+    ]
 
 
 def test_a_producer_killed_with_half_a_batch_written(
@@ -99,7 +109,9 @@ def test_a_producer_killed_with_half_a_batch_written(
     assert values_of(session, tp, 0, 6) == [*(b"%d" % i for i in range(5)), b"after"]
 
 
-def test_a_consumer_killed_while_it_reads(session: Session, broker: BrokerProcess, tp, bystander: Bystander, child: Children) -> None:
+def test_a_consumer_killed_while_it_reads(
+    session: Session, broker: BrokerProcess, tp, bystander: Bystander, child: Children
+) -> None:
     with session.producer() as producer:
         for i in range(200):
             producer.produce(tp.topic, b"%d" % i, partition=0)
@@ -119,7 +131,9 @@ def test_a_killed_broker_comes_back_with_all_it_acknowledged(own_broker, connect
     tp = TopicPartition("t", 0)
     producer = session.producer()
     consumer = kdirect.Consumer(dict(session.settings), session=session)
-    assert [producer.produce_sync("t", b"%d" % i, partition=0) for i in range(50)] == list(range(50))
+    assert [producer.produce_sync("t", b"%d" % i, partition=0) for i in range(50)] == list(
+        range(50)
+    )
     assert producer.statistics()["rdma_records"] == 50
     consumer.assign({tp: 0})
     got = [consumer.poll(WAIT_S).value() for _ in range(30)]
@@ -136,16 +150,28 @@ def test_a_killed_broker_comes_back_with_all_it_acknowledged(own_broker, connect
     assert session.transport == TRANSPORT
     with session.producer() as again:
         again.produce_sync("t", b"more", partition=0)
-        eventually(lambda: again.produce_sync("t", b"more", partition=0) and again.statistics().get("rdma_records"))
+        eventually(
+            lambda: (
+                again.produce_sync("t", b"more", partition=0)
+                and again.statistics().get("rdma_records")
+            )
+        )
     consumer.close()
 
 
 def test_a_broker_killed_under_a_stream_of_writes(own_broker, connect, child: Children) -> None:
-    """What was acknowledged is there, in order, when it comes back; the client's process repeats what was not."""
+    """What was acknowledged is there, in order, when it comes back; the client's process repeats
+    what was not."""
     broker = own_broker()
     session = connect(broker)
     session.admin.create_topic("t", 1)
-    writer = child(WRITER.replace('assert "tcp', 'True or "tcp'), broker.bootstrap_servers, TRANSPORT, "t", "3000")
+    writer = child(
+        WRITER.replace('assert "tcp', 'True or "tcp'),
+        broker.bootstrap_servers,
+        TRANSPORT,
+        "t",
+        "3000",
+    )
     writer.wait_for_lines(100)
     broker.kill()
     known = len(writer.lines)

@@ -1,20 +1,21 @@
 """Who may touch which memory: queue pairs, grants, metadata slots (KafkaDirect §4.2.2, §4.4.2).
 
 Owns: the broker's side of every RDMA client.  A client opens a queue pair over its TCP connection
-(its own protection domain with it), then asks for access to files.  Nothing here touches records: the
-produce worker commits, the kernel updates slots, the RNIC (or its software) moves the bytes.  Who may write what is
-decided in `kdirect.broker.produce_access`.
+(its own protection domain with it), then asks for access to files.  Nothing here touches records:
+the produce worker commits, the kernel updates slots, the RNIC (or its software) moves the bytes.
+Who may write what is decided in `kdirect.broker.produce_access`.
 
 Invariants:
 
-- A produce grant covers the head file from its tail on; consume regions and slots are remote-read only.
-- Keys end before the memory behind them changes its meaning: `deregister` comes first, then the tail is
-  cleared or, where a client did not leave in time, the head moves to a fresh file.
-- Memory: a grant holds its segment (`Segment.acquire`) from grant to release.  A client's slot region
-  belongs to the client's `Peer` and outlives its attachment to any kernel.
+- A produce grant covers the head file from its tail on; consume regions and slots are remote-read
+  only.
+- Keys end before the memory behind them changes its meaning: `deregister` comes first, then the
+  tail is cleared or, where a client did not leave in time, the head moves to a fresh file.
+- Memory: a grant holds its segment (`Segment.acquire`) from grant to release.  A client's slot
+  region belongs to the client's `Peer` and outlives its attachment to any kernel.
 
-All methods run on the broker's event loop, except where said.  The produce worker's callbacks arrive on
-its thread and only schedule.
+All methods run on the broker's event loop, except where said.  The produce worker's callbacks
+arrive on its thread and only schedule.
 """
 
 from __future__ import annotations
@@ -43,10 +44,22 @@ from kdirect.broker.grants import (
     Peer,
 )
 from kdirect.broker.head_access import DEREGISTER_MS, HeadAccess
-from kdirect.broker.messages import LEAST_MESSAGE_BYTES, MAX_RECEIVES, MessageConnection, MessageService
+from kdirect.broker.messages import (
+    LEAST_MESSAGE_BYTES,
+    MAX_RECEIVES,
+    MessageConnection,
+    MessageService,
+)
 from kdirect.broker.produce_access import ProduceAccess, Waiting
 from kdirect.broker.worker import CutReason
-from kdirect.errors import AccessDeniedError, KdirectError, RdmaError, RefusedError, StorageFullError, TransportError
+from kdirect.errors import (
+    AccessDeniedError,
+    KdirectError,
+    RdmaError,
+    RefusedError,
+    StorageFullError,
+    TransportError,
+)
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
@@ -65,8 +78,9 @@ RELEASED_AT_ONCE = 16
 
 @dataclass(eq=False, slots=True)
 class OpenedFile:
-    """A file for a reader, opened on a thread: acquired, its memory registered, the position of `wanted` known.  `segment` is None where
-    the partition has no head file yet, `region` where only a slot is asked for."""
+    """A file for a reader, opened on a thread: acquired, its memory registered, the position of
+    `wanted` known.  `segment` is None where the partition has no head file yet, `region` where only
+    a slot is asked for."""
 
     partition: Partition
     segment: Segment | None
@@ -78,10 +92,16 @@ class OpenedFile:
 
 
 class AccessManager:
-    """See the module.  `config` maps property names of the BROKER table to values.  Without `files`, what belongs on a thread is done
-    on the spot."""
+    """See the module.  `config` maps property names of the BROKER table to values.  Without
+    `files`, what belongs on a thread is done on the spot."""
 
-    def __init__(self, log_manager: LogManager, config: Mapping[str, Any], appends: Appends, files: FileThreads | None = None) -> None:
+    def __init__(
+        self,
+        log_manager: LogManager,
+        config: Mapping[str, Any],
+        appends: Appends,
+        files: FileThreads | None = None,
+    ) -> None:
         self._logs = log_manager
         self._config = config
         self._consume_enabled = bool(config["rdma.consume"])
@@ -109,14 +129,17 @@ class AccessManager:
         self._requests = 0
         self._cuts = 0
 
-    # -- life ------------------------------------------------------------------------------------------
+    # -- life
+    # ------------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Bind to the event loop.  A transport's device, queues and worker start with its first client."""
+        """Bind to the event loop.  A transport's device, queues and worker start with its first
+        client."""
         self._loop = loop
 
     def stop(self) -> None:
-        """Cut every client, end every grant and the workers.  Any thread: nothing is scheduled on the loop from here on."""
+        """Cut every client, end every grant and the workers.  Any thread: nothing is scheduled on
+        the loop from here on."""
         self._loop = None
         self.produce.stopping = True
         for peer in list(self._peers.values()):
@@ -126,7 +149,8 @@ class AccessManager:
         self._engines.clear()
 
     async def _engine(self, transport: str) -> Engine:
-        """The engine of a transport, opened with its first client: a device takes its time, and verbs try the log's files."""
+        """The engine of a transport, opened with its first client: a device takes its time, and
+        verbs try the log's files."""
         task = self._opening.get(transport)
         if task is None or (task.done() and task.exception() is not None):
             task = self._opening[transport] = asyncio.ensure_future(self._start_engine(transport))
@@ -145,7 +169,9 @@ class AccessManager:
             transport,
             open_transport(transport, self._config, self._logs.log_dirs),
             spin_us=int(self._config["rdma.spin.us"]),
-            on_cut=lambda transport, qp_num, reason: self._later(self._finish_cut, transport, qp_num, reason),
+            on_cut=lambda transport, qp_num, reason: self._later(
+                self._finish_cut, transport, qp_num, reason
+            ),
             on_append=self._appended,
             on_head=lambda head: self._later(self.produce.on_head, head),
             on_own=lambda head, answers: self._later(self.produce.on_own, head, answers),
@@ -182,7 +208,8 @@ class AccessManager:
             self._watched.discard(tp)
             self.on_append(tp)
 
-    # -- the worker's thread ---------------------------------------------------------------------------
+    # -- the worker's thread
+    # ---------------------------------------------------------------------------
 
     def _appended(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
@@ -194,10 +221,12 @@ class AccessManager:
         if grant is not None:
             grant.partition.flush()
 
-    # -- requests --------------------------------------------------------------------------------------
+    # -- requests
+    # --------------------------------------------------------------------------------------
 
     def handle(self, connection: Hashable, request: Any) -> Any:
-        """Answer one of kdirect's four requests (API keys 32001 to 32004): the response, or a future of it."""
+        """Answer one of kdirect's four requests (API keys 32001 to 32004): the response, or a
+        future of it."""
         self._requests += 1
         handler, response = {
             layout.API_OPEN_QUEUE_PAIR: (self._open_queue_pair, p.OpenQueuePairResponse),
@@ -215,14 +244,22 @@ class AccessManager:
             return self._answer_when_done(response, connection, request, fields)
         return response(**{**_EMPTY[response], "error_code": 0, "error_message": None, **fields})
 
-    async def _answer_when_done(self, response: Any, connection: Hashable, request: Any, work: Coroutine[Any, Any, dict[str, Any]]) -> Any:
+    async def _answer_when_done(
+        self,
+        response: Any,
+        connection: Hashable,
+        request: Any,
+        work: Coroutine[Any, Any, dict[str, Any]],
+    ) -> Any:
         try:
             fields = await work
         except (KdirectError, OSError) as e:
             fields = self._failed(connection, request, e)
         return response(**{**_EMPTY[response], "error_code": 0, "error_message": None, **fields})
 
-    def _failed(self, connection: Hashable, request: Any, error: KdirectError | OSError) -> dict[str, Any]:
+    def _failed(
+        self, connection: Hashable, request: Any, error: KdirectError | OSError
+    ) -> dict[str, Any]:
         """The fields of the answer to a request that failed."""
         if isinstance(error, RefusedError):
             code = error.code
@@ -230,8 +267,17 @@ class AccessManager:
             code = STORAGE_ERROR
         else:
             # What cannot be registered can still be had over TCP.
-            code = layout.ERROR_ACCESS_DISABLED if isinstance(error, RdmaError) else UNKNOWN_SERVER_ERROR
-            log.warning("%s of %s failed: %s", type(request).__name__, getattr(connection, "peer", connection), error)
+            code = (
+                layout.ERROR_ACCESS_DISABLED
+                if isinstance(error, RdmaError)
+                else UNKNOWN_SERVER_ERROR
+            )
+            log.warning(
+                "%s of %s failed: %s",
+                type(request).__name__,
+                getattr(connection, "peer", connection),
+                error,
+            )
         return {"error_code": code, "error_message": str(error)}
 
     def _answer_later(self, response: Any, waiting: Waiting) -> asyncio.Future[Any]:
@@ -241,7 +287,11 @@ class AccessManager:
             if future.done():  # the client is gone
                 return
             refused = isinstance(outcome, RefusedError)
-            fields = {"error_code": outcome.code, "error_message": str(outcome)} if refused else {**outcome, "error_code": 0}
+            fields = (
+                {"error_code": outcome.code, "error_message": str(outcome)}
+                if refused
+                else {**outcome, "error_code": 0}
+            )
             future.set_result(response(**{**_EMPTY[response], "error_message": None, **fields}))
 
         waiting.answer = answer
@@ -249,7 +299,9 @@ class AccessManager:
 
     def _get_produce_access(self, connection: Hashable, request: Any) -> dict[str, Any] | Waiting:
         return self.produce.request(
-            self._peer(connection, request.connection_id), self._partition(request.topic, request.partition), request
+            self._peer(connection, request.connection_id),
+            self._partition(request.topic, request.partition),
+            request,
         )
 
     def append(self, partition: Partition, records: Any, now_ms: int | None = None) -> Any:
@@ -259,23 +311,35 @@ class AccessManager:
     def _peer(self, connection: Hashable, connection_id: int) -> Peer:
         peer = self._peers.get(connection_id)
         if peer is None or peer.connection is not connection:
-            raise RefusedError(layout.ERROR_UNKNOWN_CONNECTION, f"queue pair {connection_id} is not open on this connection; open it again")
+            raise RefusedError(
+                layout.ERROR_UNKNOWN_CONNECTION,
+                f"queue pair {connection_id} is not open on this connection; open it again",
+            )
         return peer
 
     def _partition(self, topic: str, index: int) -> Partition:
         partition = self._logs.partitions.get(TopicPartition(topic, index))
         if partition is None:
-            raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION, f"partition {topic}-{index} does not exist; create the topic or check the name")
+            raise RefusedError(
+                UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {topic}-{index} does not exist; create the topic or check the name",
+            )
         return partition
 
-    def _open_queue_pair(self, connection: Hashable, request: Any) -> dict[str, Any] | Coroutine[Any, Any, dict[str, Any]]:
+    def _open_queue_pair(
+        self, connection: Hashable, request: Any
+    ) -> dict[str, Any] | Coroutine[Any, Any, dict[str, Any]]:
         if request.transport not in self._transports:
             offered = ", ".join(sorted(self._transports)) or "none"
             raise RefusedError(
-                layout.ERROR_TRANSPORT_UNAVAILABLE, f"transport {request.transport!r} is not offered here; offered: {offered}"
+                layout.ERROR_TRANSPORT_UNAVAILABLE,
+                f"transport {request.transport!r} is not offered here; offered: {offered}",
             )
         if not 1 <= request.max_recv <= MAX_CLIENT_RECEIVES:
-            raise RefusedError(INVALID_REQUEST, f"MaxRecv {request.max_recv} is out of range; give 1 to {MAX_CLIENT_RECEIVES}")
+            raise RefusedError(
+                INVALID_REQUEST,
+                f"MaxRecv {request.max_recv} is out of range; give 1 to {MAX_CLIENT_RECEIVES}",
+            )
         engine = self._engines.get(request.transport)
         if engine is None:
             return self._open_first(connection, request)
@@ -287,7 +351,10 @@ class AccessManager:
             engine = await self._engine(request.transport)
         except (TransportError, RdmaError) as e:
             log.warning("transport %s cannot be offered: %s", request.transport, e)
-            raise RefusedError(layout.ERROR_TRANSPORT_UNAVAILABLE, f"the broker cannot offer {request.transport}: {e}") from e
+            raise RefusedError(
+                layout.ERROR_TRANSPORT_UNAVAILABLE,
+                f"the broker cannot offer {request.transport}: {e}",
+            ) from e
         return self._open_pair(connection, request, engine)
 
     def _open_pair(self, connection: Hashable, request: Any, engine: Engine) -> dict[str, Any]:
@@ -295,7 +362,8 @@ class AccessManager:
             return self._open_messages(connection, request, engine)
         domain = engine.device.alloc_pd()
         try:
-            # One more than the client may use: a notice of revocation is not an answer to a request.
+            # One more than the client may use: a notice of revocation is not an answer to a
+            # request.
             qp = domain.create_qp(
                 engine.send_cq,
                 engine.recv_cq,
@@ -307,12 +375,16 @@ class AccessManager:
             proof = os.urandom(PING_BYTES)
             memoryview(ping_memory)[:PING_BYTES] = proof
             ping = domain.register(ping_memory, Access.REMOTE_READ, 0, PING_BYTES)
-            slot_memory = Memory.anonymous(self._slots_per_consumer * layout.SLOT_BYTES, "kdirect-slots")
+            slot_memory = Memory.anonymous(
+                self._slots_per_consumer * layout.SLOT_BYTES, "kdirect-slots"
+            )
             slot_region = domain.register(slot_memory, Access.REMOTE_READ)
             qp.connect(bytes(request.address), active=False)
             # Ends with the domain, after the worker has forgotten the queue pair.
             notices = Memory.anonymous(self._max_in_flight * layout.NOTICE_BYTES, "kdirect-notices")
-            engine.worker.add_peer(qp, self._max_in_flight, domain.register(notices, Access.LOCAL_WRITE))
+            engine.worker.add_peer(
+                qp, self._max_in_flight, domain.register(notices, Access.LOCAL_WRITE)
+            )
         except BaseException:
             domain.close()
             raise
@@ -346,7 +418,9 @@ class AccessManager:
         memory = int(self._config["rdma.message.memory.bytes"])
         most = min(memory, int(self._config["socket.request.max.bytes"]))
         if self.server is None or self._loop is None or not self._produce_enabled:
-            raise RefusedError(layout.ERROR_ACCESS_DISABLED, "requests in SENDs are not taken here; use TCP")
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED, "requests in SENDs are not taken here; use TCP"
+            )
         if not LEAST_MESSAGE_BYTES <= request.message_bytes <= most:
             raise RefusedError(
                 layout.ERROR_ACCESS_DISABLED,
@@ -364,7 +438,14 @@ class AccessManager:
             engine.messages = MessageService(engine.device, self._loop)
         domain = engine.device.alloc_pd()
         try:
-            link = MessageConnection(self.server, connection, engine.messages, domain, message_bytes=request.message_bytes, count=count)
+            link = MessageConnection(
+                self.server,
+                connection,
+                engine.messages,
+                domain,
+                message_bytes=request.message_bytes,
+                count=count,
+            )
             ping_memory = Memory.anonymous(PING_BYTES, "kdirect-ping")
             proof = os.urandom(PING_BYTES)
             memoryview(ping_memory)[:PING_BYTES] = proof
@@ -383,11 +464,15 @@ class AccessManager:
             "ping_crc": crc32c(proof),
         }
 
-    # -- consume ---------------------------------------------------------------------------------------
+    # -- consume
+    # ---------------------------------------------------------------------------------------
 
     async def _get_consume_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         if not self._consume_enabled:
-            raise RefusedError(layout.ERROR_ACCESS_DISABLED, "RDMA consume is switched off on this broker (rdma.consume=false); use TCP")
+            raise RefusedError(
+                layout.ERROR_ACCESS_DISABLED,
+                "RDMA consume is switched off on this broker (rdma.consume=false); use TCP",
+            )
         peer = self._peer(connection, request.connection_id)
         answers: list[dict[str, Any]] = []
         for target in request.partitions:
@@ -405,7 +490,9 @@ class AccessManager:
             "slot_address": peer.slot_region.address,
             "slot_rkey": peer.slot_region.rkey,
             "slot_count": self._slots_per_consumer,
-            "partitions": [p.GetConsumeAccessResponse.ConsumeGrant(**{**_EMPTY_GRANT, **a}) for a in answers],
+            "partitions": [
+                p.GetConsumeAccessResponse.ConsumeGrant(**{**_EMPTY_GRANT, **a}) for a in answers
+            ],
         }
 
     async def _opened(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
@@ -421,7 +508,9 @@ class AccessManager:
         for file in opened.result() if not opened.cancelled() else ():
             self._close_file(file)
 
-    async def _grant_read(self, peer: Peer, target: Any, file: OpenedFile | KdirectError) -> dict[str, Any]:
+    async def _grant_read(
+        self, peer: Peer, target: Any, file: OpenedFile | KdirectError
+    ) -> dict[str, Any]:
         """The answer for one partition; a file that is not the right one any more is opened again."""
         name = f"{target.topic}-{target.partition}"
         try:
@@ -433,7 +522,10 @@ class AccessManager:
                     return answer
                 (file,) = await self._opened(peer, [target])
             self._close_file(file)
-            raise RefusedError(UNKNOWN_SERVER_ERROR, f"{name} rolls faster than access can be granted; raise log.segment.bytes")
+            raise RefusedError(
+                UNKNOWN_SERVER_ERROR,
+                f"{name} rolls faster than access can be granted; raise log.segment.bytes",
+            )
         except RefusedError as e:
             return {"error_code": e.code, "error_message": str(e)}
         except RdmaError as e:  # what cannot be registered can still be had over TCP
@@ -443,18 +535,27 @@ class AccessManager:
             code, message = explain(e, f"read access to {name}")
             return {"error_code": code, "error_message": message}
 
-    # On a read thread: mapping a file, looking a position up and registering memory, which may pin it, take their time.
+    # On a read thread: mapping a file, looking a position up and registering memory, which may pin
+    # it, take their time.
 
     def _open_files(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
         out: list[OpenedFile | KdirectError] = []
         for target in targets:
             try:
-                out.append(self._open_file(peer, self._partition(target.topic, target.partition), target.offset))
+                out.append(
+                    self._open_file(
+                        peer, self._partition(target.topic, target.partition), target.offset
+                    )
+                )
             except KdirectError as e:
                 out.append(e)
             except Exception as e:
                 log.exception("read access to %s-%d failed", target.topic, target.partition)
-                out.append(RefusedError(UNKNOWN_SERVER_ERROR, f"{type(e).__name__} in the broker; see its log"))
+                out.append(
+                    RefusedError(
+                        UNKNOWN_SERVER_ERROR, f"{type(e).__name__} in the broker; see its log"
+                    )
+                )
         return out
 
     def _open_file(self, peer: Peer, partition: Partition, offset: int) -> OpenedFile:
@@ -467,11 +568,18 @@ class AccessManager:
         elif wanted == EARLIEST_OFFSET:
             wanted = start
         if not start <= wanted <= max(high_watermark, partition.log_end_offset):
-            raise RefusedError(OFFSET_OUT_OF_RANGE, f"offset {wanted} of {tp} is outside [{start}, {high_watermark}]")
+            raise RefusedError(
+                OFFSET_OUT_OF_RANGE,
+                f"offset {wanted} of {tp} is outside [{start}, {high_watermark}]",
+            )
         wanted = partition.skip_gap(wanted)
         head = partition.head
         segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
-        with_slot = segment is None or not segment.sealed or (segment is head and wanted >= partition.log_end_offset)
+        with_slot = (
+            segment is None
+            or not segment.sealed
+            or (segment is head and wanted >= partition.log_end_offset)
+        )
         file = OpenedFile(partition, segment, wanted, with_slot)
         if segment is None:
             return file
@@ -488,8 +596,13 @@ class AccessManager:
             if not with_slot or offset != LATEST_OFFSET:
                 mapped = segment.mapped_length  # of a head: what is allocated of it by now
                 memory = Memory.wrap(segment.fd, segment.address, mapped, False, segment)
-                # Of a sealed file no more than there is: registration may pin pages, and would fill the hole behind the end again.
-                length = min(mapped, max(1, -(-segment.size // 4096)) * 4096) if segment.sealed else mapped
+                # Of a sealed file no more than there is: registration may pin pages, and would fill
+                # the hole behind the end again.
+                length = (
+                    min(mapped, max(1, -(-segment.size // 4096)) * 4096)
+                    if segment.sealed
+                    else mapped
+                )
                 file.region = peer.domain.register(memory, Access.REMOTE_READ, 0, length)
             return file
         except BaseException:
@@ -511,8 +624,13 @@ class AccessManager:
         if peer.closed or self._logs.partitions.get(partition.topic_partition) is not partition:
             self._close_file(file)
             if peer.closed:
-                raise RefusedError(layout.ERROR_UNKNOWN_CONNECTION, "the queue pair that asked for access is closed; connect again")
-            raise RefusedError(UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition.topic_partition} was deleted")
+                raise RefusedError(
+                    layout.ERROR_UNKNOWN_CONNECTION,
+                    "the queue pair that asked for access is closed; connect again",
+                )
+            raise RefusedError(
+                UNKNOWN_TOPIC_OR_PARTITION, f"partition {partition.topic_partition} was deleted"
+            )
         try:
             grant = self._grants.new(peer, partition, segment)
         except RefusedError:
@@ -544,8 +662,15 @@ class AccessManager:
                 partition.kernel.attach_slot(address, grant.file_id)
                 slot = _read_slot(peer.slot_memory, grant.slot_index)
                 expected = segment.base_offset if segment is not None else None
-                outgrown = grant.region is not None and slot["last_readable_position"] > grant.region.length
-                if outgrown or partition.head is not segment or (expected is not None and slot["segment_base_offset"] != expected):
+                outgrown = (
+                    grant.region is not None
+                    and slot["last_readable_position"] > grant.region.length
+                )
+                if (
+                    outgrown
+                    or partition.head is not segment
+                    or (expected is not None and slot["segment_base_offset"] != expected)
+                ):
                     self._release(grant)
                     return None
                 position, base = slot["last_readable_position"], slot["high_watermark"]
@@ -582,7 +707,8 @@ class AccessManager:
                 self._release(grant)
             raise
 
-    # -- release ---------------------------------------------------------------------------------------
+    # -- release
+    # ---------------------------------------------------------------------------------------
 
     async def _release_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         peer = self._peer(connection, request.connection_id)
@@ -590,7 +716,9 @@ class AccessManager:
             grant = peer.grants.get(file_id)
             if grant is not None:
                 self._release(grant)
-            if i % RELEASED_AT_ONCE == RELEASED_AT_ONCE - 1:  # 1,000 of them take 50 ms: others have their turn
+            if (
+                i % RELEASED_AT_ONCE == RELEASED_AT_ONCE - 1
+            ):  # 1,000 of them take 50 ms: others have their turn
                 await asyncio.sleep(0)
         return {}
 
@@ -640,7 +768,9 @@ class AccessManager:
             try:
                 self._release(grant, clean=False)
             except RdmaError as e:
-                log.warning("releasing %s of %s: %s", grant.partition.topic_partition, peer.client, e)
+                log.warning(
+                    "releasing %s of %s: %s", grant.partition.topic_partition, peer.client, e
+                )
         self._in_background(partial(_close_domain, peer, written))
 
     def connection_closed(self, connection: Hashable) -> None:
@@ -653,8 +783,9 @@ class AccessManager:
                     link.close("")
 
     def begin_deletion(self, partitions: Sequence[TopicPartition]) -> Callable[[], None]:
-        """These partitions are about to be deleted: nobody gets access to them until `end_deletion`.  What
-        is to be called on a thread before their files go: it ends what access there is."""
+        """These partitions are about to be deleted: nobody gets access to them until
+        `end_deletion`.  What is to be called on a thread before their files go: it ends what access
+        there is."""
         heads = self.produce.begin_deletion(partitions)
 
         def end_access() -> None:
@@ -665,15 +796,22 @@ class AccessManager:
         return end_access
 
     def end_deletion(self, partitions: Sequence[TopicPartition]) -> None:
-        """They are deleted, or could not be: tell their producers and, through their slots, their readers."""
+        """They are deleted, or could not be: tell their producers and, through their slots, their
+        readers."""
         self.produce.end_deletion(partitions, self._ending.pop(tuple(partitions)))
         gone = {tp for tp in partitions if tp not in self._logs.partitions}
-        for partition in {g.partition for g in self._grants if not g.is_produce and g.partition.topic_partition in gone}:
-            # Readers keep the (unlinked) bytes they were granted; their slot says that no more will come.
+        for partition in {
+            g.partition
+            for g in self._grants
+            if not g.is_produce and g.partition.topic_partition in gone
+        }:
+            # Readers keep the (unlinked) bytes they were granted; their slot says that no more will
+            # come.
             partition.kernel.revoke_slots()
         self._watched -= gone
 
-    # -- waiting for appends ---------------------------------------------------------------------------
+    # -- waiting for appends
+    # ---------------------------------------------------------------------------
 
     def watch(self, tp: TopicPartition) -> None:
         """Call `on_append(tp)` (on any thread) once, at the next RDMA commit to `tp`."""
@@ -682,7 +820,11 @@ class AccessManager:
 
     def statistics(self) -> dict[str, int]:
         """Counters; names as in `kdirect.metrics`."""
-        out = {"rdma_access_requests": self._requests, "rdma_clients_cut": self._cuts, "rdma_grants": len(self._grants)}
+        out = {
+            "rdma_access_requests": self._requests,
+            "rdma_clients_cut": self._cuts,
+            "rdma_grants": len(self._grants),
+        }
         out |= self.produce.statistics()
         for engine in self._engines.values():
             for name, value in engine.worker.statistics().items():
@@ -730,8 +872,9 @@ def _close_region(region: Any, release: Callable[[], None]) -> None:
 
 
 def _close_domain(peer: Peer, written: Sequence[tuple[HeadAccess, Any]]) -> None:
-    """The same for all that a client has left.  `written`: the heads that it may be inside a copy into, with its keys to them.  Whether it
-    is can be told until its queue pair is closed, and is waited for once: 1,000 keys of a client that hangs would take 20 s."""
+    """The same for all that a client has left.  `written`: the heads that it may be inside a copy
+    into, with its keys to them.  Whether it is can be told until its queue pair is closed, and is
+    waited for once: 1,000 keys of a client that hangs would take 20 s."""
     hangs = False
     for access, region in written:
         if region is not None and not access.end_key(region, 0 if hangs else DEREGISTER_MS):

@@ -1,17 +1,21 @@
 """Appends that the event loop makes: of Kafka's producers, and of the broker to its own topics.
 
-Owns: the order of appends to one partition.  An append is made at once where the partition's head has room.  Where room has to be
-made (the partition's first record, a full head) that is file work: the append and everything after it to the same partition
-wait in a queue, the first of them is made on a thread, and the rest follow on the loop.
+Owns: the order of appends to one partition.  An append is made at once where the partition's head
+has room.  Where room has to be made (the partition's first record, a full head) that is file work:
+the append and everything after it to the same partition wait in a queue, the first of them is made
+on a thread, and the rest follow on the loop.
 
-    free ---- no room ------> working: a thread makes room and the first append ----> draining ----> free
-    free ---- hold ---------> held: everything waits (RDMA producers have the head, or it is in transition) ---- release --> draining
+    free ---- no room ------> working: a thread makes room and the first append ----> draining ---->
+    free free ---- hold ---------> held: everything waits (RDMA producers have the head, or it is in
+    transition) ---- release --> draining
 
 Invariants:
 
 - Appends to one partition are made, and their outcomes told, in the order of the calls.
-- While anything waits nothing overtakes it, and while a partition is held nothing is appended to it from here.
-- `hold` succeeds at once, but a thread may still be at work with one append; `on_idle` tells when it is not.
+- While anything waits nothing overtakes it, and while a partition is held nothing is appended to it
+  from here.
+- `hold` succeeds at once, but a thread may still be at work with one append; `on_idle` tells when
+  it is not.
 
 All methods run on the event loop.
 """
@@ -36,8 +40,9 @@ Then: TypeAlias = Callable[[Any, BaseException | None], None]
 
 
 class PendingAppend:
-    """Batches that wait for their turn.  `then` is called once, with their outcome.  `checked`: the kernel has seen that they are
-    whole batches, so that they may be given to a head that others write."""
+    """Batches that wait for their turn.  `then` is called once, with their outcome.  `checked`: the
+    kernel has seen that they are whole batches, so that they may be given to a head that others
+    write."""
 
     __slots__ = ("checked", "data", "now_ms", "partition", "then")
 
@@ -56,25 +61,35 @@ class PendingAppend:
 
 
 class Appends:
-    """See the module.  `on_thread` as `FileThreads.for_partition`; `later(callback, *args)` calls back on the event loop;
-    `new_future()` makes a future of it."""
+    """See the module.  `on_thread` as `FileThreads.for_partition`; `later(callback, *args)` calls
+    back on the event loop; `new_future()` makes a future of it."""
 
-    def __init__(self, *, on_thread: OnThread, later: Callable[..., None], new_future: Callable[[], asyncio.Future[Any]]) -> None:
+    def __init__(
+        self,
+        *,
+        on_thread: OnThread,
+        later: Callable[..., None],
+        new_future: Callable[[], asyncio.Future[Any]],
+    ) -> None:
         self.on_thread = on_thread
         self._later = later
         self._new_future = new_future
-        # Called after an append that nobody was waiting for on the spot, and when nothing waits any more.
+        # Called after an append that nobody was waiting for on the spot, and when nothing waits any
+        # more.
         self.appended: Callable[[TopicPartition], None] = lambda tp: None
         self.on_idle: Callable[[TopicPartition], None] = lambda tp: None
         self._queues: dict[TopicPartition, deque[PendingAppend]] = {}
         self._held: dict[TopicPartition, int] = {}
         self._working: dict[TopicPartition, PendingAppend] = {}
 
-    # -- appending ---------------------------------------------------------------------------------------
+    # -- appending
+    # ---------------------------------------------------------------------------------------
 
-    def append(self, partition: Partition, data: Any, when_ms: int | None = None) -> AppendResult | asyncio.Future[Any]:
-        """Append whole batches: the result, or a future of it while room is made or others are to come first.  Raises as
-        `Partition.append`, here or by the future."""
+    def append(
+        self, partition: Partition, data: Any, when_ms: int | None = None
+    ) -> AppendResult | asyncio.Future[Any]:
+        """Append whole batches: the result, or a future of it while room is made or others are to
+        come first.  Raises as `Partition.append`, here or by the future."""
         when_ms = now_ms() if when_ms is None else when_ms
         result = self.append_nowait(partition, data, when_ms)
         if result is not None:
@@ -96,7 +111,8 @@ class Appends:
         if tp not in self._held and tp not in self._working:
             self._drain(tp)
 
-    # -- who may append ----------------------------------------------------------------------------------
+    # -- who may append
+    # ----------------------------------------------------------------------------------
 
     def is_free(self, tp: TopicPartition) -> bool:
         """May an append be made at once?"""
@@ -114,13 +130,15 @@ class Appends:
         elif tp not in self._working:
             self._drain(tp)
 
-    # -- for who holds a partition -------------------------------------------------------------------------
+    # -- for who holds a partition
+    # -------------------------------------------------------------------------
 
     def waiting(self, tp: TopicPartition) -> bool:
         return tp in self._queues
 
     def take(self, tp: TopicPartition) -> PendingAppend | None:
-        """The first of those that wait, for whoever holds the partition: settled there, or brought back by `put_back`."""
+        """The first of those that wait, for whoever holds the partition: settled there, or brought
+        back by `put_back`."""
         queue = self._queues.get(tp)
         if queue is None:
             return None
@@ -140,7 +158,8 @@ class Appends:
         for item in self._queues.pop(tp, ()):
             item.fail(error)
 
-    # -- making room -------------------------------------------------------------------------------------
+    # -- making room
+    # -------------------------------------------------------------------------------------
 
     def _drain(self, tp: TopicPartition) -> None:
         """Append what waits, as far as there is room; a thread makes more."""
@@ -159,7 +178,11 @@ class Appends:
                 continue
             if result is None:
                 self._working[tp] = item
-                self.on_thread(item.partition, partial(item.partition.append, item.data, item.now_ms), partial(self._made, item))
+                self.on_thread(
+                    item.partition,
+                    partial(item.partition.append, item.data, item.now_ms),
+                    partial(self._made, item),
+                )
                 return
             queue.popleft()
             item.settle(result)

@@ -1,8 +1,8 @@
 """A broker inside this process: `kdirect.Broker`.
 
-The broker runs on an event loop of its own, in a daemon thread, so that it serves while the caller's thread
-does something else (a test, a notebook cell).  `start` and `stop` may be called from any thread; a broker that
-was stopped can be started again on the same directories.
+The broker runs on an event loop of its own, in a daemon thread, so that it serves while the
+caller's thread does something else (a test, a notebook cell).  `start` and `stop` may be called
+from any thread; a broker that was stopped can be started again on the same directories.
 """
 
 from __future__ import annotations
@@ -34,9 +34,10 @@ _running: weakref.WeakSet[Broker] = weakref.WeakSet()
 class Broker:
     """A broker of this process.
 
-    `log_dirs`: a directory, several, or None: a temporary one, in shared memory if there is room, which is removed
-    by `stop`.  `listeners` as in the properties file; port 0 takes a free port.  Other properties are keyword
-    arguments with underscores for dots, or go into the mapping `properties` under their own names::
+    `log_dirs`: a directory, several, or None: a temporary one, in shared memory if there is room,
+    which is removed by `stop`.  `listeners` as in the properties file; port 0 takes a free port.
+    Other properties are keyword arguments with underscores for dots, or go into the mapping
+    `properties` under their own names::
 
         with kdirect.Broker(num_partitions=3) as b:
             print(b.bootstrap_servers)
@@ -52,10 +53,18 @@ class Broker:
     ) -> None:
         given = {"listeners": listeners, **(properties or {})}
         self._temporary: Path | None = None
-        self._wants_temporary = log_dirs is None and not {"log.dirs", "log.dir"} & set(given) and not {"log_dir"} & set(keywords)
+        self._wants_temporary = (
+            log_dirs is None
+            and not {"log.dirs", "log.dir"} & set(given)
+            and not {"log_dir"} & set(keywords)
+        )
         if log_dirs is not None:
-            given["log.dirs"] = [str(log_dirs)] if isinstance(log_dirs, str | Path) else [str(d) for d in log_dirs]
-        self._config = BrokerConfig.from_arguments(given, **keywords)  # mistakes show here, not at start
+            given["log.dirs"] = (
+                [str(log_dirs)] if isinstance(log_dirs, str | Path) else [str(d) for d in log_dirs]
+            )
+        self._config = BrokerConfig.from_arguments(
+            given, **keywords
+        )  # mistakes show here, not at start
         self._arguments = (given, keywords)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -67,7 +76,8 @@ class Broker:
         self._pid = 0
         self._lock = threading.Lock()
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- life
+    # --------------------------------------------------------------------------------------------
 
     def start(self) -> Broker:
         """Serve.  KdirectError says what is in the way; nothing is left running then."""
@@ -85,7 +95,9 @@ class Broker:
                 self._error = None
                 self._abandoned = False
                 self._pid = os.getpid()
-                self._thread = threading.Thread(target=self._run, name="kdirect-broker", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run, name="kdirect-broker", daemon=True
+                )
                 self._thread.start()
                 self._ready.wait()  # recovering a large log takes long
                 if self._error is not None:
@@ -107,7 +119,9 @@ class Broker:
             if thread is None:
                 return
             _running.discard(self)
-            if self._pid != os.getpid():  # a forked child holds a copy of the object, not of the thread
+            if (
+                self._pid != os.getpid()
+            ):  # a forked child holds a copy of the object, not of the thread
                 self._server = None
                 return
             loop, event = self._loop, self._stop_event
@@ -120,7 +134,10 @@ class Broker:
             self._server = None
             self._remove_temporary()
             if thread.is_alive():
-                raise TimedOutError("the broker did not stop in time", hint="see its log; the process may be ended without harm")
+                raise TimedOutError(
+                    "the broker did not stop in time",
+                    hint="see its log; the process may be ended without harm",
+                )
             if self._error is not None:
                 raise self._error
 
@@ -157,13 +174,16 @@ class Broker:
         finally:
             await self._server.stop()
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------
 
     @property
     def server(self) -> BrokerServer:
         """The running server; BrokerUnavailableError when the broker is not started."""
         if self._server is None or self._thread is None:
-            raise BrokerUnavailableError("the broker is not running", hint="call start(), or use it in a with statement")
+            raise BrokerUnavailableError(
+                "the broker is not running", hint="call start(), or use it in a with statement"
+            )
         return self._server
 
     @property
@@ -191,7 +211,9 @@ def _temporary_directory() -> Path:
     parent: Path | None = None
     try:
         stat = os.statvfs(SHARED_MEMORY)
-        if stat.f_bavail * stat.f_frsize >= TEMPORARY_ROOM_BYTES and os.access(SHARED_MEMORY, os.W_OK):
+        if stat.f_bavail * stat.f_frsize >= TEMPORARY_ROOM_BYTES and os.access(
+            SHARED_MEMORY, os.W_OK
+        ):
             parent = SHARED_MEMORY
     except OSError:
         pass

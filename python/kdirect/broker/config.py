@@ -1,7 +1,8 @@
 """The broker's configuration: properties files, listeners, topic configs.
 
-Owns: turning text (files, flags, keyword arguments) into checked values, by the BROKER table of options.
-No I/O but the reading of a named properties file.  Every mistake is a ConfigError that names the property.
+Owns: turning text (files, flags, keyword arguments) into checked values, by the BROKER table of
+options. No I/O but the reading of a named properties file.  Every mistake is a ConfigError that
+names the property.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from kdirect.broker.request_memory import default_limit
 from kdirect.errors import ConfigError
 from kdirect.options import BROKER, Option
 
-# Properties that stock server.properties files carry and that mean nothing to a broker of this kind; they are
-# accepted with a warning, so that such a file works unchanged.
+# Properties that stock server.properties files carry and that mean nothing to a broker of this
+# kind; they are accepted with a warning, so that such a file works unchanged.
 _IGNORED = """
     process.roles controller.quorum.voters controller.quorum.bootstrap.servers controller.listener.names listener.security.protocol.map
     inter.broker.listener.name security.inter.broker.protocol num.network.threads num.io.threads background.threads
@@ -55,12 +56,18 @@ def format_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-_LISTENER = re.compile(r"(?:([A-Za-z][A-Za-z0-9_]*)://)?(\[[0-9A-Fa-f:.%\w]*\]|[^\[\]:/\s]*):(\d{1,5})\Z")
+_LISTENER = re.compile(
+    r"(?:([A-Za-z][A-Za-z0-9_]*)://)?(\[[0-9A-Fa-f:.%\w]*\]|[^\[\]:/\s]*):(\d{1,5})\Z"
+)
 
 
 def parse_listeners(items: str | Iterable[str], option: str = "listeners") -> tuple[Listener, ...]:
     """``PLAINTEXT://host:port`` or bare ``host:port``, separated by commas."""
-    texts = [t.strip() for t in items.split(",")] if isinstance(items, str) else [str(t).strip() for t in items]
+    texts = (
+        [t.strip() for t in items.split(",")]
+        if isinstance(items, str)
+        else [str(t).strip() for t in items]
+    )
     out = []
     for text in texts:
         if not text:
@@ -68,29 +75,38 @@ def parse_listeners(items: str | Iterable[str], option: str = "listeners") -> tu
         m = _LISTENER.match(text)
         if m is None or int(m[3]) > 65535:
             raise ConfigError(
-                f"option {option}: {text!r} is not host:port", hint="write for example 127.0.0.1:9092 or PLAINTEXT://0.0.0.0:9092"
+                f"option {option}: {text!r} is not host:port",
+                hint="write for example 127.0.0.1:9092 or PLAINTEXT://0.0.0.0:9092",
             )
         name = (m[1] or "PLAINTEXT").upper()
         if name in ("SSL", "SASL_SSL", "SASL_PLAINTEXT"):
             raise ConfigError(
-                f"option {option}: {name} listeners are not supported", hint="use PLAINTEXT, on an address that only trusted hosts reach"
+                f"option {option}: {name} listeners are not supported",
+                hint="use PLAINTEXT, on an address that only trusted hosts reach",
             )
         if name == "CONTROLLER":
             continue  # of Kafka's own quorum; there is none here
         out.append(Listener(name, m[2].strip("[]"), int(m[3])))
     if not out:
-        raise ConfigError(f"option {option} names no listener", hint="write for example 127.0.0.1:9092")
+        raise ConfigError(
+            f"option {option} names no listener", hint="write for example 127.0.0.1:9092"
+        )
     return tuple(out)
 
 
 def read_properties(path: str | Path) -> dict[str, str]:
-    """A Java properties file: ``key=value``, ``key: value`` or ``key value``; # and ! comments; \\ continues a line and escapes."""
+    """A Java properties file: ``key=value``, ``key: value`` or ``key value``; # and ! comments; \\
+    continues a line and escapes."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except OSError as e:
-        raise ConfigError(f"cannot read the properties file {path}: {e.strerror}", hint="check --config") from e
+        raise ConfigError(
+            f"cannot read the properties file {path}: {e.strerror}", hint="check --config"
+        ) from e
     except UnicodeDecodeError as e:
-        raise ConfigError(f"the properties file {path} is not UTF-8 text", hint="check --config") from e
+        raise ConfigError(
+            f"the properties file {path} is not UTF-8 text", hint="check --config"
+        ) from e
     return parse_properties(text)
 
 
@@ -127,7 +143,11 @@ def _split_property(line: str) -> tuple[str, str]:
 
 def _unescape(text: str) -> str:
     def one(m: re.Match[str]) -> str:
-        return chr(int(m[1], 16)) if m[1] else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(m[2], m[2])
+        return (
+            chr(int(m[1], 16))
+            if m[1]
+            else {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}.get(m[2], m[2])
+        )
 
     return re.sub(r"\\(?:u([0-9A-Fa-f]{4})|(.))", one, text)
 
@@ -158,11 +178,17 @@ class BrokerConfig(Mapping[str, Any]):
         self.advertised = parse_listeners(advertised, "advertised.listeners") if advertised else ()
         for listener in self.advertised:
             if listener.host in ("", "0.0.0.0", "::"):
-                raise ConfigError(f"option advertised.listeners: {listener} is no address that a client could use", hint="name this host")
+                raise ConfigError(
+                    f"option advertised.listeners: {listener} is no address that a client could use",
+                    hint="name this host",
+                )
 
     def _request_memory(self) -> int:
         """The bound of `queued.max.request.bytes`; -1: none."""
-        given, largest = self._values["queued.max.request.bytes"], self._values["socket.request.max.bytes"]
+        given, largest = (
+            self._values["queued.max.request.bytes"],
+            self._values["socket.request.max.bytes"],
+        )
         if given is None:
             return default_limit(largest)
         if 0 <= given < largest:
@@ -173,8 +199,11 @@ class BrokerConfig(Mapping[str, Any]):
         return int(given)
 
     @classmethod
-    def from_arguments(cls, properties: Mapping[str, Any] | None = None, /, **keywords: Any) -> BrokerConfig:
-        """From a mapping of property names and from keyword arguments (underscores for dots), which go first."""
+    def from_arguments(
+        cls, properties: Mapping[str, Any] | None = None, /, **keywords: Any
+    ) -> BrokerConfig:
+        """From a mapping of property names and from keyword arguments (underscores for dots), which
+        go first."""
         merged = dict(properties or {})
         for name, value in keywords.items():
             if value is not None:

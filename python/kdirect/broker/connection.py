@@ -1,23 +1,25 @@
 """One TCP connection: requests in, responses out, in order.
 
-Owns: the socket's two directions and the order of answers.  Knows nothing of what requests mean: the
-server's `dispatch` turns a frame into an answer, an awaitable of one, or nothing.
+Owns: the socket's two directions and the order of answers.  Knows nothing of what requests mean:
+the server's `dispatch` turns a frame into an answer, an awaitable of one, or nothing.
 
 Rules, and why:
 
 - Answers leave in the order of requests, whatever finishes first.
-- A request that waits (a long-polling Fetch, a Produce that awaits fsync) does not hold up the execution of later
-  ones; a *blocking* one (joining a group, creating a topic) does, because Kafka's clients may count on
-  its effects being there before the next request of the same connection is looked at.
-- Memory: the receive buffer beyond its first size, and requests that wait, are counted (`request_memory`);
-  while the broker holds too much, this connection is not read from.
-- Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one, or the
-  peer does not read its answers, this connection is not read from until that is over.
-- One connection that has sent many requests does not hold up the others: after `TURN_S` the rest has its next turn
-  when the others have had theirs, and nothing more is read of it until then.  An answer that makes
-  room for further requests asks for a turn, too: hundreds of answers may be ready at once.
-- Response bytes are written with writev while the socket takes them; what is left is kept as views and
-  fed in pieces, so that a slow reader costs no copies of what it is owed.
+- A request that waits (a long-polling Fetch, a Produce that awaits fsync) does not hold up the
+  execution of later ones; a *blocking* one (joining a group, creating a topic) does, because
+  Kafka's clients may count on its effects being there before the next request of the same
+  connection is looked at.
+- Memory: the receive buffer beyond its first size, and requests that wait, are counted
+  (`request_memory`); while the broker holds too much, this connection is not read from.
+- Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one,
+  or the peer does not read its answers, this connection is not read from until that is over.
+- One connection that has sent many requests does not hold up the others: after `TURN_S` the rest
+  has its next turn when the others have had theirs, and nothing more is read of it until then.  An
+  answer that makes room for further requests asks for a turn, too: hundreds of answers may be ready
+  at once.
+- Response bytes are written with writev while the socket takes them; what is left is kept as views
+  and fed in pieces, so that a slow reader costs no copies of what it is owed.
 
 All methods run on the event loop.
 """
@@ -48,7 +50,9 @@ _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
-BLOCKED_BYTES = 1 << 20  # read this far ahead behind a blocking request, so that a closed peer is noticed
+BLOCKED_BYTES = (
+    1 << 20
+)  # read this far ahead behind a blocking request, so that a closed peer is noticed
 
 
 class Turns:
@@ -82,11 +86,18 @@ class Turns:
 
 
 class Waiting:
-    """What `dispatch` returns for a request whose answer comes later: `encode` of what the coroutine returns (None: none is sent)."""
+    """What `dispatch` returns for a request whose answer comes later: `encode` of what the
+    coroutine returns (None: none is sent)."""
 
     __slots__ = ("answer", "blocking", "encode")
 
-    def __init__(self, answer: Coroutine[Any, Any, Any], encode: Callable[[Any], Sequence[Any] | None], *, blocking: bool) -> None:
+    def __init__(
+        self,
+        answer: Coroutine[Any, Any, Any],
+        encode: Callable[[Any], Sequence[Any] | None],
+        *,
+        blocking: bool,
+    ) -> None:
         self.answer = answer
         self.encode = encode
         self.blocking = blocking
@@ -134,14 +145,19 @@ class Connection(asyncio.BufferedProtocol):
         self.brought = 0  # bytes received
         self._waits_for_turn = False
 
-    # -- transport callbacks ----------------------------------------------------------------------------
+    # -- transport callbacks
+    # ----------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         peer = transport.get_extra_info("peername")
-        self.peer = f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer)
+        self.peer = (
+            f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) and len(peer) >= 2 else str(peer)
+        )
         local = transport.get_extra_info("sockname")
-        self.local = (local[0], local[1]) if isinstance(local, tuple) and len(local) >= 2 else ("", 0)
+        self.local = (
+            (local[0], local[1]) if isinstance(local, tuple) and len(local) >= 2 else ("", 0)
+        )
         self._fd = transport.get_extra_info("socket").fileno()
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
         self.server.connection_opened(self)
@@ -163,7 +179,10 @@ class Connection(asyncio.BufferedProtocol):
         for task in list(self._tasks):
             task.cancel()
         for slot in self._slots:
-            if slot.waiting is not None and inspect.getcoroutinestate(slot.waiting.answer) == inspect.CORO_CREATED:
+            if (
+                slot.waiting is not None
+                and inspect.getcoroutinestate(slot.waiting.answer) == inspect.CORO_CREATED
+            ):
                 slot.waiting.answer.close()  # it never began: say so, or Python warns
         self._slots.clear()
         self._pending.clear()
@@ -178,7 +197,8 @@ class Connection(asyncio.BufferedProtocol):
         self._feed()
         self._work()
 
-    # -- requests ------------------------------------------------------------------------------------------
+    # -- requests
+    # ------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Execute what has arrived, as far as the rules of this module let it."""
@@ -190,7 +210,11 @@ class Connection(asyncio.BufferedProtocol):
         self._working = True
         end = time.monotonic() + TURN_S
         try:
-            while not self._blocked and not self._write_paused and len(self._slots) < self._max_in_flight:
+            while (
+                not self._blocked
+                and not self._write_paused
+                and len(self._slots) < self._max_in_flight
+            ):
                 frame = self._parser.next_frame()
                 if frame is None:
                     break
@@ -206,7 +230,9 @@ class Connection(asyncio.BufferedProtocol):
                     task.add_done_callback(self._tasks.discard)
                 elif answer is not None:
                     self._answer(answer)
-                    if self._out_bytes >= FLUSH_BYTES:  # else one flush for all that arrived together
+                    if (
+                        self._out_bytes >= FLUSH_BYTES
+                    ):  # else one flush for all that arrived together
                         self._flush()
                 if self.closed:
                     return
@@ -291,10 +317,12 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.resume_reading()
 
-    # -- memory --------------------------------------------------------------------------------------------
+    # -- memory
+    # --------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Have room for the next bytes, if the broker's bound allows it; False: `memory_granted` comes later."""
+        """Have room for the next bytes, if the broker's bound allows it; False: `memory_granted`
+        comes later."""
         self._parser.trim()
         self._count_buffer()
         if not self.server.memory.take(self, self._parser.growth()):
@@ -327,10 +355,16 @@ class Connection(asyncio.BufferedProtocol):
 
     @property
     def halfway(self) -> bool:
-        """See `request_memory.Holder`.  While this broker keeps the connection from going on, nothing is awaited from the peer."""
-        return bool(self._parser.buffered) and not self._blocked and len(self._slots) < self._max_in_flight
+        """See `request_memory.Holder`.  While this broker keeps the connection from going on,
+        nothing is awaited from the peer."""
+        return (
+            bool(self._parser.buffered)
+            and not self._blocked
+            and len(self._slots) < self._max_in_flight
+        )
 
-    # -- answers -------------------------------------------------------------------------------------------
+    # -- answers
+    # -------------------------------------------------------------------------------------------
 
     def _push(self, buffers: Sequence[Any]) -> None:
         size = sum(len(b) for b in buffers)
@@ -344,7 +378,11 @@ class Connection(asyncio.BufferedProtocol):
         if not self._out or self.closed or self._transport.is_closing():
             return
         out, self._out, self._out_bytes = self._out, [], 0
-        if not self._pending and not self._write_paused and self._transport.get_write_buffer_size() == 0:
+        if (
+            not self._pending
+            and not self._write_paused
+            and self._transport.get_write_buffer_size() == 0
+        ):
             try:
                 sent = os.writev(self._fd, out[:_IOV_MAX])
             except (BlockingIOError, InterruptedError):
@@ -363,24 +401,34 @@ class Connection(asyncio.BufferedProtocol):
         self._feed()
 
     def _feed(self) -> None:
-        while self._pending and not self._write_paused and not self.closed and not self._transport.is_closing():
+        while (
+            self._pending
+            and not self._write_paused
+            and not self.closed
+            and not self._transport.is_closing()
+        ):
             view = self._pending.popleft()
             if len(view) > WRITE_PIECE_BYTES:
                 self._pending.appendleft(view[WRITE_PIECE_BYTES:])
                 view = view[:WRITE_PIECE_BYTES]
             self._transport.write(view)
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Close now; `reason` is logged, unless empty."""
         if self.closed:
             return
         if reason:
-            log.warning("closing connection from %s (client id %s): %s", self.peer, self.client_id, reason)
+            log.warning(
+                "closing connection from %s (client id %s): %s", self.peer, self.client_id, reason
+            )
         self._flush()
         self.closed = True
-        while self._pending and not self._transport.is_closing():  # the transport sends what it has been given before it closes
+        while (
+            self._pending and not self._transport.is_closing()
+        ):  # the transport sends what it has been given before it closes
             self._transport.write(self._pending.popleft())
         self._transport.close()
 

@@ -1,9 +1,12 @@
-"""One transport at work in the broker: a device, the two completion queues that all its clients share, and their produce worker.
+"""One transport at work in the broker: a device, the two completion queues that all its clients
+share, and their produce worker.
 
-Owns: opening them with a transport's first client and closing them with the broker; the choice of device and address for RDMA verbs,
-and the proof that the log's files can be registered there at all.  What may not enter: clients, grants, records (`access`, `worker`).
+Owns: opening them with a transport's first client and closing them with the broker; the choice of
+device and address for RDMA verbs, and the proof that the log's files can be registered there at
+all.  What may not enter: clients, grants, records (`access`, `worker`).
 
-Life: made on the event loop, `close` from any thread once every queue pair is closed.  The worker's thread calls back; see ProduceWorker.
+Life: made on the event loop, `close` from any thread once every queue pair is closed.  The worker's
+thread calls back; see ProduceWorker.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ class Engine:
 
     def start(self) -> None:
         """Begin to take completions."""
-        self._thread = threading.Thread(target=self.worker.run, name=f"kdirect-produce-{self.transport}", daemon=True)
+        self._thread = threading.Thread(
+            target=self.worker.run, name=f"kdirect-produce-{self.transport}", daemon=True
+        )
         self._thread.start()
 
     def close(self) -> None:
@@ -79,7 +84,8 @@ class Engine:
 
 
 def open_transport(transport: str, config: Mapping[str, Any], log_dirs: Iterable[Path]) -> Any:
-    """The broker's own device of `transport`.  TransportError or RdmaError when there is none, or it cannot serve these logs."""
+    """The broker's own device of `transport`.  TransportError or RdmaError when there is none, or
+    it cannot serve these logs."""
     if transport != "verbs":
         return open_device(transport, shared=False)
     from kdirect.rdma import verbs_preflight
@@ -104,7 +110,8 @@ def open_transport(transport: str, config: Mapping[str, Any], log_dirs: Iterable
 
 
 def _listener_address(listeners: Any) -> str:
-    """The first listener's IP address that is one host's on a network; empty when all are wildcards, loopback or names."""
+    """The first listener's IP address that is one host's on a network; empty when all are
+    wildcards, loopback or names."""
     for listener in parse_listeners(listeners):
         with contextlib.suppress(ValueError):
             address = ipaddress.ip_address(listener.host)

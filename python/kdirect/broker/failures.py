@@ -25,7 +25,12 @@ log = logging.getLogger("kdirect.broker")
 MESSAGE_MAX = 1000
 REPEAT_SECONDS = 10.0
 # What a client is told by a code alone, and whoever runs the broker can do something about.
-_LOGGED = (ErrorCode.UNKNOWN_SERVER_ERROR, ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.CORRUPT_MESSAGE, ErrorCode.MESSAGE_TOO_LARGE)
+_LOGGED = (
+    ErrorCode.UNKNOWN_SERVER_ERROR,
+    ErrorCode.KAFKA_STORAGE_ERROR,
+    ErrorCode.CORRUPT_MESSAGE,
+    ErrorCode.MESSAGE_TOO_LARGE,
+)
 DAMAGE_REMEMBERED = 1000
 _damage_told: set[str] = set()
 _last_logged: dict[tuple[str, type], float] = {}
@@ -55,14 +60,19 @@ def code_of(error: BaseException) -> int:
 
 
 def explain(error: BaseException, what: str) -> tuple[int, str]:
-    """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its stack."""
+    """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its
+    stack."""
     code = code_of(error)
     if isinstance(error, CorruptLogError):
         _tell_of_damage(str(error))
     elif code in _LOGGED and _is_news(what, error):
         stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
         log.error("%s failed: %s", what, error, exc_info=stack)
-    text = str(error) if isinstance(error, KdirectError | OSError) else f"{type(error).__name__} in the broker; see its log"
+    text = (
+        str(error)
+        if isinstance(error, KdirectError | OSError)
+        else f"{type(error).__name__} in the broker; see its log"
+    )
     return code, text[:MESSAGE_MAX]
 
 
@@ -76,7 +86,8 @@ def _tell_of_damage(text: str) -> None:
 
 
 def _is_news(what: str, error: BaseException) -> bool:
-    """Clients may repeat a failing request without a pause: the same failure is logged once in a while only."""
+    """Clients may repeat a failing request without a pause: the same failure is logged once in a
+    while only."""
     now = time.monotonic()
     if len(_last_logged) > 1000:
         _last_logged.clear()

@@ -1,8 +1,9 @@
 """The threads that do the broker's file and memory work, so that its event loop does none.
 
-Owns: the thread pools, their sizes, and the way back to the event loop.  What may not enter: what the work is.  The law of the
-broker: what creates, opens, maps, lengthens, cuts, syncs or removes a file, touches pages that may not be in memory, or waits for a
-lock whose holder does one of these, runs here.
+Owns: the thread pools, their sizes, and the way back to the event loop.  What may not enter: what
+the work is.  The law of the broker: what creates, opens, maps, lengthens, cuts, syncs or removes a
+file, touches pages that may not be in memory, or waits for a lock whose holder does one of these,
+runs here.
 
 ====================  =======  ==============================================================================================
 threads               how many  for what
@@ -14,9 +15,10 @@ threads               how many  for what
 ``kdirect-upkeep``    1         retention, flushes that are due, checkpoints
 ====================  =======  ==============================================================================================
 
-A log directory has threads of its own because a slow disk may hold all of them.  The numbers are small because the threads
-share the interpreter's lock with the event loop: every one that is between two system calls makes the loop wait for its turn.
-(1,000 first records on two cores: a pinging client waited 206 ms at most beside four room threads, 32 ms beside two.)
+A log directory has threads of its own because a slow disk may hold all of them.  The numbers are
+small because the threads share the interpreter's lock with the event loop: every one that is
+between two system calls makes the loop wait for its turn. (1,000 first records on two cores: a
+pinging client waited 206 ms at most beside four room threads, 32 ms beside two.)
 """
 
 from __future__ import annotations
@@ -74,11 +76,13 @@ def make_room_for_descriptors() -> None:
 
 
 class FileThreads:
-    """See the module.  Life: construct, `start` on the event loop, `close` from any thread.  Threads are started as they are needed."""
+    """See the module.  Life: construct, `start` on the event loop, `close` from any thread.
+    Threads are started as they are needed."""
 
     def __init__(self, log_dirs: Sequence[Path]) -> None:
         self._rooms = {
-            directory: ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=f"kdirect-room-{i}") for i, directory in enumerate(log_dirs)
+            directory: ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=f"kdirect-room-{i}")
+            for i, directory in enumerate(log_dirs)
         }
         self._admin = ThreadPoolExecutor(1, thread_name_prefix="kdirect-admin")
         self._reads = ThreadPoolExecutor(READ_THREADS, thread_name_prefix="kdirect-read")
@@ -95,13 +99,18 @@ class FileThreads:
         self._loop = loop
 
     def for_partition(self, partition: Partition, work: Callable[[], Any], done: Done) -> None:
-        """Do `work` on a thread of the partition's log directory, then call `done` on the event loop.  Works of one partition may
-        overlap: whoever needs an order waits for `done`.  Never calls `done` before it returns."""
+        """Do `work` on a thread of the partition's log directory, then call `done` on the event
+        loop.  Works of one partition may overlap: whoever needs an order waits for `done`.  Never
+        calls `done` before it returns."""
         self._under_way += 1
         try:
-            self._rooms[partition.directory.parent].submit(work).add_done_callback(lambda f: self._tell(f, done))
+            self._rooms[partition.directory.parent].submit(work).add_done_callback(
+                lambda f: self._tell(f, done)
+            )
         except RuntimeError:  # the pool is closed
-            error = ClosedError(f"partition {partition.topic_partition} is closed", hint="the broker is stopping")
+            error = ClosedError(
+                f"partition {partition.topic_partition} is closed", hint="the broker is stopping"
+            )
             self._on_loop(done, None, error)
 
     async def settled(self, timeout_s: float) -> None:
@@ -113,7 +122,9 @@ class FileThreads:
 
     def _tell(self, future: Future[Any], done: Done) -> None:
         if future.cancelled():
-            self._on_loop(done, None, ClosedError("the broker is stopping", hint="ask again when it is back"))
+            self._on_loop(
+                done, None, ClosedError("the broker is stopping", hint="ask again when it is back")
+            )
         elif (error := future.exception()) is not None:
             self._on_loop(done, None, error)
         else:
@@ -154,7 +165,8 @@ class FileThreads:
                 self._settled.set()
 
     def release(self, segment: Segment) -> None:
-        """Give back one `acquire` of a segment; on a thread when it is the last one, which may unmap or cut the file.  Any thread."""
+        """Give back one `acquire` of a segment; on a thread when it is the last one, which may
+        unmap or cut the file.  Any thread."""
         try:
             if not segment.release_nowait():
                 self._rooms[segment.directory.parent].submit(segment.release)
@@ -171,7 +183,8 @@ class FileThreads:
             work()
 
     async def admin(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What `work` returns or raises; works are done one after the other, in the order of the calls."""
+        """What `work` returns or raises; works are done one after the other, in the order of the
+        calls."""
         return await asyncio.get_running_loop().run_in_executor(self._admin, work, *arguments)
 
     async def read(self, work: Callable[..., Any], *arguments: Any) -> Any:

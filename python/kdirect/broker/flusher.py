@@ -1,7 +1,8 @@
-"""Group commit: one fsync for all producers that wait for the same partition (`log.flush.before.ack`).
+"""Group commit: one fsync for all producers that wait for the same partition
+(`log.flush.before.ack`).
 
-While an fsync runs, later callers gather; what they appended may have missed the running one, so they
-share the next.  Called on the event loop; the fsync itself runs on a thread of its own.
+While an fsync runs, later callers gather; what they appended may have missed the running one, so
+they share the next.  Called on the event loop; the fsync itself runs on a thread of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ class Flusher:
         self.flushes = 0
 
     async def flushed(self, partition: Partition) -> None:
-        """Return when everything appended to `partition` so far is on disk; raises what the fsync raised."""
+        """Return when everything appended to `partition` so far is on disk; raises what the fsync
+        raised."""
         await self.begin(partition)
 
     def begin(self, partition: Partition) -> asyncio.Future[None]:

@@ -1,12 +1,12 @@
 """Size-prefixed frames out of a stream of bytes.  No I/O, no protocol knowledge beyond the prefix.
 
-A `FrameParser` owns the receive buffer.  The caller receives straight into `writable()`, reports the count
-with `received(n)`, and takes frames with `next_frame()` until it returns None.  A frame is a view of the
-buffer and is valid until the next `writable()`: who keeps it longer copies it.
+A `FrameParser` owns the receive buffer.  The caller receives straight into `writable()`, reports
+the count with `received(n)`, and takes frames with `next_frame()` until it returns None.  A frame
+is a view of the buffer and is valid until the next `writable()`: who keeps it longer copies it.
 
-Invariants: the buffer grows with what has arrived, never with what a prefix merely promises (a peer that
-announces 100 MB and sends nothing costs nothing); a size outside [0, max_bytes] is a ProtocolError, after
-which the parser yields nothing more.
+Invariants: the buffer grows with what has arrived, never with what a prefix merely promises (a peer
+that announces 100 MB and sends nothing costs nothing); a size outside [0, max_bytes] is a
+ProtocolError, after which the parser yields nothing more.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ class FrameParser:
         return len(self._buffer)
 
     def trim(self) -> None:
-        """Give the memory of a large frame back once it has passed, whether or not the peer sends more."""
+        """Give the memory of a large frame back once it has passed, whether or not the peer sends
+        more."""
         held = self._end - self._start
         if len(self._buffer) > 4 * INITIAL_BYTES and held <= INITIAL_BYTES:
             wanted = _SIZE.unpack_from(self._buffer, self._start)[0] if held >= 4 else 0
@@ -71,7 +72,8 @@ class FrameParser:
             self._start = self._end = 0
             self.trim()
         elif self._end == len(self._buffer):
-            # Copied, not moved: frames handed out before may still be looked at by a view of their own.
+            # Copied, not moved: frames handed out before may still be looked at by a view of their
+            # own.
             self._replace(self._next_size(held), held)
         return self._view[self._end :]
 
@@ -90,7 +92,9 @@ class FrameParser:
             self._broken = True
             if size < 0:
                 raise ProtocolError(f"frame of negative size {size}")
-            raise ProtocolError(f"frame of {size} bytes", hint=f"socket.request.max.bytes is {self.max_bytes}")
+            raise ProtocolError(
+                f"frame of {size} bytes", hint=f"socket.request.max.bytes is {self.max_bytes}"
+            )
         if held < 4 + size:
             return None
         self._start = start + 4 + size

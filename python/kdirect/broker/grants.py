@@ -1,10 +1,12 @@
 """Clients and what they were granted: the words that the rooms of access share.
 
-Owns: `Peer` (one queue pair of one client), `Grant` (one file granted to one client) and the table of file ids.  What may not enter:
-policy.  Who gets what is decided in `kdirect.broker.access` (reading) and `kdirect.broker.produce_access` (writing).
+Owns: `Peer` (one queue pair of one client), `Grant` (one file granted to one client) and the table
+of file ids.  What may not enter: policy.  Who gets what is decided in `kdirect.broker.access`
+(reading) and `kdirect.broker.produce_access` (writing).
 
-A file id is 16 bits and names one grant: a file together with a client.  Ids are given out in turn, so that one that has ended
-is not used again before 65534 others were; what arrives under an id that is not granted is ignored.
+A file id is 16 bits and names one grant: a file together with a client.  Ids are given out in turn,
+so that one that has ended is not used again before 65534 others were; what arrives under an id that
+is not granted is ignored.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ UNKNOWN_SERVER_ERROR = -1
 
 @dataclass(eq=False, slots=True)
 class Grant:
-    """One file granted to one client.  A produce grant whose head has ended keeps only the key of its closed word, so that a producer
-    that has not noticed yet learns of it by a reservation that fails, until it comes back or leaves."""
+    """One file granted to one client.  A produce grant whose head has ended keeps only the key of
+    its closed word, so that a producer that has not noticed yet learns of it by a reservation that
+    fails, until it comes back or leaves."""
 
     file_id: int
     peer: Peer
@@ -75,7 +78,9 @@ class Peer:
     slots: dict[int, TopicPartition] = field(default_factory=dict)
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
-    leaving: set[HeadAccess] = field(default_factory=set)  # shared heads that it left from inside a copy
+    leaving: set[HeadAccess] = field(
+        default_factory=set
+    )  # shared heads that it left from inside a copy
 
     @property
     def pins(self) -> bool:
@@ -86,7 +91,8 @@ class Peer:
         return self.slot_memory.address + index * layout.SLOT_BYTES
 
     def free_slot(self, count: int) -> int:
-        """The lowest free slot, so that the region a client READs stays short; -1 when there is none."""
+        """The lowest free slot, so that the region a client READs stays short; -1 when there is
+        none."""
         while self.full_below < count and self.full_below in self.slots:
             self.full_below += 1
         return self.full_below if self.full_below < count else -1
@@ -124,13 +130,24 @@ class GrantTable:
         """The grants of a partition."""
         return list(self._of.get(tp, {}).values())
 
-    def new(self, peer: Peer, partition: Partition, segment: Segment | None, head: HeadAccess | None = None) -> Grant:
+    def new(
+        self,
+        peer: Peer,
+        partition: Partition,
+        segment: Segment | None,
+        head: HeadAccess | None = None,
+    ) -> Grant:
         """A grant under the next free id; it takes over one `acquire` of its segment, until `drop`."""
         if len(self._grants) >= MAX_FILE_ID:
-            raise RefusedError(layout.ERROR_NO_FREE_SLOT, "all 65535 file ids of this broker are granted; close idle clients")
+            raise RefusedError(
+                layout.ERROR_NO_FREE_SLOT,
+                "all 65535 file ids of this broker are granted; close idle clients",
+            )
         while self._next in self._grants:
             self._next = self._next % MAX_FILE_ID + 1
-        grant = Grant(file_id=self._next, peer=peer, partition=partition, segment=segment, head=head)
+        grant = Grant(
+            file_id=self._next, peer=peer, partition=partition, segment=segment, head=head
+        )
         self._next = self._next % MAX_FILE_ID + 1
         self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
         self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant

@@ -1,16 +1,18 @@
 """Kafka's classic consumer groups: who is a member, who leads, which generation.  Decisions only.
 
-Owns: the state of groups.  No clock, no sockets, no storage enter: every call carries `now_ms` and returns
-effects, which the server carries out in order (`Persist` before the `Reply` that depends on it).  A *token*
-is whatever the caller wants back in the reply to a request; the coordinator never looks at it.
+Owns: the state of groups.  No clock, no sockets, no storage enter: every call carries `now_ms` and
+returns effects, which the server carries out in order (`Persist` before the `Reply` that depends on
+it).  A *token* is whatever the caller wants back in the reply to a request; the coordinator never
+looks at it.
 
-States (Kafka's names): Empty, PreparingRebalance (members join), CompletingRebalance (the leader computes
-the assignment), Stable, Dead.  Invariants: a token handed in is answered exactly once; a member is removed
-by leaving, by its session, or by a rebalance it misses; static members (with an instance id) survive a
-missed rebalance; cooperative rebalancing needs nothing here, it is the clients' reading of assignments.
+States (Kafka's names): Empty, PreparingRebalance (members join), CompletingRebalance (the leader
+computes the assignment), Stable, Dead.  Invariants: a token handed in is answered exactly once; a
+member is removed by leaving, by its session, or by a rebalance it misses; static members (with an
+instance id) survive a missed rebalance; cooperative rebalancing needs nothing here, it is the
+clients' reading of assignments.
 
-Deadlines: `deadline(group)` is the next time at which `expire` has something to do.  Heartbeats only
-move deadlines later, so a timer set for an old one fires early and is set again.
+Deadlines: `deadline(group)` is the next time at which `expire` has something to do.  Heartbeats
+only move deadlines later, so a timer set for an old one fires early and is set again.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ DEAD = "Dead"
 
 # How long a member that has been told its id has to come back with it.
 FOREVER = float("inf")
-MEMBER_ID_SUFFIX = f"-{uuid.UUID(int=0)}"  # as long as any that is put behind a client id or an instance id
+MEMBER_ID_SUFFIX = (
+    f"-{uuid.UUID(int=0)}"  # as long as any that is put behind a client id or an instance id
+)
 
 
 def fits(name: str) -> bool:
@@ -74,8 +78,12 @@ class Group:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)  # instance id -> member id
-    pending: dict[str, float] = field(default_factory=dict)  # ids given out, not yet joined -> deadline
-    unsynced: set[str] = field(default_factory=set)  # members of this generation that have not asked for their assignment
+    pending: dict[str, float] = field(
+        default_factory=dict
+    )  # ids given out, not yet joined -> deadline
+    unsynced: set[str] = field(
+        default_factory=set
+    )  # members of this generation that have not asked for their assignment
     since_ms: float = 0.0  # of the state, on the clock of `now_ms`
     join_deadline: float = FOREVER
     sync_deadline: float = FOREVER
@@ -103,7 +111,9 @@ class JoinResult:
     protocol: str | None = None
     leader: str = ""
     member_id: str = ""
-    members: tuple[tuple[str, str | None, bytes], ...] = ()  # (member id, instance id, metadata), for the leader
+    members: tuple[
+        tuple[str, str | None, bytes], ...
+    ] = ()  # (member id, instance id, metadata), for the leader
     skip_assignment: bool = False
 
 
@@ -138,7 +148,8 @@ class GroupCoordinator:
         self.settings = settings
         self.groups: dict[str, Group] = {}
 
-    # -- joining -------------------------------------------------------------------------------------
+    # -- joining
+    # -------------------------------------------------------------------------------------
 
     def join(
         self,
@@ -157,12 +168,19 @@ class GroupCoordinator:
         require_member_id: bool = True,
         understands_skip: bool = False,
     ) -> list[Effect]:
-        """A JoinGroup request.  `require_member_id`: a new dynamic member is first given an id (version 4 and later)."""
+        """A JoinGroup request.  `require_member_id`: a new dynamic member is first given an id
+        (version 4 and later)."""
         s = self.settings
         if not group_id or not fits(group_id):
             return _refuse(token, ErrorCode.INVALID_GROUP_ID, member_id)
         if not all(
-            fits(x) for x in (client_id + MEMBER_ID_SUFFIX, (instance_id or "") + MEMBER_ID_SUFFIX, protocol_type, *dict(protocols))
+            fits(x)
+            for x in (
+                client_id + MEMBER_ID_SUFFIX,
+                (instance_id or "") + MEMBER_ID_SUFFIX,
+                protocol_type,
+                *dict(protocols),
+            )
         ):
             return _refuse(token, ErrorCode.INVALID_REQUEST, member_id)
         if not s.min_session_timeout_ms <= session_timeout_ms <= s.max_session_timeout_ms:
@@ -175,20 +193,37 @@ class GroupCoordinator:
         if not self._protocols_fit(group, protocol_type, protocols, member_id):
             self._forget_if_unused(group)
             return _refuse(token, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
-        known = member_id in group.members or (instance_id is not None and instance_id in group.static)
-        if not known and member_id not in group.pending and len(group.members) + len(group.pending) >= s.max_size:
+        known = member_id in group.members or (
+            instance_id is not None and instance_id in group.static
+        )
+        if (
+            not known
+            and member_id not in group.pending
+            and len(group.members) + len(group.pending) >= s.max_size
+        ):
             return _refuse(token, ErrorCode.GROUP_MAX_SIZE_REACHED, member_id)
         fresh = Member(
-            member_id, instance_id, client_id, client_host, session_timeout_ms, rebalance_timeout_ms, protocols, join_token=token
+            member_id,
+            instance_id,
+            client_id,
+            client_host,
+            session_timeout_ms,
+            rebalance_timeout_ms,
+            protocols,
+            join_token=token,
         )
         out: list[Effect] = []
         if not member_id:
-            self._join_unknown(group, fresh, protocol_type, now_ms, require_member_id, understands_skip, out)
+            self._join_unknown(
+                group, fresh, protocol_type, now_ms, require_member_id, understands_skip, out
+            )
         else:
             self._join_known(group, fresh, protocol_type, now_ms, out)
         return out
 
-    def _protocols_fit(self, group: Group, protocol_type: str, protocols: list[tuple[str, bytes]], member_id: str) -> bool:
+    def _protocols_fit(
+        self, group: Group, protocol_type: str, protocols: list[tuple[str, bytes]], member_id: str
+    ) -> bool:
         if not protocols or not protocol_type:
             return False
         if not group.members:
@@ -214,16 +249,22 @@ class GroupCoordinator:
         """A member without an id: a new one, or a static one that was restarted."""
         instance_id = fresh.instance_id
         token = fresh.join_token
-        fresh.member_id = (instance_id if instance_id is not None else fresh.client_id) + f"-{uuid.uuid4()}"
+        fresh.member_id = (
+            instance_id if instance_id is not None else fresh.client_id
+        ) + f"-{uuid.uuid4()}"
         if instance_id is not None and instance_id in group.static:
             self._replace_static(group, fresh, now_ms, understands_skip, out)
         elif instance_id is None and require_member_id:
             group.pending[fresh.member_id] = now_ms + fresh.session_timeout_ms
-            out.append(Reply(token, JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id=fresh.member_id)))
+            out.append(
+                Reply(token, JoinResult(ErrorCode.MEMBER_ID_REQUIRED, member_id=fresh.member_id))
+            )
         else:
             self._add(group, fresh, protocol_type, now_ms, out)
 
-    def _join_known(self, group: Group, fresh: Member, protocol_type: str, now_ms: float, out: list[Effect]) -> None:
+    def _join_known(
+        self, group: Group, fresh: Member, protocol_type: str, now_ms: float, out: list[Effect]
+    ) -> None:
         token = fresh.join_token
         if fresh.member_id in group.pending:
             del group.pending[fresh.member_id]
@@ -251,9 +292,13 @@ class GroupCoordinator:
             else:
                 out.append(Reply(token, self._current(group, member)))
         else:
-            out.append(Reply(token, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id=fresh.member_id)))
+            out.append(
+                Reply(token, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id=fresh.member_id))
+            )
 
-    def _add(self, group: Group, member: Member, protocol_type: str, now_ms: float, out: list[Effect]) -> None:
+    def _add(
+        self, group: Group, member: Member, protocol_type: str, now_ms: float, out: list[Effect]
+    ) -> None:
         if not group.members:
             group.protocol_type = protocol_type
         group.members[member.member_id] = member
@@ -265,9 +310,18 @@ class GroupCoordinator:
         member.deadline = FOREVER
         self._prepare(group, now_ms, out)
 
-    def _update(self, group: Group, member: Member, fresh: Member, now_ms: float, out: list[Effect]) -> None:
-        if member.join_token is not None:  # asked again over another connection: the first one is not going to be read
-            out.append(Reply(member.join_token, JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id)))
+    def _update(
+        self, group: Group, member: Member, fresh: Member, now_ms: float, out: list[Effect]
+    ) -> None:
+        if (
+            member.join_token is not None
+        ):  # asked again over another connection: the first one is not going to be read
+            out.append(
+                Reply(
+                    member.join_token,
+                    JoinResult(ErrorCode.REBALANCE_IN_PROGRESS, member_id=member.member_id),
+                )
+            )
         member.join_token = fresh.join_token
         member.protocols = fresh.protocols
         member.session_timeout_ms = fresh.session_timeout_ms
@@ -275,12 +329,20 @@ class GroupCoordinator:
         member.client_id, member.client_host = fresh.client_id, fresh.client_host
         member.deadline = FOREVER
 
-    def _replace_static(self, group: Group, fresh: Member, now_ms: float, understands_skip: bool, out: list[Effect]) -> None:
-        """KIP-345: a restarted static member takes its predecessor's place, without a rebalance where nothing changed."""
+    def _replace_static(
+        self, group: Group, fresh: Member, now_ms: float, understands_skip: bool, out: list[Effect]
+    ) -> None:
+        """KIP-345: a restarted static member takes its predecessor's place, without a rebalance
+        where nothing changed."""
         assert fresh.instance_id is not None
         old = group.members.pop(group.static[fresh.instance_id])
         if old.join_token is not None:
-            out.append(Reply(old.join_token, JoinResult(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id)))
+            out.append(
+                Reply(
+                    old.join_token,
+                    JoinResult(ErrorCode.FENCED_INSTANCE_ID, member_id=old.member_id),
+                )
+            )
         if old.sync_token is not None:
             out.append(Reply(old.sync_token, SyncResult(ErrorCode.FENCED_INSTANCE_ID)))
         token, fresh.join_token = fresh.join_token, None
@@ -292,17 +354,27 @@ class GroupCoordinator:
         leader_before = group.leader
         if group.leader == old.member_id:
             group.leader = fresh.member_id
-        if group.state == STABLE and fresh.metadata(group.protocol) == old.metadata(group.protocol) and self._vote(group) == group.protocol:
+        if (
+            group.state == STABLE
+            and fresh.metadata(group.protocol) == old.metadata(group.protocol)
+            and self._vote(group) == group.protocol
+        ):
             out.append(Persist(group))
             if understands_skip and group.leader == fresh.member_id:
                 out.append(Reply(token, self._current(group, fresh, skip_assignment=True)))
             else:
-                # To an old client that leads, the predecessor is named as leader, so that it does not assign anew.
+                # To an old client that leads, the predecessor is named as leader, so that it does
+                # not assign anew.
                 out.append(
                     Reply(
                         token,
                         JoinResult(
-                            ErrorCode.NONE, group.generation, group.protocol_type, group.protocol, leader_before or "", fresh.member_id
+                            ErrorCode.NONE,
+                            group.generation,
+                            group.protocol_type,
+                            group.protocol,
+                            leader_before or "",
+                            fresh.member_id,
                         ),
                     )
                 )
@@ -311,7 +383,8 @@ class GroupCoordinator:
         fresh.deadline = FOREVER
         self._prepare(group, now_ms, out)
 
-    # -- rebalancing -----------------------------------------------------------------------------------
+    # -- rebalancing
+    # -----------------------------------------------------------------------------------
 
     def _prepare(self, group: Group, now_ms: float, out: list[Effect]) -> None:
         """Start a rebalance, unless one runs; finish it when everybody is here."""
@@ -337,12 +410,16 @@ class GroupCoordinator:
         if group.state != PREPARING or (group.delay_until and group.members):
             return
         # With nobody left there is nobody to wait for: an id that was given out makes no member.
-        if not group.members or (not group.pending and all(m.join_token is not None for m in group.members.values())):
+        if not group.members or (
+            not group.pending and all(m.join_token is not None for m in group.members.values())
+        ):
             self._complete_join(group, now_ms, out)
 
     def _complete_join(self, group: Group, now_ms: float, out: list[Effect]) -> None:
         group.delay_until = 0.0
-        for m in [m for m in group.members.values() if m.join_token is None and m.instance_id is None]:
+        for m in [
+            m for m in group.members.values() if m.join_token is None and m.instance_id is None
+        ]:
             self._drop(group, m)
         joined = [m for m in group.members.values() if m.join_token is not None]
         if group.members and not joined:
@@ -377,10 +454,15 @@ class GroupCoordinator:
                 votes[choice] = votes.get(choice, 0) + 1
         return max(votes, key=votes.__getitem__) if votes else None
 
-    def _current(self, group: Group, member: Member, *, skip_assignment: bool = False) -> JoinResult:
+    def _current(
+        self, group: Group, member: Member, *, skip_assignment: bool = False
+    ) -> JoinResult:
         members: tuple[tuple[str, str | None, bytes], ...] = ()
         if member.member_id == group.leader:
-            members = tuple((m.member_id, m.instance_id, m.metadata(group.protocol)) for m in group.members.values())
+            members = tuple(
+                (m.member_id, m.instance_id, m.metadata(group.protocol))
+                for m in group.members.values()
+            )
         return JoinResult(
             ErrorCode.NONE,
             group.generation,
@@ -408,7 +490,9 @@ class GroupCoordinator:
         group, error = self._member_of(group_id, member_id, instance_id, generation)
         if error or group is None:
             return [Reply(token, SyncResult(error))]
-        if (protocol_type is not None and protocol_type != group.protocol_type) or (protocol is not None and protocol != group.protocol):
+        if (protocol_type is not None and protocol_type != group.protocol_type) or (
+            protocol is not None and protocol != group.protocol
+        ):
             return [Reply(token, SyncResult(ErrorCode.INCONSISTENT_GROUP_PROTOCOL))]
         member = group.members[member_id]
         if group.state == PREPARING:
@@ -418,7 +502,14 @@ class GroupCoordinator:
             group.sync_deadline = FOREVER
         if group.state == STABLE:
             member.deadline = now_ms + member.session_timeout_ms
-            return [Reply(token, SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment))]
+            return [
+                Reply(
+                    token,
+                    SyncResult(
+                        ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment
+                    ),
+                )
+            ]
         out: list[Effect] = []
         if member.sync_token is not None:
             out.append(Reply(member.sync_token, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)))
@@ -432,14 +523,24 @@ class GroupCoordinator:
             out.append(Persist(group))
             for m in group.members.values():
                 if m.sync_token is not None:
-                    out.append(Reply(m.sync_token, SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, m.assignment)))
+                    out.append(
+                        Reply(
+                            m.sync_token,
+                            SyncResult(
+                                ErrorCode.NONE, group.protocol_type, group.protocol, m.assignment
+                            ),
+                        )
+                    )
                     m.sync_token = None
                     m.deadline = now_ms + m.session_timeout_ms
         return out
 
-    # -- staying and leaving ---------------------------------------------------------------------------
+    # -- staying and leaving
+    # ---------------------------------------------------------------------------
 
-    def heartbeat(self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float) -> int:
+    def heartbeat(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float
+    ) -> int:
         """The error code of a Heartbeat."""
         group, error = self._member_of(group_id, member_id, instance_id, generation)
         if error or group is None:
@@ -447,7 +548,9 @@ class GroupCoordinator:
         self._touch(group.members[member_id], now_ms)
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state == PREPARING else ErrorCode.NONE
 
-    def check_commit(self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float) -> int:
+    def check_commit(
+        self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float
+    ) -> int:
         """May these offsets be committed?  A commit is a heartbeat too."""
         if not group_id or not fits(group_id):
             return ErrorCode.INVALID_GROUP_ID
@@ -466,8 +569,11 @@ class GroupCoordinator:
         self._touch(group.members[member_id], now_ms)
         return ErrorCode.NONE
 
-    def leave(self, group_id: str, member_id: str, instance_id: str | None, now_ms: float) -> tuple[int, list[Effect]]:
-        """One member leaves: (error code, effects).  A static member may be named by its instance id alone."""
+    def leave(
+        self, group_id: str, member_id: str, instance_id: str | None, now_ms: float
+    ) -> tuple[int, list[Effect]]:
+        """One member leaves: (error code, effects).  A static member may be named by its instance
+        id alone."""
         group = self.groups.get(group_id)
         if group is None or group.state == DEAD:
             return ErrorCode.UNKNOWN_MEMBER_ID, []
@@ -488,7 +594,12 @@ class GroupCoordinator:
 
     def _remove(self, group: Group, member: Member, now_ms: float, out: list[Effect]) -> None:
         if member.join_token is not None:
-            out.append(Reply(member.join_token, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id=member.member_id)))
+            out.append(
+                Reply(
+                    member.join_token,
+                    JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id=member.member_id),
+                )
+            )
         if member.sync_token is not None:
             out.append(Reply(member.sync_token, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID)))
         self._drop(group, member)
@@ -500,12 +611,16 @@ class GroupCoordinator:
     def _drop(self, group: Group, member: Member) -> None:
         group.members.pop(member.member_id, None)
         group.unsynced.discard(member.member_id)
-        if member.instance_id is not None and group.static.get(member.instance_id) == member.member_id:
+        if (
+            member.instance_id is not None
+            and group.static.get(member.instance_id) == member.member_id
+        ):
             del group.static[member.instance_id]
         if group.leader == member.member_id:
             group.leader = next(iter(group.members), None)
 
-    # -- time --------------------------------------------------------------------------------------------
+    # -- time
+    # --------------------------------------------------------------------------------------------
 
     def deadline(self, group_id: str) -> float:
         """When `expire` has something to do for this group; infinity: never."""
@@ -544,7 +659,9 @@ class GroupCoordinator:
             if group.delay_until and group.delay_until <= now_ms:
                 if group.newcomers and now_ms < group.delay_limit:
                     group.newcomers = False
-                    group.delay_until = min(now_ms + self.settings.initial_rebalance_delay_ms, group.delay_limit)
+                    group.delay_until = min(
+                        now_ms + self.settings.initial_rebalance_delay_ms, group.delay_limit
+                    )
                 else:
                     self._complete_join(group, now_ms, out)
             elif not group.delay_until and group.join_deadline <= now_ms:
@@ -553,7 +670,8 @@ class GroupCoordinator:
                 self._complete_if_ready(group, now_ms, out)
         self._forget_if_unused(group)
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------
 
     def _identity(self, group: Group, member_id: str, instance_id: str | None) -> int:
         if instance_id is not None:
@@ -566,7 +684,9 @@ class GroupCoordinator:
             return ErrorCode.UNKNOWN_MEMBER_ID
         return ErrorCode.NONE
 
-    def _member_of(self, group_id: str, member_id: str, instance_id: str | None, generation: int) -> tuple[Group | None, int]:
+    def _member_of(
+        self, group_id: str, member_id: str, instance_id: str | None, generation: int
+    ) -> tuple[Group | None, int]:
         if not group_id:
             return None, ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
@@ -593,7 +713,13 @@ class GroupCoordinator:
 
     def _forget_if_unused(self, group: Group) -> None:
         """A group that never came to anything leaves no trace."""
-        if group.generation == 0 and group.state == EMPTY and not group.members and not group.pending and group.protocol_type is None:
+        if (
+            group.generation == 0
+            and group.state == EMPTY
+            and not group.members
+            and not group.pending
+            and group.protocol_type is None
+        ):
             self.groups.pop(group.group_id, None)
 
 

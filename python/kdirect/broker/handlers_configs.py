@@ -1,7 +1,8 @@
-"""Requests about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources.
+"""Requests about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs,
+ListConfigResources.
 
-Topics have configs of their own that can be changed; the broker's come from its properties and are read-only
-while it runs.
+Topics have configs of their own that can be changed; the broker's come from its properties and are
+read-only while it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,17 @@ SOURCE_STATIC_BROKER = 4
 SOURCE_DEFAULT = 5
 
 _INT, _LONG = 3, 5
-_TYPES = {"bool": 1, "str": 2, "enum": 2, "int": _INT, "long": _LONG, "ms": _LONG, "bytes": _LONG, "float": 6, "list": 7}
+_TYPES = {
+    "bool": 1,
+    "str": 2,
+    "enum": 2,
+    "int": _INT,
+    "long": _LONG,
+    "ms": _LONG,
+    "bytes": _LONG,
+    "float": 6,
+    "list": 7,
+}
 SET, DELETE, APPEND, SUBTRACT = range(4)
 
 
@@ -45,7 +56,12 @@ def _type(row: Option) -> int:
 
 def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
     """What to answer for one resource of a request that changes configs."""
-    return {"error_code": code, "error_message": message, "resource_type": resource.resource_type, "resource_name": resource.resource_name}
+    return {
+        "error_code": code,
+        "error_message": message,
+        "resource_type": resource.resource_type,
+        "resource_name": resource.resource_name,
+    }
 
 
 def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
@@ -75,7 +91,13 @@ class ConfigHandlers:
             synonyms = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
             if row.synonym:
                 default = _text(self._server.config[row.synonym])
-                synonyms.append({"name": row.synonym, "value": default, "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT})
+                synonyms.append(
+                    {
+                        "name": row.synonym,
+                        "value": default,
+                        "source": SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT,
+                    }
+                )
             out.append(
                 {
                     "name": name,
@@ -95,7 +117,9 @@ class ConfigHandlers:
         """Every property of the broker, in the form of DescribeConfigs."""
         out = []
         for row in BROKER.rows:
-            source = SOURCE_STATIC_BROKER if row.name in self._server.config.given else SOURCE_DEFAULT
+            source = (
+                SOURCE_STATIC_BROKER if row.name in self._server.config.given else SOURCE_DEFAULT
+            )
             value = _text(self._server.config[row.name])
             out.append(
                 {
@@ -147,7 +171,8 @@ class ConfigHandlers:
             return 0, None, self.broker_rows()
         return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs here", []
 
-    # -- changing ----------------------------------------------------------------------------------------
+    # -- changing
+    # ----------------------------------------------------------------------------------------
 
     async def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         """AlterConfigs: what is given replaces all that the topic had set."""
@@ -156,10 +181,14 @@ class ConfigHandlers:
             return {c.name: c.value for c in r.configs if c.value is not None}
 
         # On the admin thread: configs are files.
-        rows = await self._server.files.admin(lambda: [self._change(r, request.validate_only, new_configs) for r in request.resources])
+        rows = await self._server.files.admin(
+            lambda: [self._change(r, request.validate_only, new_configs) for r in request.resources]
+        )
         return build(p.AlterConfigsResponse, responses=rows)
 
-    async def alter_incrementally(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def alter_incrementally(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         def new_configs(topic: Topic, r: Any) -> dict[str, str]:
             configs = dict(topic.configs)
             for c in r.configs:
@@ -168,16 +197,32 @@ class ConfigHandlers:
                     configs.pop(row.name, None)
                 elif c.config_operation == SET and c.value is not None:
                     configs[row.name] = c.value
-                elif c.config_operation in (APPEND, SUBTRACT) and c.value is not None and row.kind == "list":
-                    configs[row.name] = _changed_list(row, configs.get(row.name), c.value, c.config_operation)
+                elif (
+                    c.config_operation in (APPEND, SUBTRACT)
+                    and c.value is not None
+                    and row.kind == "list"
+                ):
+                    configs[row.name] = _changed_list(
+                        row, configs.get(row.name), c.value, c.config_operation
+                    )
                 elif c.config_operation in (APPEND, SUBTRACT):
-                    raise ConfigError(f"config {c.name} is no list", hint="set it instead of appending or subtracting")
+                    raise ConfigError(
+                        f"config {c.name} is no list",
+                        hint="set it instead of appending or subtracting",
+                    )
                 else:
-                    raise ConfigError(f"config {c.name}: operation {c.config_operation} without a value", hint="give a value, or delete it")
+                    raise ConfigError(
+                        f"config {c.name}: operation {c.config_operation} without a value",
+                        hint="give a value, or delete it",
+                    )
             return configs
 
         def change(r: Any) -> dict[str, Any]:
-            return _result(r, 0, None) if self._takes_back_nothing(r) else self._change(r, request.validate_only, new_configs)
+            return (
+                _result(r, 0, None)
+                if self._takes_back_nothing(r)
+                else self._change(r, request.validate_only, new_configs)
+            )
 
         # On the admin thread: configs are files.
         rows = await self._server.files.admin(lambda: [change(r) for r in request.resources])
@@ -186,7 +231,10 @@ class ConfigHandlers:
     def _takes_back_nothing(self, r: Any) -> bool:
         """Whether all that is asked of the broker is to have no dynamic properties: it never has
         any, and Kafka's tools ask."""
-        if r.resource_type != BROKER_RESOURCE or r.resource_name not in ("", str(self._server.config["node.id"])):
+        if r.resource_type != BROKER_RESOURCE or r.resource_name not in (
+            "",
+            str(self._server.config["node.id"]),
+        ):
             return False
         return all(c.config_operation == DELETE for c in r.configs)
 
@@ -200,13 +248,20 @@ class ConfigHandlers:
                 "the broker's properties cannot change while it runs; set them in its properties file and restart it",
             )
         if r.resource_type != TOPIC_RESOURCE:
-            return result(ErrorCode.INVALID_REQUEST, f"resources of type {r.resource_type} have no configs here")
+            return result(
+                ErrorCode.INVALID_REQUEST,
+                f"resources of type {r.resource_type} have no configs here",
+            )
         topics = self._server.topics
         topic = topics.get(r.resource_name)
         if topic is None or topic.deleting:
-            return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {r.resource_name}")
+            return result(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {r.resource_name}"
+            )
         if len({c.name for c in r.configs}) != len(r.configs):
-            return result(ErrorCode.INVALID_REQUEST, f"a config of topic {topic.name} is in the request twice")
+            return result(
+                ErrorCode.INVALID_REQUEST, f"a config of topic {topic.name} is in the request twice"
+            )
         try:
             configs = new_configs(topic, r)
             if validate_only:
@@ -218,14 +273,25 @@ class ConfigHandlers:
         return result(0, None)
 
     def list_resources(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        kinds = request.resource_types if header.api_version >= 1 else [16]  # version 0 lists client metrics only
+        kinds = (
+            request.resource_types if header.api_version >= 1 else [16]
+        )  # version 0 lists client metrics only
         rows: list[dict[str, Any]] = []
         if not kinds and header.api_version >= 1:
             kinds = [TOPIC_RESOURCE, BROKER_RESOURCE]
         if TOPIC_RESOURCE in kinds:
-            rows += [{"resource_name": t.name, "resource_type": TOPIC_RESOURCE} for t in self._server.topics if not t.deleting]
+            rows += [
+                {"resource_name": t.name, "resource_type": TOPIC_RESOURCE}
+                for t in self._server.topics
+                if not t.deleting
+            ]
         if BROKER_RESOURCE in kinds:
-            rows.append({"resource_name": str(self._server.config["node.id"]), "resource_type": BROKER_RESOURCE})
+            rows.append(
+                {
+                    "resource_name": str(self._server.config["node.id"]),
+                    "resource_type": BROKER_RESOURCE,
+                }
+            )
         return build(p.ListConfigResourcesResponse, error_code=0, config_resources=rows)
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:

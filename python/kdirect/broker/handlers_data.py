@@ -1,8 +1,10 @@
-"""Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch, InitProducerId.
+"""Requests about records: Produce, Fetch, ListOffsets, DeleteRecords, OffsetForLeaderEpoch,
+InitProducerId.
 
-Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the receive buffer to the
-partition, a fetched one from the segment's mapping to the socket.  What is not in memory, or needs a file, is
-done on a thread first (`kdirect.broker.files`).  Errors are per partition and leave the others alone.
+Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the
+receive buffer to the partition, a fetched one from the segment's mapping to the socket.  What is
+not in memory, or needs a file, is done on a thread first (`kdirect.broker.files`).  Errors are per
+partition and leave the others alone.
 """
 
 from __future__ import annotations
@@ -48,7 +50,8 @@ _KERNEL_MESSAGES = {
 
 
 class Collected(NamedTuple):
-    """What a Fetch finds: `size` bytes of records.  `urgent`: an error makes waiting for more pointless."""
+    """What a Fetch finds: `size` bytes of records.  `urgent`: an error makes waiting for more
+    pointless."""
 
     topics: list[tuple[str, list[Fetched]]]
     size: int
@@ -66,13 +69,19 @@ class DataHandlers:
         self._server = server
         self._fetch_max_bytes: int = server.config["fetch.max.bytes"]
 
-    # -- Produce -----------------------------------------------------------------------------------------
+    # -- Produce
+    # -----------------------------------------------------------------------------------------
 
-    def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> list[Any] | Awaitable[list[Any] | None] | None:
+    def produce(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> list[Any] | Awaitable[list[Any] | None] | None:
         version = header.api_version
         refusal: tuple[int, str] | None = None
         if version < 3:
-            refusal = ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT, "only record batch v2 is taken (Produce version 3 and later)"
+            refusal = (
+                ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+                "only record batch v2 is taken (Produce version 3 and later)",
+            )
         elif request.acks not in (-1, 0, 1):
             refusal = ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
         elif request.transactional_id is not None:
@@ -87,17 +96,31 @@ class DataHandlers:
                 if refusal is not None:
                     done.append(Produced(data.index, refusal[0], -1, -1, -1, refusal[1]))
                 else:
-                    done.append(self._append(topic.name, data.index, data.records, now_ms, to_flush, waiting))
+                    done.append(
+                        self._append(
+                            topic.name, data.index, data.records, now_ms, to_flush, waiting
+                        )
+                    )
             topics.append((topic.name, done))
         if waiting:
             return self._acknowledge_in_turn(connection, version, request.acks, topics, to_flush)
         return self._acknowledge(connection, version, request.acks, topics, to_flush)
 
     def _acknowledge(
-        self, connection: Connection, version: int, acks: int, topics: list[tuple[str, list[Produced]]], to_flush: list[Partition]
+        self,
+        connection: Connection,
+        version: int,
+        acks: int,
+        topics: list[tuple[str, list[Produced]]],
+        to_flush: list[Partition],
     ) -> list[Any] | Awaitable[list[Any] | None] | None:
         if acks == 0:
-            failed = [f"{name}-{d.partition}: {p.error_kind(d.error).name}" for name, done in topics for d in done if d.error]
+            failed = [
+                f"{name}-{d.partition}: {p.error_kind(d.error).name}"
+                for name, done in topics
+                for d in done
+                if d.error
+            ]
             if failed:  # the only way to tell a producer that asked for no answer
                 connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
             for partition in to_flush:
@@ -108,21 +131,42 @@ class DataHandlers:
         return [produce_response(version, topics)]
 
     async def _acknowledge_in_turn(
-        self, connection: Connection, version: int, acks: int, topics: list[tuple[str, list[Any]]], to_flush: list[Partition]
+        self,
+        connection: Connection,
+        version: int,
+        acks: int,
+        topics: list[tuple[str, list[Any]]],
+        to_flush: list[Partition],
     ) -> list[Any] | None:
         """Answer once the appends that wait for RDMA producers before them have had their turn."""
-        settled = [(name, [await x if isinstance(x, asyncio.Future) else x for x in done]) for name, done in topics]
+        settled = [
+            (name, [await x if isinstance(x, asyncio.Future) else x for x in done])
+            for name, done in topics
+        ]
         answer = self._acknowledge(connection, version, acks, settled, to_flush)
         return await answer if isinstance(answer, Awaitable) else answer
 
     def _append(
-        self, name: str, index: int, records: Any, now_ms: int, to_flush: list[Partition], waiting: list[asyncio.Future[Any]]
+        self,
+        name: str,
+        index: int,
+        records: Any,
+        now_ms: int,
+        to_flush: list[Partition],
+        waiting: list[asyncio.Future[Any]],
     ) -> Any:
         """What to answer for one partition: Produced, or a future of it."""
         server = self._server
         try:
             if name in INTERNAL_TOPICS:
-                return Produced(index, ErrorCode.INVALID_TOPIC_EXCEPTION, -1, -1, -1, f"topic {name} is the broker's own")
+                return Produced(
+                    index,
+                    ErrorCode.INVALID_TOPIC_EXCEPTION,
+                    -1,
+                    -1,
+                    -1,
+                    f"topic {name} is the broker's own",
+                )
             partition = server.topics.partition(name, index)
             if not records:
                 return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
@@ -130,7 +174,9 @@ class DataHandlers:
             result = appends.append(partition, records, now_ms)
             if isinstance(result, asyncio.Future):
                 waiting.append(result)
-                return asyncio.ensure_future(self._appended_later(partition, index, len(records), result, to_flush))
+                return asyncio.ensure_future(
+                    self._appended_later(partition, index, len(records), result, to_flush)
+                )
         except UnknownTopicError as e:
             return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
         except Exception as e:
@@ -140,7 +186,12 @@ class DataHandlers:
         return self._appended(partition, index, len(records), result, to_flush)
 
     async def _appended_later(
-        self, partition: Partition, index: int, size: int, future: asyncio.Future[Any], to_flush: list[Partition]
+        self,
+        partition: Partition,
+        index: int,
+        size: int,
+        future: asyncio.Future[Any],
+        to_flush: list[Partition],
     ) -> Produced:
         try:
             return self._appended(partition, index, size, await future, to_flush)
@@ -151,26 +202,52 @@ class DataHandlers:
             code, message = explain(e, f"append to {partition.topic_partition}")
             return Produced(index, code, -1, -1, -1, message)
 
-    def _appended(self, partition: Partition, index: int, size: int, result: Any, to_flush: list[Partition]) -> Produced:
+    def _appended(
+        self, partition: Partition, index: int, size: int, result: Any, to_flush: list[Partition]
+    ) -> Produced:
         server = self._server
         if result.error:
             server.counters.append_errors += 1
-            return Produced(index, result.error, -1, -1, partition.log_start_offset, _KERNEL_MESSAGES.get(result.error))
+            return Produced(
+                index,
+                result.error,
+                -1,
+                -1,
+                partition.log_start_offset,
+                _KERNEL_MESSAGES.get(result.error),
+            )
         server.counters.appends += 1
         server.counters.append_bytes += size
         if partition.config.flush_before_ack or partition.flush_wanted:
             to_flush.append(partition)
         if not partition.config.flush_before_ack:
             server.waiters.notify(partition.topic_partition, size)
-        return Produced(index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None)
+        return Produced(
+            index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None
+        )
 
-    async def _acknowledge_flushed(self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]) -> list[Any]:
+    async def _acknowledge_flushed(
+        self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]
+    ) -> list[Any]:
         """Answer once what was appended is on disk (`log.flush.before.ack`, `flush.messages`)."""
-        outcomes = await asyncio.gather(*(self._server.flusher.flushed(x) for x in partitions), return_exceptions=True)
-        failed = {x.topic_partition: e for x, e in zip(partitions, outcomes, strict=True) if isinstance(e, BaseException)}
+        outcomes = await asyncio.gather(
+            *(self._server.flusher.flushed(x) for x in partitions), return_exceptions=True
+        )
+        failed = {
+            x.topic_partition: e
+            for x, e in zip(partitions, outcomes, strict=True)
+            if isinstance(e, BaseException)
+        }
         if failed:
             topics = [
-                (name, [self._failed_flush(name, d, failed.get(TopicPartition(name, d.partition))) for d in done]) for name, done in topics
+                (
+                    name,
+                    [
+                        self._failed_flush(name, d, failed.get(TopicPartition(name, d.partition)))
+                        for d in done
+                    ],
+                )
+                for name, done in topics
             ]
         return [produce_response(version, topics)]
 
@@ -180,11 +257,16 @@ class DataHandlers:
         code, message = explain(error, f"flush of {name}-{done.partition}")
         return Produced(done.partition, code, -1, -1, done.log_start_offset, message)
 
-    # -- Fetch -------------------------------------------------------------------------------------------
+    # -- Fetch
+    # -------------------------------------------------------------------------------------------
 
-    def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> list[Any] | Awaitable[list[Any]]:
+    def fetch(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> list[Any] | Awaitable[list[Any]]:
         version = header.api_version
-        if request.session_epoch not in _FULL_FETCH:  # a further request of a session, and none was given out
+        if (
+            request.session_epoch not in _FULL_FETCH
+        ):  # a further request of a session, and none was given out
             return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
         collected = self._collect(request, wait=False)
         if collected is None:
@@ -194,7 +276,12 @@ class DataHandlers:
         return self._wait_for_records(version, request, collected.size)
 
     def _is_enough(self, request: Any, collected: Collected) -> bool:
-        return collected.size >= request.min_bytes or request.max_wait_ms <= 0 or collected.urgent or not collected.topics
+        return (
+            collected.size >= request.min_bytes
+            or request.max_wait_ms <= 0
+            or collected.urgent
+            or not collected.topics
+        )
 
     async def _fetch_cold(self, version: int, request: Any) -> list[Any]:
         """Something is not in memory: a thread brings it there before the event loop sends it."""
@@ -214,7 +301,9 @@ class DataHandlers:
     async def _wait_for_records(self, version: int, request: Any, size: int) -> list[Any]:
         """Long poll: look again when records arrive, answer when there are enough or time is up."""
         server = self._server
-        partitions = [TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions]
+        partitions = [
+            TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions
+        ]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
         server.counters.fetch_waits += 1
@@ -225,8 +314,8 @@ class DataHandlers:
                 if server.access is not None:
                     for tp in partitions:
                         server.access.watch(tp)
-                # Records that came between the first look and the registration have woken nobody; those that come while
-                # this look waits for a thread wake it at once.
+                # Records that came between the first look and the registration have woken nobody;
+                # those that come while this look waits for a thread wake it at once.
                 waiter.missing = 0
                 topics, size, urgent = await self._collected(request)
                 if size >= request.min_bytes or urgent or server.waiters.closed:
@@ -237,11 +326,17 @@ class DataHandlers:
                 timer.cancel()
                 server.waiters.remove(waiter)
             topics, size, urgent = await self._collected(request)
-            if size >= request.min_bytes or urgent or loop.time() >= deadline or server.waiters.closed:
+            if (
+                size >= request.min_bytes
+                or urgent
+                or loop.time() >= deadline
+                or server.waiters.closed
+            ):
                 return fetch_response(version, 0, topics, request.isolation_level == 1)
 
     def _collect(self, request: Any, *, wait: bool) -> Collected | None:
-        """What there is to answer now.  Without `wait`, on the event loop: None when that needs file work."""
+        """What there is to answer now.  Without `wait`, on the event loop: None when that needs
+        file work."""
         room = min(request.max_bytes, self._fetch_max_bytes)
         committed_only = request.isolation_level == 1
         total = 0
@@ -259,7 +354,9 @@ class DataHandlers:
             topics.append((topic.topic, fetched))
         return Collected(topics, total, urgent)
 
-    def _read(self, name: str, x: Any, room: int, committed_only: bool, first: bool, wait: bool) -> Fetched | None:
+    def _read(
+        self, name: str, x: Any, room: int, committed_only: bool, first: bool, wait: bool
+    ) -> Fetched | None:
         index = x.partition
         try:
             partition = self._server.topics.partition(name, index)
@@ -273,14 +370,24 @@ class DataHandlers:
             end = stable if committed_only else high_watermark
             if x.fetch_offset >= end or (limit <= 0 and not first):
                 if not start <= x.fetch_offset <= partition.log_end_offset:
-                    return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0)
+                    return Fetched(
+                        index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
+                    )
                 return Fetched(index, 0, high_watermark, stable, start, (), 0)
             release = self._server.files.release
             found: list[memoryview] | None
             if wait:
-                found = partition.read(x.fetch_offset, max(limit, 1), committed_only=committed_only, fault_in=True, release=release)
+                found = partition.read(
+                    x.fetch_offset,
+                    max(limit, 1),
+                    committed_only=committed_only,
+                    fault_in=True,
+                    release=release,
+                )
             else:
-                found = partition.read_nowait(x.fetch_offset, max(limit, 1), committed_only=committed_only, release=release)
+                found = partition.read_nowait(
+                    x.fetch_offset, max(limit, 1), committed_only=committed_only, release=release
+                )
             if found is None:
                 return None
             buffers: Sequence[Any] = found
@@ -291,14 +398,23 @@ class DataHandlers:
         except UnknownTopicError:
             return Fetched(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, (), 0)
         except OffsetOutOfRangeError:
-            return Fetched(index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0)
+            return Fetched(
+                index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
+            )
         except Exception as e:
             return Fetched(index, explain(e, f"read of {name}-{index}")[0], -1, -1, -1, (), 0)
 
-    # -- offsets -----------------------------------------------------------------------------------------
+    # -- offsets
+    # -----------------------------------------------------------------------------------------
 
-    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
-        if any(x.timestamp >= 0 or x.timestamp == MAX_TIMESTAMP for t in request.topics for x in t.partitions):
+    def list_offsets(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any | Awaitable[Any]:
+        if any(
+            x.timestamp >= 0 or x.timestamp == MAX_TIMESTAMP
+            for t in request.topics
+            for x in t.partitions
+        ):
             return self._look_up_later(request)
         return self._look_up(request)
 
@@ -311,12 +427,24 @@ class DataHandlers:
         return build(
             p.ListOffsetsResponse,
             topics=[
-                {"name": t.name, "partitions": [self._list_offset(t.name, x, committed_only) for x in t.partitions]} for t in request.topics
+                {
+                    "name": t.name,
+                    "partitions": [
+                        self._list_offset(t.name, x, committed_only) for x in t.partitions
+                    ],
+                }
+                for t in request.topics
             ],
         )
 
     def _list_offset(self, name: str, x: Any, committed_only: bool) -> dict[str, Any]:
-        out = {"partition_index": x.partition_index, "error_code": 0, "timestamp": -1, "offset": -1, "leader_epoch": -1}
+        out = {
+            "partition_index": x.partition_index,
+            "error_code": 0,
+            "timestamp": -1,
+            "offset": -1,
+            "leader_epoch": -1,
+        }
         try:
             partition = self._server.topics.partition(name, x.partition_index)
             error = _epoch_error(partition, x.current_leader_epoch)
@@ -326,12 +454,22 @@ class DataHandlers:
         except UnknownTopicError:
             return {**out, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
         except Exception as e:
-            return {**out, "error_code": explain(e, f"offset lookup in {name}-{x.partition_index}")[0]}
+            return {
+                **out,
+                "error_code": explain(e, f"offset lookup in {name}-{x.partition_index}")[0],
+            }
         if found is None:
             return out
-        return {**out, "offset": found[0], "timestamp": found[1], "leader_epoch": partition.leader_epoch}
+        return {
+            **out,
+            "offset": found[0],
+            "timestamp": found[1],
+            "leader_epoch": partition.leader_epoch,
+        }
 
-    def _find_offset(self, partition: Partition, timestamp: int, committed_only: bool) -> tuple[int, int] | None:
+    def _find_offset(
+        self, partition: Partition, timestamp: int, committed_only: bool
+    ) -> tuple[int, int] | None:
         """(offset, its timestamp or -1)."""
         end = partition.last_stable_offset if committed_only else partition.high_watermark
         if timestamp == LATEST_OFFSET:
@@ -346,10 +484,18 @@ class DataHandlers:
             return None
         return found if found is not None and found[0] < end else None
 
-    def offset_for_leader_epoch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def offset_for_leader_epoch(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         return build(
             p.OffsetForLeaderEpochResponse,
-            topics=[{"topic": t.topic, "partitions": [self._epoch_end(t.topic, x) for x in t.partitions]} for t in request.topics],
+            topics=[
+                {
+                    "topic": t.topic,
+                    "partitions": [self._epoch_end(t.topic, x) for x in t.partitions],
+                }
+                for t in request.topics
+            ],
         )
 
     def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
@@ -364,13 +510,21 @@ class DataHandlers:
         except Exception as e:
             return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
 
-    async def delete_records(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def delete_records(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         return await self._server.files.admin(self._delete_records, request)
 
     def _delete_records(self, request: Any) -> Any:
         return build(
             p.DeleteRecordsResponse,
-            topics=[{"name": t.name, "partitions": [self._delete_before(t.name, x) for x in t.partitions]} for t in request.topics],
+            topics=[
+                {
+                    "name": t.name,
+                    "partitions": [self._delete_before(t.name, x) for x in t.partitions],
+                }
+                for t in request.topics
+            ],
         )
 
     def _delete_before(self, name: str, x: Any) -> dict[str, Any]:
@@ -382,24 +536,44 @@ class DataHandlers:
             partition.delete_records(partition.high_watermark if x.offset == -1 else x.offset)
             return {**out, "low_watermark": partition.log_start_offset}
         except Exception as e:
-            return {**out, "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0]}
+            return {
+                **out,
+                "error_code": explain(e, f"deletion of records from {name}-{x.partition_index}")[0],
+            }
 
-    def init_producer_id(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+    def init_producer_id(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any | Awaitable[Any]:
         if request.transactional_id is not None:
-            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.transactional_id else ErrorCode.INVALID_REQUEST
-            return build(p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1)
+            code = (
+                ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                if request.transactional_id
+                else ErrorCode.INVALID_REQUEST
+            )
+            return build(
+                p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1
+            )
         producer_id = self._server.topics.producer_id_nowait()
         if producer_id is None:
             return self._init_producer_id_later()
-        return build(p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0)
+        return build(
+            p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0
+        )
 
     async def _init_producer_id_later(self) -> Any:
         """The next block of ids has to be written down first."""
         try:
             producer_id = await self._server.files.admin(self._server.topics.next_producer_id)
         except LogError as e:
-            return build(p.InitProducerIdResponse, error_code=explain(e, "a new producer id")[0], producer_id=-1, producer_epoch=-1)
-        return build(p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0)
+            return build(
+                p.InitProducerIdResponse,
+                error_code=explain(e, "a new producer id")[0],
+                producer_id=-1,
+                producer_epoch=-1,
+            )
+        return build(
+            p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0
+        )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, does it hold up later requests while it waits?)."""
@@ -417,4 +591,8 @@ def _epoch_error(partition: Partition, asked: int) -> int:
     """Is a client's idea of the leader epoch (-1: none) out of date?"""
     if asked < 0 or asked == partition.leader_epoch:
         return 0
-    return ErrorCode.FENCED_LEADER_EPOCH if asked < partition.leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+    return (
+        ErrorCode.FENCED_LEADER_EPOCH
+        if asked < partition.leader_epoch
+        else ErrorCode.UNKNOWN_LEADER_EPOCH
+    )

@@ -1,8 +1,8 @@
 """Requests about consumer groups: membership, offsets, administration.
 
-Turns requests into events of the group coordinator and carries out its effects; offsets go to the offset
-store.  Joining and syncing may wait for other members: such a request is answered through a future, which
-is the coordinator's token for it.
+Turns requests into events of the group coordinator and carries out its effects; offsets go to the
+offset store.  Joining and syncing may wait for other members: such a request is answered through a
+future, which is the coordinator's token for it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,12 @@ from kdirect.broker.groups import (
 from kdirect.broker.offsets import LoadedGroup
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.group_records import CommittedOffset, GroupRecord, MemberRecord, subscribed_topics
+from kdirect.format.group_records import (
+    CommittedOffset,
+    GroupRecord,
+    MemberRecord,
+    subscribed_topics,
+)
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
@@ -72,10 +77,12 @@ class GroupHandlers:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- life
+    # --------------------------------------------------------------------------------------------
 
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
-        """Groups as they were when the broker stopped: members go on with their heartbeats, or their sessions end."""
+        """Groups as they were when the broker stopped: members go on with their heartbeats, or
+        their sessions end."""
         now = _clock_ms()
         for item in loaded:
             r = item.record
@@ -120,7 +127,8 @@ class GroupHandlers:
                         token.set_result(result)
 
     def _run(self, group_id: str, effects: list[Effect]) -> None:
-        """Carry out effects, in order: what follows a `Persist` waits where that has to wait for room in the log."""
+        """Carry out effects, in order: what follows a `Persist` waits where that has to wait for
+        room in the log."""
         for i, effect in enumerate(effects):
             if isinstance(effect, Persist):
                 saved = self._persist(effect.group)
@@ -150,7 +158,14 @@ class GroupHandlers:
             )
             for m in group.members.values()
         )
-        record = GroupRecord(group.protocol_type or "", group.generation, group.protocol, group.leader, _wall_ms(), members)
+        record = GroupRecord(
+            group.protocol_type or "",
+            group.generation,
+            group.protocol,
+            group.leader,
+            _wall_ms(),
+            members,
+        )
         try:
             saved = self._server.offsets.save_group(group.group_id, record)
         except Exception as e:
@@ -166,14 +181,17 @@ class GroupHandlers:
             explain(error, f"saving of group {group_id}")
 
     def _arm(self, group_id: str) -> None:
-        """Have the timer fire at the group's next deadline, if that is earlier than what it is set to."""
+        """Have the timer fire at the group's next deadline, if that is earlier than what it is set
+        to."""
         at = self.coordinator.deadline(group_id)
         if at >= self._timer_at:
             return
         if self._timer is not None:
             self._timer.cancel()
         self._timer_at = at
-        self._timer = asyncio.get_running_loop().call_later(max(0.0, (at - _clock_ms()) / 1000), self._expire)
+        self._timer = asyncio.get_running_loop().call_later(
+            max(0.0, (at - _clock_ms()) / 1000), self._expire
+        )
 
     def _expire(self) -> None:
         self._timer = None
@@ -185,8 +203,8 @@ class GroupHandlers:
                 self._arm(group_id)
 
     def _expire_due(self) -> None:
-        """Before a group is judged: requests are read before timers fire, and a session that has ended is over whether or not its timer
-        has had its turn."""
+        """Before a group is judged: requests are read before timers fire, and a session that has
+        ended is over whether or not its timer has had its turn."""
         self._run("", self.coordinator.expire(_clock_ms()))
 
     async def expire_offsets(self) -> None:
@@ -196,26 +214,50 @@ class GroupHandlers:
         store = self._server.offsets
         for group_id in store.groups():
             group = self.coordinator.groups.get(group_id)
-            if group is not None and (group.state != EMPTY or (group.generation > 0 and now - group.since_ms < retention_ms)):
+            if group is not None and (
+                group.state != EMPTY
+                or (group.generation > 0 and now - group.since_ms < retention_ms)
+            ):
                 continue
             await store.expire(group_id, wall - retention_ms)
         for group in list(self.coordinator.groups.values()):
-            if group.state == EMPTY and not group.pending and now - group.since_ms >= retention_ms and not store.offsets(group.group_id):
+            if (
+                group.state == EMPTY
+                and not group.pending
+                and now - group.since_ms >= retention_ms
+                and not store.offsets(group.group_id)
+            ):
                 await store.forget_group(group.group_id)
                 self.coordinator.remove_empty(group)
 
-    # -- finding -----------------------------------------------------------------------------------------
+    # -- finding
+    # -----------------------------------------------------------------------------------------
 
-    def find_coordinator(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def find_coordinator(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         host, port = self._server.advertised(connection)
         node = self._server.config["node.id"]
         keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
         rows = []
         for key in keys:
             if request.key_type == GROUP_KEY:
-                rows.append({"key": key, "node_id": node, "host": host, "port": port, "error_code": 0, "error_message": None})
+                rows.append(
+                    {
+                        "key": key,
+                        "node_id": node,
+                        "host": host,
+                        "port": port,
+                        "error_code": 0,
+                        "error_message": None,
+                    }
+                )
             else:
-                code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED if request.key_type == TRANSACTION_KEY else ErrorCode.INVALID_REQUEST
+                code = (
+                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+                    if request.key_type == TRANSACTION_KEY
+                    else ErrorCode.INVALID_REQUEST
+                )
                 rows.append(
                     {
                         "key": key,
@@ -232,9 +274,12 @@ class GroupHandlers:
         del row["key"]
         return build(p.FindCoordinatorResponse, **row)
 
-    # -- membership --------------------------------------------------------------------------------------
+    # -- membership
+    # --------------------------------------------------------------------------------------
 
-    def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+    def join(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any | Awaitable[Any]:
         version = header.api_version
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
@@ -259,7 +304,9 @@ class GroupHandlers:
             members=[{"member_id": m, "group_instance_id": i, "metadata": data} for m, i, data in r.members],
         )  # fmt: skip
 
-    def sync(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+    def sync(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any | Awaitable[Any]:
         version = header.api_version
         future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         effects = self.coordinator.sync(
@@ -277,12 +324,18 @@ class GroupHandlers:
 
     def _synced(self, r: SyncResult) -> Any:
         return build(
-            p.SyncGroupResponse, error_code=r.error, protocol_type=r.protocol_type, protocol_name=r.protocol, assignment=r.assignment
+            p.SyncGroupResponse,
+            error_code=r.error,
+            protocol_type=r.protocol_type,
+            protocol_name=r.protocol,
+            assignment=r.assignment,
         )
 
     def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         instance = request.group_instance_id if header.api_version >= 3 else None
-        code = self.coordinator.heartbeat(request.group_id, request.generation_id, request.member_id, instance, _clock_ms())
+        code = self.coordinator.heartbeat(
+            request.group_id, request.generation_id, request.member_id, instance, _clock_ms()
+        )
         return build(p.HeartbeatResponse, error_code=code)
 
     def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
@@ -293,14 +346,25 @@ class GroupHandlers:
             return build(p.LeaveGroupResponse, error_code=code)
         rows = []
         for m in request.members:
-            code, effects = self.coordinator.leave(request.group_id, m.member_id, m.group_instance_id, now)
+            code, effects = self.coordinator.leave(
+                request.group_id, m.member_id, m.group_instance_id, now
+            )
             self._run(request.group_id, effects)
-            rows.append({"member_id": m.member_id, "group_instance_id": m.group_instance_id, "error_code": code})
+            rows.append(
+                {
+                    "member_id": m.member_id,
+                    "group_instance_id": m.group_instance_id,
+                    "error_code": code,
+                }
+            )
         return build(p.LeaveGroupResponse, error_code=0, members=rows)
 
-    # -- offsets -----------------------------------------------------------------------------------------
+    # -- offsets
+    # -----------------------------------------------------------------------------------------
 
-    def offset_commit(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any | Awaitable[Any]:
+    def offset_commit(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any | Awaitable[Any]:
         version = header.api_version
         error = self.coordinator.check_commit(
             request.group_id,
@@ -327,14 +391,18 @@ class GroupHandlers:
         committed = self._server.offsets.commit(request.group_id, offsets)
         if committed.done() and committed.exception() is None:
             partition = committed.result()
-            if partition is None or not (partition.config.flush_before_ack or partition.flush_wanted):
+            if partition is None or not (
+                partition.config.flush_before_ack or partition.flush_wanted
+            ):
                 return build(p.OffsetCommitResponse, topics=rows)
         return self._committed_later(committed, rows)
 
     async def _committed_later(self, committed: Awaitable[Any], rows: list[dict[str, Any]]) -> Any:
         try:
             partition = await committed
-            if partition is not None and (partition.config.flush_before_ack or partition.flush_wanted):
+            if partition is not None and (
+                partition.config.flush_before_ack or partition.flush_wanted
+            ):
                 await self._server.flusher.flushed(partition)
         except (KdirectError, OSError) as e:
             self._fail_rows(rows, e)
@@ -344,7 +412,8 @@ class GroupHandlers:
         explain(error, "a commit of offsets")
         for row in rows:
             for part in row["partitions"]:
-                # Kafka's clients retry this one; they do not expect a storage error from a coordinator.
+                # Kafka's clients retry this one; they do not expect a storage error from a
+                # coordinator.
                 part["error_code"] = part["error_code"] or ErrorCode.COORDINATOR_NOT_AVAILABLE
 
     def _check_offset(self, topic: str, x: Any) -> int:
@@ -357,9 +426,20 @@ class GroupHandlers:
 
     def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         if header.api_version >= 8:
-            groups = [{"group_id": g.group_id, "topics": self._fetched(g.group_id, g.topics), "error_code": 0} for g in request.groups]
+            groups = [
+                {
+                    "group_id": g.group_id,
+                    "topics": self._fetched(g.group_id, g.topics),
+                    "error_code": 0,
+                }
+                for g in request.groups
+            ]
             return build(p.OffsetFetchResponse, groups=groups)
-        return build(p.OffsetFetchResponse, error_code=0, topics=self._fetched(request.group_id, request.topics))
+        return build(
+            p.OffsetFetchResponse,
+            error_code=0,
+            topics=self._fetched(request.group_id, request.topics),
+        )
 
     def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
         known = self._server.offsets.offsets(group)
@@ -387,7 +467,9 @@ class GroupHandlers:
             rows.append({"name": name, "partitions": parts})
         return rows
 
-    async def offset_delete(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def offset_delete(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         self._expire_due()
         group = self.coordinator.groups.get(request.group_id)
         if group is None and request.group_id not in self._server.offsets.groups():
@@ -395,30 +477,45 @@ class GroupHandlers:
         used: frozenset[str] = frozenset()
         if group is not None and group.members:
             if group.protocol_type != "consumer":
-                return build(p.OffsetDeleteResponse, error_code=ErrorCode.NON_EMPTY_GROUP, topics=[])
+                return build(
+                    p.OffsetDeleteResponse, error_code=ErrorCode.NON_EMPTY_GROUP, topics=[]
+                )
             used = self._subscribed(group)
         gone, rows = [], []
         for t in request.topics:
             code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if t.name in used else ErrorCode.NONE
             if not code:
                 gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
-            rows.append({"name": t.name, "partitions": [{"partition_index": x.partition_index, "error_code": code} for x in t.partitions]})
+            rows.append(
+                {
+                    "name": t.name,
+                    "partitions": [
+                        {"partition_index": x.partition_index, "error_code": code}
+                        for x in t.partitions
+                    ],
+                }
+            )
         try:
             await self._server.offsets.forget(request.group_id, gone)
         except KdirectError as e:
-            return build(p.OffsetDeleteResponse, error_code=explain(e, "deletion of offsets")[0], topics=[])
+            return build(
+                p.OffsetDeleteResponse, error_code=explain(e, "deletion of offsets")[0], topics=[]
+            )
         return build(p.OffsetDeleteResponse, error_code=0, topics=rows)
 
     def _subscribed(self, group: Group) -> frozenset[str]:
         out: set[str] = set()
         for m in group.members.values():
             try:
-                out |= subscribed_topics(m.metadata(group.protocol or (m.protocols[0][0] if m.protocols else None)))
+                out |= subscribed_topics(
+                    m.metadata(group.protocol or (m.protocols[0][0] if m.protocols else None))
+                )
             except FormatError:  # a client's own format: we cannot tell
                 pass
         return frozenset(out)
 
-    # -- administration ----------------------------------------------------------------------------------
+    # -- administration
+    # ----------------------------------------------------------------------------------
 
     def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         self._expire_due()
@@ -430,12 +527,22 @@ class GroupHandlers:
             state = group.state if group is not None else EMPTY
             kind = (group.protocol_type if group is not None else None) or ""
             if (not states or state.lower() in states) and (not types or "classic" in types):
-                rows.append({"group_id": name, "protocol_type": kind, "group_state": state, "group_type": "classic"})
+                rows.append(
+                    {
+                        "group_id": name,
+                        "protocol_type": kind,
+                        "group_state": state,
+                        "group_type": "classic",
+                    }
+                )
         return build(p.ListGroupsResponse, error_code=0, groups=rows)
 
     def describe_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         self._expire_due()
-        return build(p.DescribeGroupsResponse, groups=[self._describe(g, header.api_version) for g in request.groups])
+        return build(
+            p.DescribeGroupsResponse,
+            groups=[self._describe(g, header.api_version) for g in request.groups],
+        )
 
     def _describe(self, name: str, version: int) -> dict[str, Any]:
         group = self.coordinator.groups.get(name)
@@ -452,10 +559,17 @@ class GroupHandlers:
             if name in self._server.offsets.groups():
                 out["group_state"] = EMPTY
             elif version >= 6:
-                out.update(error_code=ErrorCode.GROUP_ID_NOT_FOUND, error_message=f"there is no group {name}")
+                out.update(
+                    error_code=ErrorCode.GROUP_ID_NOT_FOUND,
+                    error_message=f"there is no group {name}",
+                )
             return out
         stable = group.state in (STABLE, COMPLETING)
-        out.update(group_state=group.state, protocol_type=group.protocol_type or "", protocol_data=(group.protocol or "") if stable else "")
+        out.update(
+            group_state=group.state,
+            protocol_type=group.protocol_type or "",
+            protocol_data=(group.protocol or "") if stable else "",
+        )
         out["members"] = [
             {
                 "member_id": m.member_id,
@@ -469,7 +583,9 @@ class GroupHandlers:
         ]
         return out
 
-    async def delete_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    async def delete_groups(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         self._expire_due()
         rows = [{"group_id": g, "error_code": await self._delete(g)} for g in request.groups_names]
         return build(p.DeleteGroupsResponse, results=rows)

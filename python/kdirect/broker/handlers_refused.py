@@ -1,7 +1,8 @@
-"""Requests for what this broker does not have: transactions, ACLs, SASL, quotas, credentials, reassignments.
+"""Requests for what this broker does not have: transactions, ACLs, SASL, quotas, credentials,
+reassignments.
 
-They are answered, with the error code that says so, because clients retry without end when a connection
-closes on a request that its broker advertises or that they cannot do without.
+They are answered, with the error code that says so, because clients retry without end when a
+connection closes on a request that its broker advertises or that they cannot do without.
 """
 
 from __future__ import annotations
@@ -30,85 +31,165 @@ class RefusedHandlers:
     def __init__(self, server: BrokerServer) -> None:
         self._server = server
 
-    # -- transactions ------------------------------------------------------------------------------------
+    # -- transactions
+    # ------------------------------------------------------------------------------------
 
-    def add_partitions_to_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def add_partitions_to_txn(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         rows = [
             {
                 "name": t.name,
-                "results_by_partition": [{"partition_index": i, "partition_error_code": NO_TRANSACTIONS} for i in t.partitions],
+                "results_by_partition": [
+                    {"partition_index": i, "partition_error_code": NO_TRANSACTIONS}
+                    for i in t.partitions
+                ],
             }
             for t in request.v3_and_below_topics
         ]
         return build(p.AddPartitionsToTxnResponse, results_by_topic_v3_and_below=rows)
 
-    def add_offsets_to_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def add_offsets_to_txn(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         return build(p.AddOffsetsToTxnResponse, error_code=NO_TRANSACTIONS)
 
     def end_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.EndTxnResponse, error_code=NO_TRANSACTIONS, producer_id=-1, producer_epoch=-1)
+        return build(
+            p.EndTxnResponse, error_code=NO_TRANSACTIONS, producer_id=-1, producer_epoch=-1
+        )
 
-    def txn_offset_commit(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def txn_offset_commit(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         rows = [
-            {"name": t.name, "partitions": [{"partition_index": x.partition_index, "error_code": NO_TRANSACTIONS} for x in t.partitions]}
+            {
+                "name": t.name,
+                "partitions": [
+                    {"partition_index": x.partition_index, "error_code": NO_TRANSACTIONS}
+                    for x in t.partitions
+                ],
+            }
             for t in request.topics
         ]
         return build(p.TxnOffsetCommitResponse, topics=rows)
 
-    def describe_transactions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def describe_transactions(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         rows = [
-            {"error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND, "transactional_id": i, "transaction_state": "", "topics": []}
+            {
+                "error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
+                "transactional_id": i,
+                "transaction_state": "",
+                "topics": [],
+            }
             for i in request.transactional_ids
         ]
         return build(p.DescribeTransactionsResponse, transaction_states=rows)
 
-    def list_transactions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.ListTransactionsResponse, error_code=0, unknown_state_filters=[], transaction_states=[])
+    def list_transactions(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
+        return build(
+            p.ListTransactionsResponse,
+            error_code=0,
+            unknown_state_filters=[],
+            transaction_states=[],
+        )
 
-    def describe_producers(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        """Idempotent producers leave no trace that is worth a look: existing partitions have an empty list."""
+    def describe_producers(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
+        """Idempotent producers leave no trace that is worth a look: existing partitions have an
+        empty list."""
         topics = []
         for t in request.topics:
             rows = []
             for i in t.partition_indexes:
                 exists = TopicPartition(t.name, i) in self._server.logs.partitions
                 code = ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                rows.append({"partition_index": i, "error_code": code, "error_message": None, "active_producers": []})
+                rows.append(
+                    {
+                        "partition_index": i,
+                        "error_code": code,
+                        "error_message": None,
+                        "active_producers": [],
+                    }
+                )
             topics.append({"name": t.name, "partitions": rows})
         return build(p.DescribeProducersResponse, topics=topics)
 
-    # -- security ----------------------------------------------------------------------------------------
+    # -- security
+    # ----------------------------------------------------------------------------------------
 
     def sasl_handshake(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.SaslHandshakeResponse, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[])
+        return build(
+            p.SaslHandshakeResponse, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[]
+        )
 
-    def sasl_authenticate(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.SaslAuthenticateResponse, error_code=ErrorCode.ILLEGAL_SASL_STATE, error_message=NO_SECURITY, auth_bytes=b"")
+    def sasl_authenticate(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
+        return build(
+            p.SaslAuthenticateResponse,
+            error_code=ErrorCode.ILLEGAL_SASL_STATE,
+            error_message=NO_SECURITY,
+            auth_bytes=b"",
+        )
 
     def describe_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.DescribeAclsResponse, error_code=ErrorCode.SECURITY_DISABLED, error_message=NO_SECURITY, resources=[])
+        return build(
+            p.DescribeAclsResponse,
+            error_code=ErrorCode.SECURITY_DISABLED,
+            error_message=NO_SECURITY,
+            resources=[],
+        )
 
     def create_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        rows = [{"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY} for _ in request.creations]
+        rows = [
+            {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY}
+            for _ in request.creations
+        ]
         return build(p.CreateAclsResponse, results=rows)
 
     def delete_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        rows = [{"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY, "matching_acls": []} for _ in request.filters]
+        rows = [
+            {
+                "error_code": ErrorCode.SECURITY_DISABLED,
+                "error_message": NO_SECURITY,
+                "matching_acls": [],
+            }
+            for _ in request.filters
+        ]
         return build(p.DeleteAclsResponse, filter_results=rows)
 
     def describe_scram(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         rows = [
-            {"user": u.name, "error_code": ErrorCode.RESOURCE_NOT_FOUND, "error_message": NO_SECURITY, "credential_infos": []}
+            {
+                "user": u.name,
+                "error_code": ErrorCode.RESOURCE_NOT_FOUND,
+                "error_message": NO_SECURITY,
+                "credential_infos": [],
+            }
             for u in request.users or []
         ]
-        return build(p.DescribeUserScramCredentialsResponse, error_code=0, error_message=None, results=rows)
+        return build(
+            p.DescribeUserScramCredentialsResponse, error_code=0, error_message=None, results=rows
+        )
 
     def alter_scram(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        users = dict.fromkeys([*(d.name for d in request.deletions), *(u.name for u in request.upsertions)])
-        rows = [{"user": u, "error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY} for u in users]
+        users = dict.fromkeys(
+            [*(d.name for d in request.deletions), *(u.name for u in request.upsertions)]
+        )
+        rows = [
+            {"user": u, "error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY}
+            for u in users
+        ]
         return build(p.AlterUserScramCredentialsResponse, results=rows)
 
-    # -- quotas and reassignments --------------------------------------------------------------------------
+    # -- quotas and reassignments
+    # --------------------------------------------------------------------------
 
     def describe_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         return build(p.DescribeClientQuotasResponse, error_code=0, error_message=None, entries=[])
@@ -118,13 +199,17 @@ class RefusedHandlers:
             {
                 "error_code": ErrorCode.INVALID_REQUEST,
                 "error_message": NO_QUOTAS,
-                "entity": [{"entity_type": x.entity_type, "entity_name": x.entity_name} for x in e.entity],
+                "entity": [
+                    {"entity_type": x.entity_type, "entity_name": x.entity_name} for x in e.entity
+                ],
             }
             for e in request.entries
         ]
         return build(p.AlterClientQuotasResponse, entries=rows)
 
-    def alter_reassignments(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def alter_reassignments(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
         me = [self._server.config["node.id"]]
         topics = []
         for t in request.topics:
@@ -132,17 +217,35 @@ class RefusedHandlers:
             for x in t.partitions:
                 code, message = ErrorCode.INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT
                 if TopicPartition(t.name, x.partition_index) not in self._server.logs.partitions:
-                    code, message = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "there is no such partition"
+                    code, message = (
+                        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                        "there is no such partition",
+                    )
                 elif x.replicas is None:
                     code, message = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS, NO_REASSIGNMENT
                 elif x.replicas == me:
                     code, message = ErrorCode.NONE, ""
-                rows.append({"partition_index": x.partition_index, "error_code": code, "error_message": message or None})
+                rows.append(
+                    {
+                        "partition_index": x.partition_index,
+                        "error_code": code,
+                        "error_message": message or None,
+                    }
+                )
             topics.append({"name": t.name, "partitions": rows})
-        return build(p.AlterPartitionReassignmentsResponse, error_code=0, error_message=None, responses=topics)
+        return build(
+            p.AlterPartitionReassignmentsResponse,
+            error_code=0,
+            error_message=None,
+            responses=topics,
+        )
 
-    def list_reassignments(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.ListPartitionReassignmentsResponse, error_code=0, error_message=None, topics=[])
+    def list_reassignments(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Any:
+        return build(
+            p.ListPartitionReassignmentsResponse, error_code=0, error_message=None, topics=[]
+        )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (

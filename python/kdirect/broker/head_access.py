@@ -1,14 +1,16 @@
 """One head file and those who write it (KafkaDirect §4.2.2).
 
-Owns: the grants of one head, its shared word, the broker's own requests on it.  Decides nothing: when a head is opened, drained,
-recalled or ended is `kdirect.broker.produce_access`'s business; in which order requests are committed, the produce worker's.
+Owns: the grants of one head, its shared word, the broker's own requests on it.  Decides nothing:
+when a head is opened, drained, recalled or ended is `kdirect.broker.produce_access`'s business; in
+which order requests are committed, the produce worker's.
 
-Life: made with a head file that nobody writes by RDMA, `join` and `leave` as producers come and go, then
-`fence` and `end`, once and for good.  The event loop's, but for `fence` and `written_end`, which any thread
-may call: they wait for producers and look at memory.
+Life: made with a head file that nobody writes by RDMA, `join` and `leave` as producers come and go,
+then `fence` and `end`, once and for good.  The event loop's, but for `fence` and `written_end`,
+which any thread may call: they wait for producers and look at memory.
 
-Memory: each member has a key to the file from its tail on, and to the word, in its own protection domain.  The keys to the file end with
-the head; the keys to the word live until the member comes back or leaves, and the word is closed then.
+Memory: each member has a key to the file from its tail on, and to the word, in its own protection
+domain.  The keys to the file end with the head; the keys to the word live until the member comes
+back or leaves, and the word is closed then.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ class Appended:
 
 
 class HeadAccess:
-    """See the module.  `explicit`: its one holder wants it for itself.  `file`: the head, or a prepared file that is granted ahead, to
-    the producer that fills the head `before`; it is the head from `go_on` on."""
+    """See the module.  `explicit`: its one holder wants it for itself.  `file`: the head, or a
+    prepared file that is granted ahead, to the producer that fills the head `before`; it is the
+    head from `go_on` on."""
 
     def __init__(
         self, partition: Partition, file: Segment | PreparedHead, engine: Engine, *, shared: bool, explicit: bool, entries: int,
@@ -59,10 +62,18 @@ class HeadAccess:
         self.explicit = explicit
         self.before = before
         self.after: HeadAccess | None = None  # granted ahead to the one who fills this one
-        self.next_file: PreparedHead | None = None  # that is to be granted ahead; its maker hands it over
+        self.next_file: PreparedHead | None = (
+            None  # that is to be granted ahead; its maker hands it over
+        )
         self.preparing = False  # it is being made
-        self.capacity = int(kernel.capacity) if self.prepared is None else min(self.prepared.length, partition.config.segment_bytes)
-        self.full_length = max(self.capacity, partition.config.segment_bytes)  # a smaller head grows
+        self.capacity = (
+            int(kernel.capacity)
+            if self.prepared is None
+            else min(self.prepared.length, partition.config.segment_bytes)
+        )
+        self.full_length = max(
+            self.capacity, partition.config.segment_bytes
+        )  # a smaller head grows
         position = self.tail
         self.word = SharedWord(engine.loopback, position) if shared else None
         self.head = engine.worker.open_head(
@@ -72,7 +83,9 @@ class HeadAccess:
         self.head.owner = self
         self.members: dict[int, Grant] = {}
         self.own: dict[int, PendingAppend] = {}  # by order
-        self.draining = False  # nobody reserves any more; it ends when everything reserved is committed
+        self.draining = (
+            False  # nobody reserves any more; it ends when everything reserved is committed
+        )
         self.idle = False  # draining because nobody writes, not because it is full
         self.recalled = False  # the holder was asked to come back
         self.ending = False  # it ends in a moment
@@ -81,7 +94,9 @@ class HeadAccess:
         self._fenced = False
         self.pumping = False  # the broker's own requests that waited are being brought on their way
         self._left = True  # False: somebody is still inside a copy into the file
-        self._leaving: list[tuple[Peer, Any]] = []  # regions of producers that were inside a copy when they left
+        self._leaving: list[
+            tuple[Peer, Any]
+        ] = []  # regions of producers that were inside a copy when they left
         self._window = OWN_WINDOW
 
     @property
@@ -93,27 +108,37 @@ class HeadAccess:
         """Where the committed bytes end."""
         return int(self.partition.kernel.end_position) if self.segment is not None else 0
 
-    def join(self, grants: GrantTable, peer: Peer, request: Any, *, sync_first: bool, watched: bool) -> dict[str, Any]:
+    def join(
+        self, grants: GrantTable, peer: Peer, request: Any, *, sync_first: bool, watched: bool
+    ) -> dict[str, Any]:
         """Grant the head to one more producer; the answer's fields.  RevokedError: the
         worker has ended the head, and word of it is on its way."""
         position = self.tail
-        window = min(request.max_in_flight, peer.max_in_flight) if request.max_in_flight > 0 else peer.max_in_flight
+        window = (
+            min(request.max_in_flight, peer.max_in_flight)
+            if request.max_in_flight > 0
+            else peer.max_in_flight
+        )
         if self.word is not None:
             window = min(window, SHARED_WINDOW)
             try:
                 self.engine.worker.widen(self.head, self._window + window)
             except AccessDeniedError as e:
                 raise RefusedError(
-                    layout.ERROR_ACCESS_CONTENDED, f"{self.partition.topic_partition} has too many RDMA producers: {e}"
+                    layout.ERROR_ACCESS_CONTENDED,
+                    f"{self.partition.topic_partition} has too many RDMA producers: {e}",
                 ) from e
         grant = grants.new(peer, self.partition, self.segment, self)
         if self.segment is not None:  # else it is a prepared file, which lives until it is fenced
             self.segment.acquire()  # it is the head, and mapped
         try:
             memory = self._memory()
-            grant.region = peer.domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, self.capacity - position)
+            grant.region = peer.domain.register(
+                memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE, position, self.capacity - position
+            )
             grant.staging = peer.domain.register(
-                Memory.anonymous(request.ack_entries * layout.ACK_BYTES, "kdirect-acks"), Access.LOCAL_WRITE
+                Memory.anonymous(request.ack_entries * layout.ACK_BYTES, "kdirect-acks"),
+                Access.LOCAL_WRITE,
             )
             if self.word is not None:
                 grant.word = self.word.register(peer.domain)
@@ -122,7 +147,9 @@ class HeadAccess:
                 grant.file_id, self.head, peer.qp, request.ack_address, request.ack_rkey, request.ack_entries, grant.staging, sync_first,
                 watched,
             ):  # fmt: skip
-                raise RevokedError(f"the head of {self.partition.topic_partition} has ended", hint="ask again")
+                raise RevokedError(
+                    f"the head of {self.partition.topic_partition} has ended", hint="ask again"
+                )
         except BaseException:
             self.members.pop(grant.file_id, None)
             for region in (grant.region, grant.staging, grant.word):  # nobody has been told of them
@@ -149,29 +176,39 @@ class HeadAccess:
         }
 
     def _memory(self) -> Memory:
-        """The mapped file.  It outlives the keys: a grant holds the segment, and a prepared file is discarded once it is fenced."""
+        """The mapped file.  It outlives the keys: a grant holds the segment, and a prepared file is
+        discarded once it is fenced."""
         if self.prepared is not None:
-            return Memory.wrap(self.prepared.fd, self.prepared.address, self.prepared.length, True, self.prepared)
+            return Memory.wrap(
+                self.prepared.fd, self.prepared.address, self.prepared.length, True, self.prepared
+            )
         assert self.segment is not None
-        return Memory.wrap(self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment)
+        return Memory.wrap(
+            self.segment.fd, self.segment.address, self.segment.mapped_length, True, self.segment
+        )
 
     def go_on(self, segment: Segment) -> bool:
-        """The file that was granted ahead is the partition's head now, as `segment`, acquired for its one grant: what has arrived
-        is committed.  False when its producer is gone."""
+        """The file that was granted ahead is the partition's head now, as `segment`, acquired for
+        its one grant: what has arrived is committed.  False when its producer is gone."""
         self.segment, self.prepared, self.before = segment, None, None
         (grant,) = self.members.values()
         grant.segment = segment
-        return bool(self.engine.worker.go_on(self.head, segment.base_offset, self.partition.leader_epoch))
+        return bool(
+            self.engine.worker.go_on(self.head, segment.base_offset, self.partition.leader_epoch)
+        )
 
     def is_answered(self) -> bool:
         """Has every acknowledgement been written into its producer's ring?"""
         return all(self.engine.worker.is_answered(file_id) for file_id in self.members)
 
     def leave(self, grants: GrantTable, grant: Grant, *, clean: bool) -> None:
-        """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under way."""
+        """One producer leaves a head that goes on.  `clean`: it said so itself, with nothing under
+        way."""
         worker = self.engine.worker
         worker.retire(grant.file_id, False)
-        if not grant.region.deregister(0):  # who fences the head, or closes the peer, waits until it is out of the file
+        if not grant.region.deregister(
+            0
+        ):  # who fences the head, or closes the peer, waits until it is out of the file
             self._leaving.append((grant.peer, grant.region))
             grant.peer.leaving.add(self)
         worker.remove(grant.file_id)
@@ -184,24 +221,28 @@ class HeadAccess:
             self._window -= grant.max_in_flight
 
     def fence(self, *, notify: bool) -> None:
-        """Nothing more is committed or written from here on; what producers have under way fails, and
-        with `notify` they are told so through their rings.  Any thread; takes a moment while they are
-        inside a copy."""
+        """Nothing more is committed or written from here on; what producers have under way fails,
+        and with `notify` they are told so through their rings.  Any thread; takes a moment while
+        they are inside a copy."""
         self.ending = True
         head = self.head
-        if head is not None:  # else another thread has fenced it meanwhile, and the loop has ended it
+        if (
+            head is not None
+        ):  # else another thread has fenced it meanwhile, and the loop has ended it
             self.engine.worker.close_head(head, notify)
         if self.word is not None:
             self.word.close()
-        members = [g.region for g in list(self.members.values())]  # first: who leaves meanwhile is among those that leave
+        members = [
+            g.region for g in list(self.members.values())
+        ]  # first: who leaves meanwhile is among those that leave
         for region in [*members, *(region for _, region in self._leaving)]:
             if region is not None:
                 self.end_key(region)
         self._fenced = True
 
     def end_key(self, region: Any, timeout_ms: float = DEREGISTER_MS) -> bool:
-        """End a producer's key to the file.  False when the producer is still inside a copy: then the
-        file is not used on once the head has ended.  Any thread."""
+        """End a producer's key to the file.  False when the producer is still inside a copy: then
+        the file is not used on once the head has ended.  Any thread."""
         if region.deregister(timeout_ms):
             return True
         self._left = False
@@ -221,8 +262,8 @@ class HeadAccess:
         return self._left
 
     def written_end(self) -> int:
-        """Where the bytes end that may have been written.  Any thread, once it is fenced; reads up to
-        ``max.message.bytes`` of the file."""
+        """Where the bytes end that may have been written.  Any thread, once it is fenced; reads up
+        to ``max.message.bytes`` of the file."""
         tail = end = self.tail
         if self.word is not None:
             end = min(self.word.close().position, self.capacity)
@@ -231,8 +272,11 @@ class HeadAccess:
                 end = _written_end(grant, tail)
         return max(end, tail)
 
-    def end(self, grants: GrantTable, answered: Callable[[Any, list[Any]], None]) -> list[PendingAppend]:
-        """End it for good: keys, grants, the worker's part.  The broker's own requests that were not committed, in order."""
+    def end(
+        self, grants: GrantTable, answered: Callable[[Any, list[Any]], None]
+    ) -> list[PendingAppend]:
+        """End it for good: keys, grants, the worker's part.  The broker's own requests that were
+        not committed, in order."""
         worker = self.engine.worker
         self.ended = True
         if not self._fenced:
@@ -258,8 +302,9 @@ class HeadAccess:
 
 
 def _written_end(grant: Grant, tail: int) -> int:
-    """Where the bytes end that an exclusive producer wrote behind the tail.  Requests are contiguous and none is longer than
-    max.message.bytes, so a longer stretch of zeros is the end; a 64 MiB file need not be touched to its last page."""
+    """Where the bytes end that an exclusive producer wrote behind the tail.  Requests are
+    contiguous and none is longer than max.message.bytes, so a longer stretch of zeros is the end; a
+    64 MiB file need not be touched to its last page."""
     view = memoryview(grant.region.memory)
     limit = grant.partition.config.max_message_bytes
     end = at = tail

@@ -1,14 +1,18 @@
-"""Kafka requests carried in SEND and RECV: the two-sided path of producers that want it (what KafkaDirect §5 compares itself with).
+"""Kafka requests carried in SEND and RECV: the two-sided path of producers that want it (what
+KafkaDirect §5 compares itself with).
 
-Owns: the completion queues of such clients, which the event loop looks at, and one `MessageConnection` a queue pair: its receive buffers
-and answers.  A message is one frame as it would stand in a TCP stream, and goes where such a frame goes; only Produce is taken.  What may
-not enter: what requests mean, one-sided access.
+Owns: the completion queues of such clients, which the event loop looks at, and one
+`MessageConnection` a queue pair: its receive buffers and answers.  A message is one frame as it
+would stand in a TCP stream, and goes where such a frame goes; only Produce is taken.  What may not
+enter: what requests mean, one-sided access.
 
-Memory.  Receive buffer i, registered in the client's protection domain, belongs to the transport from the post of receive i to its
-completion; then its frame is copied, and it is posted again once every frame that has been copied is under way or answered, so a client
-that sends without waiting costs no more than its receives.  It is posted before that answer leaves, unless memory is short: an answer
-lets the client send once more, and a SEND that finds no receive waits long (an RNIC's timer).  Answer buffer i belongs to the transport
-from the post of its SEND to that SEND's completion.  Both end with the domain, after the queue pair is closed.
+Memory.  Receive buffer i, registered in the client's protection domain, belongs to the transport
+from the post of receive i to its completion; then its frame is copied, and it is posted again once
+every frame that has been copied is under way or answered, so a client that sends without waiting
+costs no more than its receives.  It is posted before that answer leaves, unless memory is short: an
+answer lets the client send once more, and a SEND that finds no receive waits long (an RNIC's
+timer).  Answer buffer i belongs to the transport from the post of its SEND to that SEND's
+completion.  Both end with the domain, after the queue pair is closed.
 
 All methods run on the event loop.
 """
@@ -44,7 +48,8 @@ _SIZE = struct.Struct(">i")
 
 
 class MessageService:
-    """The queues of one transport's two-sided clients.  Life: with its engine; the event loop watches it while there are clients."""
+    """The queues of one transport's two-sided clients.  Life: with its engine; the event loop
+    watches it while there are clients."""
 
     def __init__(self, device: Any, loop: asyncio.AbstractEventLoop) -> None:
         self.links: dict[int, MessageConnection] = {}
@@ -69,8 +74,9 @@ class MessageService:
                 self._loop.remove_reader(cq.fileno())
 
     def work(self) -> None:
-        """Take the completions that are there, then ask for an event at the next one; after `TURN_S`
-        others have their turn, for clients that send on while they are answered give no end of them."""
+        """Take the completions that are there, then ask for an event at the next one; after
+        `TURN_S` others have their turn, for clients that send on while they are answered give no
+        end of them."""
         if self._turn_is_due:
             return
         end = time.monotonic() + TURN_S
@@ -107,11 +113,18 @@ class MessageService:
 
 
 class MessageConnection(Connection):
-    """One two-sided client, beside its TCP connection `control`: it ends with that one or with its queue pair.  `count` receives of
-    `message_bytes`; the client keeps as many for the answers."""
+    """One two-sided client, beside its TCP connection `control`: it ends with that one or with its
+    queue pair.  `count` receives of `message_bytes`; the client keeps as many for the answers."""
 
     def __init__(
-        self, server: BrokerServer, control: Connection, service: MessageService, domain: Any, *, message_bytes: int, count: int
+        self,
+        server: BrokerServer,
+        control: Connection,
+        service: MessageService,
+        domain: Any,
+        *,
+        message_bytes: int,
+        count: int,
     ) -> None:
         super().__init__(server, control.listener)
         self.control = control
@@ -122,9 +135,19 @@ class MessageConnection(Connection):
         self._domain = domain
         self._message_bytes = message_bytes
         self.registered_bytes = count * message_bytes
-        self._receives = domain.register(Memory.anonymous(count * message_bytes, "kdirect-requests"), Access.LOCAL_WRITE)
-        self._answers = domain.register(Memory.anonymous(count * ANSWER_BYTES, "kdirect-answers"), Access.LOCAL_WRITE)
-        self.qp = domain.create_qp(service.send_cq, service.recv_cq, max_send_wr=count, max_recv_wr=count, max_send_bytes=ANSWER_BYTES)
+        self._receives = domain.register(
+            Memory.anonymous(count * message_bytes, "kdirect-requests"), Access.LOCAL_WRITE
+        )
+        self._answers = domain.register(
+            Memory.anonymous(count * ANSWER_BYTES, "kdirect-answers"), Access.LOCAL_WRITE
+        )
+        self.qp = domain.create_qp(
+            service.send_cq,
+            service.recv_cq,
+            max_send_wr=count,
+            max_recv_wr=count,
+            max_send_bytes=ANSWER_BYTES,
+        )
         self._owed: list[int] = list(range(count))  # receives to post
         self._free = deque(range(count))  # answer buffers
         self._ready: deque[bytes] = deque()  # answers that wait for one
@@ -142,7 +165,11 @@ class MessageConnection(Connection):
         if self.closed:
             return
         if completion.status != Status.SUCCESS:
-            self.close("it sent more than a receive takes" if completion.status == Status.LOC_LEN_ERR else "")
+            self.close(
+                "it sent more than a receive takes"
+                if completion.status == Status.LOC_LEN_ERR
+                else ""
+            )
         elif completion.opcode == Opcode.SEND:
             self._free.append(completion.wr_id)
             self._flush()
@@ -153,7 +180,11 @@ class MessageConnection(Connection):
         slot, size = completion.wr_id, completion.byte_len
         start = slot * self._message_bytes
         view = memoryview(self._receives.memory)[start : start + size]
-        if completion.opcode != Opcode.RECV or size < _HEAD.size or _HEAD.unpack_from(view) != (size - 4, p.ProduceRequest.API_KEY):
+        if (
+            completion.opcode != Opcode.RECV
+            or size < _HEAD.size
+            or _HEAD.unpack_from(view) != (size - 4, p.ProduceRequest.API_KEY)
+        ):
             self.close("it sent a message that is no Produce request")
             return
         self.server.counters.bytes_in += size
@@ -168,14 +199,16 @@ class MessageConnection(Connection):
         self._count_buffer()
         self._work()
 
-    # -- what differs from a socket ------------------------------------------------------------------------
+    # -- what differs from a socket
+    # ------------------------------------------------------------------------
 
     def _work(self) -> None:
         super()._work()
         self._repost()
 
     def _repost(self) -> None:
-        """Post the receives that are owed, once every frame is under way or answered and there is memory for the next."""
+        """Post the receives that are owed, once every frame is under way or answered and there is
+        memory for the next."""
         if not self.closed and not self._parser.buffered and self._owed and self._make_room():
             self._post_receives()
 
@@ -183,7 +216,9 @@ class MessageConnection(Connection):
         owed, self._owed = self._owed, []
         try:
             for slot in owed:
-                self.qp.post_recv(slot, self._receives, slot * self._message_bytes, self._message_bytes)
+                self.qp.post_recv(
+                    slot, self._receives, slot * self._message_bytes, self._message_bytes
+                )
         except RdmaError:
             self.close("")  # the queue pair has ended
 
@@ -204,7 +239,9 @@ class MessageConnection(Connection):
     def _push(self, buffers: Sequence[Any]) -> None:
         answer = b"".join((_SIZE.pack(sum(len(b) for b in buffers)), *buffers))
         if len(answer) > ANSWER_BYTES:
-            self.close(f"an answer of {len(answer)} bytes does not fit its buffer of {ANSWER_BYTES}")
+            self.close(
+                f"an answer of {len(answer)} bytes does not fit its buffer of {ANSWER_BYTES}"
+            )
             return
         self._ready.append(answer)
         self.server.counters.bytes_out += len(answer)
@@ -221,7 +258,8 @@ class MessageConnection(Connection):
         except RdmaError:
             self.close("")
 
-    # -- the end -------------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Close now; `reason` is logged, unless empty."""
@@ -229,7 +267,9 @@ class MessageConnection(Connection):
             return
         self.closed = True
         if reason:
-            log.warning("RDMA client %s (queue pair %d) is cut: %s", self.client_id, self.qp.qp_num, reason)
+            log.warning(
+                "RDMA client %s (queue pair %d) is cut: %s", self.client_id, self.qp.qp_num, reason
+            )
         self._service.remove(self)
         self._ready.clear()
         self.qp.close()

@@ -1,17 +1,18 @@
 """Committed offsets and group metadata, kept in ``__consumer_offsets``.
 
-Owns: the table of committed offsets in memory and its records in the log.  The records are Kafka's own
-(`kdirect.format.group_records`), in a topic of our log like any other: what makes records survive a crash makes
-offsets survive it, and Kafka's tools can read them.
+Owns: the table of committed offsets in memory and its records in the log.  The records are Kafka's
+own (`kdirect.format.group_records`), in a topic of our log like any other: what makes records
+survive a crash makes offsets survive it, and Kafka's tools can read them.
 
-The log is not compacted in the background.  Instead the live entries are written anew and everything before
-them is deleted, at the start and whenever a partition has grown to several times what is live.  The new
-records are on disk before the old ones go, so a crash in between finds both, and the later ones win.
+The log is not compacted in the background.  Instead the live entries are written anew and
+everything before them is deleted, at the start and whenever a partition has grown to several times
+what is live.  The new records are on disk before the old ones go, so a crash in between finds both,
+and the later ones win.
 
-Called on the event loop.  What changes the table goes into the log first and into memory then, in one
-order: an append that waits for room (`kdirect.broker.appends`) holds back what is to be remembered with it,
-and so a later change can neither be overtaken nor read too early.  Creating the topic and rewriting a partition
-are done on threads; what comes meanwhile waits.
+Called on the event loop.  What changes the table goes into the log first and into memory then, in
+one order: an append that waits for room (`kdirect.broker.appends`) holds back what is to be
+remembered with it, and so a later change can neither be overtaken nor read too early.  Creating the
+topic and rewriting a partition are done on threads; what comes meanwhile waits.
 """
 
 from __future__ import annotations
@@ -53,10 +54,15 @@ class LoadedGroup:
 
 
 class OffsetStore:
-    """All committed offsets.  `config` maps broker properties to values; `admin(work)` runs what changes topics."""
+    """All committed offsets.  `config` maps broker properties to values; `admin(work)` runs what
+    changes topics."""
 
     def __init__(
-        self, topics: Registry, config: Mapping[str, int], appends: Appends, admin: Callable[..., Coroutine[Any, Any, Any]]
+        self,
+        topics: Registry,
+        config: Mapping[str, int],
+        appends: Appends,
+        admin: Callable[..., Coroutine[Any, Any, Any]],
     ) -> None:
         self._topics = topics
         self._config = config
@@ -67,10 +73,12 @@ class OffsetStore:
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._groups: dict[str, GroupRecord] = {}
 
-    # -- the topic ---------------------------------------------------------------------------------------
+    # -- the topic
+    # ---------------------------------------------------------------------------------------
 
     def create_topic(self) -> Topic:
-        """``__consumer_offsets``, created when it is first asked for.  File work: on the admin thread, or before the broker serves."""
+        """``__consumer_offsets``, created when it is first asked for.  File work: on the admin
+        thread, or before the broker serves."""
         found = self._topics.get(OFFSETS_TOPIC)
         if found is None:
             found = self._topics.create(
@@ -80,7 +88,8 @@ class OffsetStore:
         return found
 
     def _when_ready(self, work: Callable[[BaseException | None], None]) -> None:
-        """Call `work` once the topic is there, or with what is in the way; at once if nothing is to be waited for."""
+        """Call `work` once the topic is there, or with what is in the way; at once if nothing is to
+        be waited for."""
         if self._ready:
             work(None)
             return
@@ -90,7 +99,11 @@ class OffsetStore:
             task.add_done_callback(self._created)
 
     def _created(self, task: asyncio.Future[Any]) -> None:
-        error = ClosedError("the broker is stopping", hint="commit again") if task.cancelled() else task.exception()
+        error = (
+            ClosedError("the broker is stopping", hint="commit again")
+            if task.cancelled()
+            else task.exception()
+        )
         self._ready = error is None
         waiting, self._waiting = self._waiting, []
         for work in waiting:
@@ -108,15 +121,19 @@ class OffsetStore:
         assert topic is not None
         return topic.partition_count
 
-    # -- start -------------------------------------------------------------------------------------------
+    # -- start
+    # -------------------------------------------------------------------------------------------
 
     def load(self) -> list[LoadedGroup]:
-        """Read everything back; the groups that had metadata.  CorruptLogError names a record that cannot be read."""
+        """Read everything back; the groups that had metadata.  CorruptLogError names a record that
+        cannot be read."""
         topic = self._topics.get(OFFSETS_TOPIC)
         if topic is None:
             return []
         self._ready = True
-        if not _FOR_EVER.items() <= topic.configs.items():  # copied from Kafka, whose cleaner keeps what is live; here retention would not
+        if (
+            not _FOR_EVER.items() <= topic.configs.items()
+        ):  # copied from Kafka, whose cleaner keeps what is live; here retention would not
             self._topics.configure(topic, {**topic.configs, **_FOR_EVER})
         for index in range(topic.partition_count):
             self._load_partition(self._partition(index))
@@ -145,7 +162,9 @@ class OffsetStore:
                 rows, _, offset = decode_records(data, tp.topic, tp.partition, offset)
                 yield rows, offset
         except (FormatError, CorruptLogError) as e:
-            raise CorruptLogError(f"record {offset} of {tp} cannot be read: {e.message}", hint=_restore(partition)) from e
+            raise CorruptLogError(
+                f"record {offset} of {tp} cannot be read: {e.message}", hint=_restore(partition)
+            ) from e
 
     def _take(self, partition: Partition, rows: Iterable[Any]) -> None:
         for row in rows:
@@ -153,7 +172,8 @@ class OffsetStore:
                 self._apply(row.key, row.value)
             except FormatError as e:
                 raise CorruptLogError(
-                    f"record {row.offset} of {partition.topic_partition} cannot be read: {e}", hint=_restore(partition)
+                    f"record {row.offset} of {partition.topic_partition} cannot be read: {e}",
+                    hint=_restore(partition),
                 ) from e
 
     def _apply(self, key: bytes | None, value: bytes | None) -> None:
@@ -173,7 +193,8 @@ class OffsetStore:
             else:
                 self._groups[what] = records.parse_group_value(value)
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------
 
     def offsets(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """What a group has committed."""
@@ -183,11 +204,18 @@ class OffsetStore:
         """Groups that have committed offsets."""
         return {name for name, offsets in self._offsets.items() if offsets}
 
-    # -- changing ----------------------------------------------------------------------------------------
+    # -- changing
+    # ----------------------------------------------------------------------------------------
 
-    def commit(self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]) -> asyncio.Future[Partition | None]:
-        """Append, then remember.  The partition that was appended to; LogError when it could not be."""
-        rows: list[Row] = [(records.offset_key(group, tp.topic, tp.partition), records.offset_value(c)) for tp, c in offsets.items()]
+    def commit(
+        self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
+    ) -> asyncio.Future[Partition | None]:
+        """Append, then remember.  The partition that was appended to; LogError when it could not
+        be."""
+        rows: list[Row] = [
+            (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
+            for tp, c in offsets.items()
+        ]
 
         def remember() -> None:
             if offsets:
@@ -195,12 +223,16 @@ class OffsetStore:
 
         return self._change(group, rows, remember)
 
-    def forget(self, group: str, partitions: Iterable[TopicPartition]) -> asyncio.Future[Partition | None]:
+    def forget(
+        self, group: str, partitions: Iterable[TopicPartition]
+    ) -> asyncio.Future[Partition | None]:
         """Delete offsets."""
         known = self._offsets.get(group, {})
         gone = [tp for tp in partitions if tp in known]
         return self._change(
-            group, [(records.offset_key(group, tp.topic, tp.partition), None) for tp in gone], partial(self._drop, group, gone)
+            group,
+            [(records.offset_key(group, tp.topic, tp.partition), None) for tp in gone],
+            partial(self._drop, group, gone),
         )
 
     def _drop(self, group: str, gone: Iterable[TopicPartition]) -> None:
@@ -215,15 +247,21 @@ class OffsetStore:
         await self._forget_where(lambda name: name == topic)
 
     async def forget_missing_topics(self) -> None:
-        """Finish what a crash in the middle of a deletion left: a topic of that name that is created again begins without offsets."""
+        """Finish what a crash in the middle of a deletion left: a topic of that name that is
+        created again begins without offsets."""
         await self._forget_where(lambda name: self._topics.get(name) is None)
 
     async def _forget_where(self, gone: Callable[[str], bool]) -> None:
-        doomed = {group: [tp for tp in offsets if gone(tp.topic)] for group, offsets in self._offsets.items()}
+        doomed = {
+            group: [tp for tp in offsets if gone(tp.topic)]
+            for group, offsets in self._offsets.items()
+        }
         for group, partitions in doomed.items():
             try:
                 await self.forget(group, partitions)
-            except KdirectError as e:  # the topic is gone all the same, and the next start tries again
+            except (
+                KdirectError
+            ) as e:  # the topic is gone all the same, and the next start tries again
                 log.error("offsets of group %s in deleted topics stay on disk: %s", group, e)
                 self._drop(group, partitions)
 
@@ -233,11 +271,16 @@ class OffsetStore:
         def remember() -> None:
             self._groups[group] = record
 
-        return self._change(group, [(records.group_key(group), records.group_value(record))], remember)
+        return self._change(
+            group, [(records.group_key(group), records.group_value(record))], remember
+        )
 
     def forget_group(self, group: str) -> asyncio.Future[Partition | None]:
         """Delete a group with all its offsets."""
-        rows: list[Row] = [(records.offset_key(group, tp.topic, tp.partition), None) for tp in self._offsets.get(group, {})]
+        rows: list[Row] = [
+            (records.offset_key(group, tp.topic, tp.partition), None)
+            for tp in self._offsets.get(group, {})
+        ]
         if group in self._groups:
             rows.append((records.group_key(group), None))
 
@@ -253,9 +296,11 @@ class OffsetStore:
         await self.forget(group, old)
         return len(old)
 
-    def _change(self, group: str, rows: list[Row], remember: Callable[[], None]) -> asyncio.Future[Partition | None]:
-        """Append `rows` and then `remember` them.  The future is done already unless file work comes first; None when there is nothing
-        to append."""
+    def _change(
+        self, group: str, rows: list[Row], remember: Callable[[], None]
+    ) -> asyncio.Future[Partition | None]:
+        """Append `rows` and then `remember` them.  The future is done already unless file work
+        comes first; None when there is nothing to append."""
         future: asyncio.Future[Partition | None] = asyncio.get_running_loop().create_future()
         if not rows:
             remember()
@@ -282,10 +327,14 @@ class OffsetStore:
         self._when_ready(ready)
         return future
 
-    # -- the log -----------------------------------------------------------------------------------------
+    # -- the log
+    # -----------------------------------------------------------------------------------------
 
-    def _append(self, partition: Partition, rows: list[Row], then: Callable[[BaseException | None], None]) -> None:
-        """`then` is called once, in the order of the calls, when all is appended or something could not be."""
+    def _append(
+        self, partition: Partition, rows: list[Row], then: Callable[[BaseException | None], None]
+    ) -> None:
+        """`then` is called once, in the order of the calls, when all is appended or something could
+        not be."""
         now = now_ms()
         pieces = list(_pieces(rows, now))
         failed: list[BaseException] = []
@@ -317,7 +366,10 @@ class OffsetStore:
                 rows.append((records.group_key(group), records.group_value(record)))
         for group, offsets in self._offsets.items():
             if records.partition_of(group, count) == index:
-                rows += [(records.offset_key(group, tp.topic, tp.partition), records.offset_value(c)) for tp, c in offsets.items()]
+                rows += [
+                    (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
+                    for tp, c in offsets.items()
+                ]
         return rows
 
     def _rewrite_worth_it(self, index: int) -> bool:
@@ -329,7 +381,8 @@ class OffsetStore:
         return kept >= REWRITE_RECORDS + REWRITE_FACTOR * live
 
     def _rewrite_soon(self, partition: Partition) -> None:
-        """Rewrite it on a thread if it is worth it, while nothing is appended: what is live is what is in the log."""
+        """Rewrite it on a thread if it is worth it, while nothing is appended: what is live is what
+        is in the log."""
         tp = partition.topic_partition
         if not self._rewrite_worth_it(tp.partition) or not self._appends.is_free(tp):
             return
@@ -357,7 +410,11 @@ class OffsetStore:
             partition.flush()
             partition.delete_records(start)
         except KdirectError as e:
-            log.warning("%s could not be rewritten, it stays as long as it is: %s", partition.topic_partition, e)
+            log.warning(
+                "%s could not be rewritten, it stays as long as it is: %s",
+                partition.topic_partition,
+                e,
+            )
             return
         log.info("rewrote %s: %d records became %d", partition.topic_partition, before, len(rows))
 
@@ -385,4 +442,6 @@ def _failure(partition: Partition, result: Any) -> LogError | None:
 
 
 def _restore(partition: Partition) -> str:
-    return f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away"
+    return (
+        f"the offsets of consumer groups are in {partition.directory}; restore it, or move it away"
+    )

@@ -68,7 +68,8 @@ cdef void order_done(head_t* h, arrived_t* request) noexcept nogil
 cdef void order_forget(head_t* h, uint16_t file_id) noexcept nogil
 # Nobody waits for these acknowledgements any more.
 cdef void order_look(head_t* h, int64_t now_ns) noexcept nogil
-# After every event: is the head drained, is there a hole, since when, and has it been there for too long?
+# After every event: is the head drained, is there a hole, since when, and has it been there for too
+# long?
 cdef void order_abort(head_t* h, uint8_t why) noexcept nogil
 cdef void order_open(head_t* h, int64_t segment_base_offset, int32_t leader_epoch) noexcept nogil
 # A head that was granted ahead is the partition's head now.

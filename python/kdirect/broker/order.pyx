@@ -1,12 +1,14 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4 and 5).
+"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4 and
+5).
 
-Law of the room: a state and events in, a state out.  No lock (the produce worker's guards it), no clock (callers say what time
-it is), no I/O; the only allocation is the ring.
+Law of the room: a state and events in, a state out.  No lock (the produce worker's guards it), no
+clock (callers say what time it is), no I/O; the only allocation is the ring.
 
-Producers reserve (order, position) on the shared word and write in any order; requests are committed strictly by their order.
-What has arrived ahead of its turn waits in a ring.  The positions follow from the orders: the bytes of a request begin where those of
-the request before it end, so the broker knows where a request lies although its completion does not say.  A head that one
+Producers reserve (order, position) on the shared word and write in any order; requests are
+committed strictly by their order. What has arrived ahead of its turn waits in a ring.  The
+positions follow from the orders: the bytes of a request begin where those of the request before it
+end, so the broker knows where a request lies although its completion does not say.  A head that one
 producer holds exclusively is the same with orders that the producer counts itself.
 
     AHEAD ---- its owner makes it the head ------------------------------> OPEN
@@ -14,12 +16,13 @@ producer holds exclusively is the same with orders that the producer counts itse
       |------- a hole older than its timeout, a damaged request, no room --> ABORTED
       `------- its owner ends it ------------------------------------------> CLOSED
 
-A head that is granted AHEAD is the one after the head that its producer fills: its first request says that the producer is done with
-the other, and is news for its owner.
+A head that is granted AHEAD is the one after the head that its producer fills: its first request
+says that the producer is done with the other, and is news for its owner.
 
-A *hole* is an order that was reserved and has not arrived while later ones have, or while somebody waits for the head to be drained.  A
-reservation that passed the file's end has no request; the first of them is the end order.  Orders count modulo 2**16; the ring is
-smaller than half of that, and no larger than all producers may have under way together, so an order is never ambiguous.
+A *hole* is an order that was reserved and has not arrived while later ones have, or while somebody
+waits for the head to be drained.  A reservation that passed the file's end has no request; the
+first of them is the end order.  Orders count modulo 2**16; the ring is smaller than half of that,
+and no larger than all producers may have under way together, so an order is never ambiguous.
 """
 
 from libc.errno cimport ENOMEM

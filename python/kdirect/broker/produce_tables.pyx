@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Who produces over RDMA: peers, heads, grants and their acknowledgement rings.
 
-Owns: the tables of the produce worker (`kdirect.broker.worker`), which is their only subclass: a file id leads to a grant, a grant
-to its queue pair and its head.  Acknowledgements are staged in a grant's ring and posted from there.  What may not enter: commits, order,
-policy.
+Owns: the tables of the produce worker (`kdirect.broker.worker`), which is their only subclass: a
+file id leads to a grant, a grant to its queue pair and its head.  Acknowledgements are staged in a
+grant's ring and posted from there.  What may not enter: commits, order, policy.
 
 Threads and memory: see the worker.  C methods are called with `_lock` held.
 """
@@ -56,8 +56,8 @@ class OwnAnswer(NamedTuple):
 
 
 cdef class ProduceHead:
-    """One head file that producers write, exclusively or shared.  Made by `ProduceWorker.open_head`, ended by `close_head`; `owner` is the
-    caller's."""
+    """One head file that producers write, exclusively or shared.  Made by
+    `ProduceWorker.open_head`, ended by `close_head`; `owner` is the caller's."""
 
     def __dealloc__(self):
         free(self.h.ring)
@@ -117,7 +117,8 @@ cdef class ProduceTables:
         free(self._own)
         pthread_mutex_destroy(&self._lock)
 
-    # -- tables ------------------------------------------------------------------------------------------
+    # -- tables
+    # ------------------------------------------------------------------------------------------
 
     cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil:
         cdef uint32_t i = (qp_num * HASH) & (PEERS - 1)
@@ -131,7 +132,8 @@ cdef class ProduceTables:
         return NULL
 
     def add_peer(self, QueuePair qp, int receives, MemoryRegion notices):
-        """Take completions of `qp` and keep `receives` receives posted on it, each with an entry of `notices` for producers that SEND one."""
+        """Take completions of `qp` and keep `receives` receives posted on it, each with an entry of
+        `notices` for producers that SEND one."""
         cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
         cdef int n
         if len(self._peers) >= PEERS // 2:
@@ -158,7 +160,8 @@ cdef class ProduceTables:
         pthread_mutex_unlock(&self._lock)
 
     def remove_peer(self, uint32_t qp_num):
-        """Forget a queue pair; its grants must have been removed.  Afterwards the worker does not touch it."""
+        """Forget a queue pair; its grants must have been removed.  Afterwards the worker does not
+        touch it."""
         cdef peer_t* peer
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -174,8 +177,9 @@ cdef class ProduceTables:
 
     def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position, int32_t leader_epoch, *, bint shared,
                   int entries, int64_t hole_timeout_ms, int64_t ahead_bytes=0):
-        """Start to take requests for the head file of `segment_base_offset`, the first of order 0 at `position`.  At most `entries` will be
-        under way at a time.  With `ahead_bytes`, its capacity, it is to be the next head: what arrives waits for `begin_head`."""
+        """Start to take requests for the head file of `segment_base_offset`, the first of order 0
+        at `position`.  At most `entries` will be under way at a time.  With `ahead_bytes`, its
+        capacity, it is to be the next head: what arrives waits for `begin_head`."""
         cdef ProduceHead head = ProduceHead.__new__(ProduceHead)
         cdef head_t** grown
         cdef int capacity
@@ -210,8 +214,8 @@ cdef class ProduceTables:
         return head
 
     def begin_head(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
-        """The file that was granted ahead is the kernel's head from now on, at position 0: what has arrived is committed.  False when it has
-        ended meanwhile."""
+        """The file that was granted ahead is the kernel's head from now on, at position 0: what has
+        arrived is committed.  False when it has ended meanwhile."""
         cdef bint begun
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -224,7 +228,8 @@ cdef class ProduceTables:
         return begun
 
     def is_answered(self, uint16_t file_id):
-        """Has every acknowledgement of this grant been written, so that the memory of none is the transport's any more?"""
+        """Has every acknowledgement of this grant been written, so that the memory of none is the
+        transport's any more?"""
         cdef grant_t* g
         cdef bint answered
         with nogil:
@@ -235,7 +240,8 @@ cdef class ProduceTables:
         return answered
 
     def widen(self, ProduceHead head, int entries):
-        """Let `entries` requests be under way; AccessDeniedError when the orders would become ambiguous."""
+        """Let `entries` requests be under way; AccessDeniedError when the orders would become
+        ambiguous."""
         cdef int error
         if entries > MAX_ENTRIES:
             raise AccessDeniedError(f"{entries} requests under way on one head are too many", hint="at most 32768")
@@ -247,8 +253,8 @@ cdef class ProduceTables:
             raise MemoryError()
 
     def close_head(self, ProduceHead head not None, bint notify):
-        """Commit no more requests of this head; with `notify` its producers are told through their rings.  False when it had ended before,
-        in whatever way."""
+        """Commit no more requests of this head; with `notify` its producers are told through their
+        rings.  False when it had ended before, in whatever way."""
         cdef bint closed
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -262,7 +268,8 @@ cdef class ProduceTables:
         return closed
 
     def forget_head(self, ProduceHead head):
-        """Forget a head that has ended and whose grants are removed; the answers to its own requests that nobody has taken."""
+        """Forget a head that has ended and whose grants are removed; the answers to its own
+        requests that nobody has taken."""
         cdef int i
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -301,7 +308,8 @@ cdef class ProduceTables:
 
     def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address, uint32_t ack_rkey, uint64_t entries,
                 MemoryRegion staging, bint sync_first, bint watched):
-        """Start taking produce requests for `file_id` from `qp`, which is one of the producers of `head`.  False when the head has ended.
+        """Start taking produce requests for `file_id` from `qp`, which is one of the producers of
+        `head`.  False when the head has ended.
 
         `staging` holds `entries` acknowledgement entries (a power of two).
         """
@@ -338,7 +346,8 @@ cdef class ProduceTables:
         return True
 
     def retire(self, uint16_t file_id, bint notify):
-        """Take no more requests under `file_id`; with `notify` the producer is told through its ring."""
+        """Take no more requests under `file_id`; with `notify` the producer is told through its
+        ring."""
         cdef grant_t* g
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -376,7 +385,8 @@ cdef class ProduceTables:
                 self._notice(g, ACK_FLAG_REVOKED)
 
     def remove(self, uint16_t file_id):
-        """Forget a retired (or active) grant; its memory may go once this returns.  What it has written in its turn is still committed."""
+        """Forget a retired (or active) grant; its memory may go once this returns.  What it has
+        written in its turn is still committed."""
         cdef grant_t* g
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -399,7 +409,8 @@ cdef class ProduceTables:
         cdef peer_t* peer = self._find_peer(qp_num)
         return peer != NULL and peer.cut == CUT_NONE
 
-    # -- acknowledgements ----------------------------------------------------------------------------------
+    # -- acknowledgements
+    # ----------------------------------------------------------------------------------
 
     cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil:
         if peer.cut == CUT_NONE:

@@ -1,19 +1,22 @@
-"""The common bound of what requests under way hold, for the whole broker (`queued.max.request.bytes`).
+"""The common bound of what requests under way hold, for the whole broker
+(`queued.max.request.bytes`).
 
-Owns: who holds how much, and who waits for room.  No I/O: a holder is a connection, which reports what it holds, asks before it
-takes more, and is told when it may.
+Owns: who holds how much, and who waits for room.  No I/O: a holder is a connection, which reports
+what it holds, asks before it takes more, and is told when it may.
 
 Rules, and why:
 
-- Memory is counted as bytes arrive, never for what a size prefix promises: a peer that announces 100 MB and sends nothing
-  holds nothing.
-- A connection may always hold FREE_BYTES: small requests, which others may be waiting for (a release, a heartbeat), never wait.
-- One holder, the elder, may go beyond the bound: whoever asked first, when there is no room.  So some request always comes to its
-  end, and the broker never holds more than the bound and one request.
-- Those who wait are served in the order in which they asked.  Requests below SMALL_BYTES may pass the others, as long as there is
-  room: an eighth of the bound is theirs alone.
-- While somebody waits, a holder that has stopped in the middle of a request is closed after STALL_SECONDS: it would keep the
-  others waiting for ever.
+- Memory is counted as bytes arrive, never for what a size prefix promises: a peer that announces
+  100 MB and sends nothing holds nothing.
+- A connection may always hold FREE_BYTES: small requests, which others may be waiting for (a
+  release, a heartbeat), never wait.
+- One holder, the elder, may go beyond the bound: whoever asked first, when there is no room.  So
+  some request always comes to its end, and the broker never holds more than the bound and one
+  request.
+- Those who wait are served in the order in which they asked.  Requests below SMALL_BYTES may pass
+  the others, as long as there is room: an eighth of the bound is theirs alone.
+- While somebody waits, a holder that has stopped in the middle of a request is closed after
+  STALL_SECONDS: it would keep the others waiting for ever.
 
 The event loop's.
 """
@@ -62,9 +65,15 @@ def default_limit(largest_request: int) -> int:
 
 
 class RequestMemory:
-    """See the module.  `limit` in bytes; below 0: none.  `call_later(seconds, function)` and `clock()` are the event loop's."""
+    """See the module.  `limit` in bytes; below 0: none.  `call_later(seconds, function)` and
+    `clock()` are the event loop's."""
 
-    def __init__(self, limit: int, call_later: Callable[[float, Callable[[], None]], object], clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        limit: int,
+        call_later: Callable[[float, Callable[[], None]], object],
+        clock: Callable[[], float],
+    ) -> None:
         self.limit = limit
         self.used = 0
         self.waits = 0  # times that somebody had to wait
@@ -77,8 +86,8 @@ class RequestMemory:
         self._checking = False
 
     def take(self, holder: Holder, size: int) -> bool:
-        """May `holder` take `size` bytes more (0: go on as it is)?  They are counted for it then; else `memory_granted` is called when they
-        are."""
+        """May `holder` take `size` bytes more (0: go on as it is)?  They are counted for it then;
+        else `memory_granted` is called when they are."""
         if holder in self._waiting:
             return False
         if self._fits(holder, size, first=not self._waiting):
@@ -152,7 +161,11 @@ class RequestMemory:
             self._checking = False
             return
         now = self._clock()
-        for holder in [h for h, held in self._held.items() if held > FREE_BYTES and h not in self._waiting and h.halfway]:
+        for holder in [
+            h
+            for h, held in self._held.items()
+            if held > FREE_BYTES and h not in self._waiting and h.halfway
+        ]:
             brought, since = self._marks.setdefault(holder, (holder.brought, now))
             if holder.brought - brought >= PROGRESS_BYTES:
                 self._marks[holder] = holder.brought, now

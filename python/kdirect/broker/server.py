@@ -1,11 +1,11 @@
 """The broker's server: wiring, dispatch, periodic work, start and stop.
 
-Owns: the one event loop's view of a broker.  It joins the rooms (log, topics, groups, access) and decides
-nothing itself: requests are answered by the ``handlers_*`` modules.
+Owns: the one event loop's view of a broker.  It joins the rooms (log, topics, groups, access) and
+decides nothing itself: requests are answered by the ``handlers_*`` modules.
 
-Threads: the event loop answers requests.  It does no file work, faults no cold memory in and waits for no
-lock whose holder does: all of that runs on the threads of `files` and `flusher`.  Periodic work is coarse:
-an idle broker does nothing but look at the log once in a while.
+Threads: the event loop answers requests.  It does no file work, faults no cold memory in and waits
+for no lock whose holder does: all of that runs on the threads of `files` and `flusher`.  Periodic
+work is coarse: an idle broker does nothing but look at the log once in a while.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ IDLE_BACKOFF = 10
 
 @dataclass(slots=True)
 class Counters:
-    """What the server counts; `BrokerServer.statistics` gives them their names in `kdirect.metrics`."""
+    """What the server counts; `BrokerServer.statistics` gives them their names in
+    `kdirect.metrics`."""
 
     requests: Counter[str] = field(default_factory=Counter)
     connections_opened: int = 0
@@ -70,12 +71,16 @@ class BrokerServer:
     def __init__(self, config: BrokerConfig) -> None:
         self.config = config
         self.counters = Counters()
-        self.logs = LogManager(config["log.dirs"], LogConfig.from_broker(config), node_id=config["node.id"])
+        self.logs = LogManager(
+            config["log.dirs"], LogConfig.from_broker(config), node_id=config["node.id"]
+        )
         self.topics = Registry(self.logs)
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
         self.files = FileThreads(self.logs.log_dirs)
-        self.appends = Appends(on_thread=self.files.for_partition, later=self._later, new_future=self._new_future)
+        self.appends = Appends(
+            on_thread=self.files.for_partition, later=self._later, new_future=self._new_future
+        )
         self.appends.appended = self.waiters.notify
         self.offsets = OffsetStore(self.topics, config, self.appends, self.files.admin)
         self.configs = ConfigHandlers(self)
@@ -94,14 +99,17 @@ class BrokerServer:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
         self.memory = RequestMemory(
-            config.request_memory, lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call), time.monotonic
+            config.request_memory,
+            lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+            time.monotonic,
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush_backoff = 1
         self._stopping = False
         self._all_gone = asyncio.Event()
 
-    # -- start and stop ----------------------------------------------------------------------------------
+    # -- start and stop
+    # ----------------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the log, then the listeners.  KdirectError leaves nothing behind."""
@@ -152,7 +160,8 @@ class BrokerServer:
         self.access.server = self
         self.access.start(loop)
         for key in p.ACCESS_API_KEYS:
-            # Not one by one: a producer that waits for access may wait for another's answer on the same connection.
+            # Not one by one: a producer that waits for access may wait for another's answer on the
+            # same connection.
             self._handlers[key] = (self._handle_access, False)
 
     async def _listen(self, index: int, listener: Listener) -> None:
@@ -161,7 +170,10 @@ class BrokerServer:
         host = listener.host or (None if listener.port else "0.0.0.0")
         try:
             server = await loop.create_server(
-                lambda: Connection(self, index), host, listener.port, backlog=self.config["socket.listen.backlog.size"]
+                lambda: Connection(self, index),
+                host,
+                listener.port,
+                backlog=self.config["socket.listen.backlog.size"],
             )
         except OSError as e:
             raise BrokerUnavailableError(
@@ -202,7 +214,8 @@ class BrokerServer:
         await _on_a_thread(self.flusher.close)
         await _on_a_thread(self.logs.close)
 
-    # -- connections -------------------------------------------------------------------------------------
+    # -- connections
+    # -------------------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> None:
         self.counters.connections_opened += 1
@@ -219,7 +232,9 @@ class BrokerServer:
     def advertised(self, connection: Connection) -> tuple[str, int]:
         """The address to give to a client: that of the listener it came through."""
         if self.config.advertised:
-            chosen = self.config.advertised[min(connection.listener, len(self.config.advertised) - 1)]
+            chosen = self.config.advertised[
+                min(connection.listener, len(self.config.advertised) - 1)
+            ]
             return chosen.host, chosen.port or self.bound[connection.listener][2]
         listener, host, port = self.bound[connection.listener]
         if listener.host in ("", "0.0.0.0", "::"):
@@ -239,17 +254,20 @@ class BrokerServer:
             out.append(format_address(host, port))
         return ",".join(out)
 
-    # -- requests ----------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------------------
 
     def apis(self) -> list[p.Api]:
         """What is advertised."""
         return [p.APIS[key] for key in self._handlers]
 
     def dispatch(self, connection: Connection, frame: memoryview) -> Sequence[Any] | Waiting | None:
-        """Execute one request: its answer's buffers, a `Waiting` for them, or None where none is sent.
+        """Execute one request: its answer's buffers, a `Waiting` for them, or None where none is
+        sent.
 
-        ProtocolError closes the connection: for bytes that are no request, for API keys that we do not know and
-        versions that we do not speak, as Kafka does; but for ApiVersions, whose answer says what we speak.
+        ProtocolError closes the connection: for bytes that are no request, for API keys that we do
+        not know and versions that we do not speak, as Kafka does; but for ApiVersions, whose answer
+        says what we speak.
         """
         header = p.parse_request_header(frame)
         connection.client_id = header.client_id
@@ -261,7 +279,9 @@ class BrokerServer:
         version = header.api_version
         if not api.low <= version <= api.high:
             if api.key != p.API_VERSIONS:
-                raise ProtocolError(f"{api.name} version {version} is not one that this broker serves ({api.low} to {api.high})")
+                raise ProtocolError(
+                    f"{api.name} version {version} is not one that this broker serves ({api.low} to {api.high})"
+                )
             return [
                 p.response_header(api, 0, header.correlation_id),
                 self.cluster.versions(ErrorCode.UNSUPPORTED_VERSION).encode(version=0),
@@ -298,9 +318,12 @@ class BrokerServer:
         return _result_of(answer) if isinstance(answer, asyncio.Future) else answer
 
     async def delete_topic(self, topic: Topic) -> None:
-        """End access to a topic, delete it, wake who waits for it, forget what groups committed in it."""
+        """End access to a topic, delete it, wake who waits for it, forget what groups committed in
+        it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
-        end_access = self.access.begin_deletion(partitions) if self.access is not None else lambda: None
+        end_access = (
+            self.access.begin_deletion(partitions) if self.access is not None else lambda: None
+        )
 
         def delete() -> None:
             end_access()
@@ -323,21 +346,26 @@ class BrokerServer:
         assert self._loop is not None
         return self._loop.create_future()
 
-    # -- periodic work -----------------------------------------------------------------------------------
+    # -- periodic work
+    # -----------------------------------------------------------------------------------
 
     def _every(self, option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work` again and again, `option` milliseconds after it last ended."""
         assert self._loop is not None
         if not self._stopping:
             factor = self._flush_backoff if work == self._flush_due else 1
-            self._timers[option] = self._loop.call_later(self.config[option] * factor / 1000, self._begin, option, work)
+            self._timers[option] = self._loop.call_later(
+                self.config[option] * factor / 1000, self._begin, option, work
+            )
 
     def _begin(self, option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         task = asyncio.ensure_future(work())
         self._background.add(task)
         task.add_done_callback(lambda t: self._ended(t, option, work))
 
-    def _ended(self, task: asyncio.Task[None], option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    def _ended(
+        self, task: asyncio.Task[None], option: str, work: Callable[[], Coroutine[Any, Any, None]]
+    ) -> None:
         self._background.discard(task)
         if not task.cancelled() and task.exception() is not None:
             log.error("periodic work of %s failed", option, exc_info=task.exception())
@@ -353,8 +381,15 @@ class BrokerServer:
 
     async def _flush_due(self) -> None:
         flushed = await self._maintain(self.logs.flush_due, time.time_ns() // 1_000_000)
-        names = {"flush.ms", "flush.messages", "log.flush.interval.ms", "log.flush.interval.messages"}
-        timed = bool(names & self.config.given) or any(names & t.configs.keys() for t in self.topics)
+        names = {
+            "flush.ms",
+            "flush.messages",
+            "log.flush.interval.ms",
+            "log.flush.interval.messages",
+        }
+        timed = bool(names & self.config.given) or any(
+            names & t.configs.keys() for t in self.topics
+        )
         # Without a promised time, an idle log is looked at less often.
         self._flush_backoff = 1 if flushed or timed else IDLE_BACKOFF
 
@@ -368,11 +403,16 @@ class BrokerServer:
         """Clients that hold RDMA access are silent because they need no broker: they stay."""
         limit = time.monotonic() - self.config["connections.max.idle.ms"] / 1000
         for connection in list(self._connections):
-            if connection.last_active < limit and not connection.used_access and not connection.unanswered:
+            if (
+                connection.last_active < limit
+                and not connection.used_access
+                and not connection.unanswered
+            ):
                 log.debug("closing idle connection from %s", connection.peer)
                 connection.close("")
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
         """Counters, by the names of `kdirect.metrics`; callable from any thread."""
@@ -406,7 +446,8 @@ async def _result_of(future: asyncio.Future[Any]) -> Any:
 
 
 async def _on_a_thread(work: Callable[[], object]) -> None:
-    """Wait for `work` on a thread of its own: executors take nothing any more when a broker is stopped while the interpreter exits."""
+    """Wait for `work` on a thread of its own: executors take nothing any more when a broker is
+    stopped while the interpreter exits."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[None] = loop.create_future()
 

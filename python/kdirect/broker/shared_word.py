@@ -1,12 +1,14 @@
 """The 8-byte word that orders the producers of a shared head (KafkaDirect §4.2.2, figure 5).
 
-Owns: the memory of the words, and the broker's queue pair with itself, over which it reserves and closes like any other producer: atomics
-of an RNIC are atomic among themselves, not with those of the processor.  What may not enter: who may reserve.
+Owns: the memory of the words, and the broker's queue pair with itself, over which it reserves and
+closes like any other producer: atomics of an RNIC are atomic among themselves, not with those of
+the processor.  What may not enter: who may reserve.
 
-Memory: a word has a page of its own, so that the key to it opens nothing else.  The broker stores into it before its first key is
-given out, and never again; it lives as long as any key to it.
+Memory: a word has a page of its own, so that the key to it opens nothing else.  The broker stores
+into it before its first key is given out, and never again; it lives as long as any key to it.
 
-Threads: any; one lock a loopback, and one a word that is being closed.  A reservation takes as long as a round trip to the own RNIC.
+Threads: any; one lock a loopback, and one a word that is being closed.  A reservation takes as long
+as a round trip to the own RNIC.
 """
 
 from __future__ import annotations
@@ -48,14 +50,17 @@ class SharedWord:
 
     def register(self, domain: Any) -> MemoryRegion:
         """A key to the word for the clients of `domain`: atomics only."""
-        return domain.register(self.memory, Access.LOCAL_WRITE | Access.REMOTE_ATOMIC, 0, layout.SHARED_WORD_BYTES)  # type: ignore[no-any-return]
+        return domain.register(
+            self.memory, Access.LOCAL_WRITE | Access.REMOTE_ATOMIC, 0, layout.SHARED_WORD_BYTES
+        )  # type: ignore[no-any-return]
 
     def reserve(self, length: int) -> Reservation:
         """Reserve `length` bytes for the broker itself."""
         return self._loopback.fetch_add(self.region, ONE_ORDER + length)
 
     def close(self) -> Reservation:
-        """Make every later reservation fail; what was reserved until now, everything if that cannot be told.  Again: the same."""
+        """Make every later reservation fail; what was reserved until now, everything if that cannot
+        be told.  Again: the same."""
         with self._lock:
             if self.closed is None:
                 try:
@@ -71,8 +76,9 @@ class SharedWord:
 
 
 class Loopback:
-    """See the module.  Life: opened on an engine's device with its first shared head, `close` with the engine.  One that is `broken`
-    is replaced before the next head; the words that it served cannot be closed, so their heads are aborted."""
+    """See the module.  Life: opened on an engine's device with its first shared head, `close` with
+    the engine.  One that is `broken` is replaced before the next head; the words that it served
+    cannot be closed, so their heads are aborted."""
 
     def __init__(self, device: Any) -> None:
         self._lock = threading.Lock()
@@ -80,12 +86,18 @@ class Loopback:
         self.domain = device.alloc_pd()
         self._cq = device.create_cq(depth=16)
         self._other_cq = device.create_cq(depth=16)
-        self._qp = self.domain.create_qp(self._cq, self._other_cq, max_send_wr=4, max_recv_wr=1, max_send_bytes=64)
-        self._target = self.domain.create_qp(self._other_cq, self._other_cq, max_send_wr=1, max_recv_wr=1, max_send_bytes=64)
+        self._qp = self.domain.create_qp(
+            self._cq, self._other_cq, max_send_wr=4, max_recv_wr=1, max_send_bytes=64
+        )
+        self._target = self.domain.create_qp(
+            self._other_cq, self._other_cq, max_send_wr=1, max_recv_wr=1, max_send_bytes=64
+        )
         address = self._qp.address
         self._target.connect(address, active=False)
         self._qp.connect(self._target.address, active=True)
-        self._result = self.domain.register(Memory.anonymous(8, "kdirect-reserved"), Access.LOCAL_WRITE, 0, 8)
+        self._result = self.domain.register(
+            Memory.anonymous(8, "kdirect-reserved"), Access.LOCAL_WRITE, 0, 8
+        )
         self._view = memoryview(self._result.memory)[:8]
 
     def fetch_add(self, word: MemoryRegion, add: int) -> Reservation:
@@ -96,11 +108,15 @@ class Loopback:
                 completions = self._cq.poll(1)
                 while not completions:
                     if not self._cq.wait(TIMEOUT_MS, 20):
-                        raise TransportError("an atomic of the broker on its own memory did not complete", hint="see the device's state")
+                        raise TransportError(
+                            "an atomic of the broker on its own memory did not complete",
+                            hint="see the device's state",
+                        )
                     completions = self._cq.poll(1)
                 if not completions[0].ok:
                     raise TransportError(
-                        f"an atomic of the broker on its own memory failed: {completions[0]}", hint="see the device's state"
+                        f"an atomic of the broker on its own memory failed: {completions[0]}",
+                        hint="see the device's state",
                     )
             except (RdmaError, TransportError):
                 self.broken = True

@@ -1,17 +1,17 @@
 """Which topics there are: ids, partition counts, configs; and the small files that remember them.
 
-Owns: ``topics.json`` (topics) and ``producer_ids`` (the next block of producer ids), both in the first log
-directory.  The partitions' directories with everything in them are the log's.
+Owns: ``topics.json`` (topics) and ``producer_ids`` (the next block of producer ids), both in the
+first log directory.  The partitions' directories with everything in them are the log's.
 
-Invariants: a file is replaced whole (written beside, synced, renamed), so a crash leaves the old or the new
-one; a topic is in ``topics.json`` before its first directory exists, and is marked there before its first
-directory goes, so that a crash in between is finished at the next start.  Directories that no topic claims
-(a copied Kafka log) are adopted.
+Invariants: a file is replaced whole (written beside, synced, renamed), so a crash leaves the old or
+the new one; a topic is in ``topics.json`` before its first directory exists, and is marked there
+before its first directory goes, so that a crash in between is finished at the next start.
+Directories that no topic claims (a copied Kafka log) are adopted.
 
-The registry decides and remembers.  Looking needs no lock and does no file work; any thread may.  What
-changes topics is file work: it is called on one thread at a time, the broker's admin thread while it serves,
-so that changes have an order.  A topic is known while its partitions are being made: until then they have no
-leader.
+The registry decides and remembers.  Looking needs no lock and does no file work; any thread may.
+What changes topics is file work: it is called on one thread at a time, the broker's admin thread
+while it serves, so that changes have an order.  A topic is known while its partitions are being
+made: until then they have no leader.
 """
 
 from __future__ import annotations
@@ -28,7 +28,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError, TopicCollisionError, TopicExistsError, UnknownTopicError
+from kdirect.errors import (
+    ConfigError,
+    CorruptLogError,
+    KdirectError,
+    LogError,
+    TopicCollisionError,
+    TopicExistsError,
+    UnknownTopicError,
+)
 from kdirect.log.checkpoint import new_id
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
@@ -39,7 +47,8 @@ log = logging.getLogger("kdirect.broker")
 
 OFFSETS_TOPIC = "__consumer_offsets"
 INTERNAL_TOPICS = frozenset((OFFSETS_TOPIC, "__transaction_state"))
-# Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for one another.
+# Of a topic, and of what one request may ask for, as in Kafka: requests that change topics wait for
+# one another.
 MAX_PARTITIONS = 10_000
 PRODUCER_ID_BLOCK = 1000
 PRODUCER_ID_LIMIT = 1 << 62
@@ -60,7 +69,10 @@ def replace_file(path: Path, text: str) -> None:
         finally:
             os.close(directory)
     except OSError as e:
-        raise LogError(f"cannot write {path}: {e.strerror}", hint="check space and permissions of the log directory") from e
+        raise LogError(
+            f"cannot write {path}: {e.strerror}",
+            hint="check space and permissions of the log directory",
+        ) from e
 
 
 def _read(path: Path) -> bytes | None:
@@ -69,7 +81,10 @@ def _read(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as e:
-        raise LogError(f"cannot read {path}: {e.strerror}", hint="check its permissions, restore it, or remove it") from e
+        raise LogError(
+            f"cannot read {path}: {e.strerror}",
+            hint="check its permissions, restore it, or remove it",
+        ) from e
 
 
 @dataclass(slots=True)
@@ -111,10 +126,12 @@ class Registry:
         self._next_producer_id = 0
         self._producer_id_limit = 0
 
-    # -- life --------------------------------------------------------------------------------------------
+    # -- life
+    # --------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Read the file, finish what a crash interrupted, make missing partitions, adopt unclaimed ones."""
+        """Read the file, finish what a crash interrupted, make missing partitions, adopt unclaimed
+        ones."""
         text = _read(self._file)
         if text is not None:
             self._load(text)
@@ -128,15 +145,29 @@ class Registry:
             count = partitions[-1].topic_partition.partition + 1
             topic = self._topics.get(name)
             if topic is None:
-                self._remember(Topic(name, partitions[0].topic_id, count, dict(partitions[0].config.overrides or {})))
+                self._remember(
+                    Topic(
+                        name,
+                        partitions[0].topic_id,
+                        count,
+                        dict(partitions[0].config.overrides or {}),
+                    )
+                )
             else:
                 topic.partition_count = max(topic.partition_count, count)
                 if any(dict(x.config.overrides or {}) != topic.configs for x in partitions):
                     self._logs.alter_topic(name, topic.configs)
         for topic in self._topics.values():
-            there = found[topic.name][-1].topic_partition.partition + 1 if topic.name in found else 1
+            there = (
+                found[topic.name][-1].topic_partition.partition + 1 if topic.name in found else 1
+            )
             if topic.partition_count > max(there, MAX_PARTITIONS):
-                log.error("topic %s cannot have %d partitions: it keeps the %d that are there", topic.name, topic.partition_count, there)
+                log.error(
+                    "topic %s cannot have %d partitions: it keeps the %d that are there",
+                    topic.name,
+                    topic.partition_count,
+                    there,
+                )
                 topic.partition_count = there
             self._make_partitions(topic, 0)
         self._save()
@@ -151,9 +182,22 @@ class Registry:
                 if int(row["partitions"]) < 1:
                     raise ValueError(f"topic {name} has {row['partitions']} partitions")
                 self._remember(
-                    Topic(check_topic_name(name), parse_kafka_uuid(row["id"]), int(row["partitions"]), configs, bool(row.get("deleting")))
+                    Topic(
+                        check_topic_name(name),
+                        parse_kafka_uuid(row["id"]),
+                        int(row["partitions"]),
+                        configs,
+                        bool(row.get("deleting")),
+                    )
                 )
-        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
+        except (
+            ValueError,
+            KeyError,
+            TypeError,
+            AttributeError,
+            OverflowError,
+            RecursionError,
+        ) as e:
             raise CorruptLogError(
                 f"{self._file} is damaged: {e}",
                 hint="restore it, or remove it: topics are then found by their directories, without their configs",
@@ -162,13 +206,18 @@ class Registry:
     def _save(self) -> None:
         rows = {}
         for t in self._topics.values():
-            rows[t.name] = {"id": kafka_uuid(t.topic_id), "partitions": t.partition_count, "configs": t.configs}
+            rows[t.name] = {
+                "id": kafka_uuid(t.topic_id),
+                "partitions": t.partition_count,
+                "configs": t.configs,
+            }
             if t.deleting:
                 rows[t.name]["deleting"] = True
         replace_file(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
 
     def _save_soon(self) -> None:
-        """Save what need not be on disk yet: the next start, or the next change of a topic, finishes it."""
+        """Save what need not be on disk yet: the next start, or the next change of a topic,
+        finishes it."""
         try:
             self._save()
         except LogError as e:
@@ -182,7 +231,8 @@ class Registry:
         self._topics.pop(topic.name, None)
         self._by_id.pop(topic.topic_id, None)
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- looking
+    # -----------------------------------------------------------------------------------------
 
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
@@ -200,19 +250,26 @@ class Registry:
         """The settings in force for a topic."""
         return self._defaults.with_overrides(topic.configs)
 
-    # -- changing ----------------------------------------------------------------------------------------
+    # -- changing
+    # ----------------------------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int, configs: Mapping[str, Any]) -> dict[str, str]:
-        """May this topic be created?  Its configs as text; ConfigError (TopicCollisionError for its name), TopicExistsError."""
+        """May this topic be created?  Its configs as text; ConfigError (TopicCollisionError for its
+        name), TopicExistsError."""
         check_topic_name(name)
         for other in self._topics:
             # Kafka's rule: names that differ in '.' and '_' only would share a metrics name.
             if other == name:
                 raise TopicExistsError(f"topic {name} already exists", hint="choose another name")
             if other.replace(".", "_") == name.replace(".", "_"):
-                raise TopicCollisionError(f"topic {name} collides with topic {other}", hint="names may not differ in '.' and '_' only")
+                raise TopicCollisionError(
+                    f"topic {name} collides with topic {other}",
+                    hint="names may not differ in '.' and '_' only",
+                )
         if not 1 <= partitions <= MAX_PARTITIONS:
-            raise ConfigError(f"topic {name}: {partitions} partitions", hint=f"give 1 to {MAX_PARTITIONS}")
+            raise ConfigError(
+                f"topic {name}: {partitions} partitions", hint=f"give 1 to {MAX_PARTITIONS}"
+            )
         return dict(self._defaults.with_overrides(configs).overrides or {})
 
     def check_configs(self, configs: Mapping[str, Any]) -> None:
@@ -239,20 +296,28 @@ class Registry:
     def grow(self, topic: Topic, partitions: int) -> None:
         """Add partitions up to `partitions` in all; ConfigError when that is too many, LogError."""
         if partitions > MAX_PARTITIONS:
-            raise ConfigError(f"topic {topic.name}: {partitions} partitions", hint=f"give at most {MAX_PARTITIONS}")
+            raise ConfigError(
+                f"topic {topic.name}: {partitions} partitions",
+                hint=f"give at most {MAX_PARTITIONS}",
+            )
         before = topic.partition_count
         topic.partition_count = partitions
         try:
             self._save()
             self._make_partitions(topic, before)
         except KdirectError:
-            topic.partition_count = max([before, *(tp.partition + 1 for tp in self._logs.partitions if tp.topic == topic.name)])
+            topic.partition_count = max(
+                [
+                    before,
+                    *(tp.partition + 1 for tp in self._logs.partitions if tp.topic == topic.name),
+                ]
+            )
             self._save()
             raise
 
     def delete(self, topic: Topic) -> None:
-        """Delete a topic and its partitions.  LogError: it is there as before, or, when it is marked as `deleting` already, to be
-        deleted by the next try or the next start."""
+        """Delete a topic and its partitions.  LogError: it is there as before, or, when it is
+        marked as `deleting` already, to be deleted by the next try or the next start."""
         before = topic.deleting
         topic.deleting = True
         try:
@@ -288,14 +353,17 @@ class Registry:
         topic = self._topics.get(name)
         if partition is None or topic is None or topic.deleting:
             raise UnknownTopicError(
-                f"partition {name}-{index} does not exist", hint="create the topic, or check its name and number of partitions"
+                f"partition {name}-{index} does not exist",
+                hint="create the topic, or check its name and number of partitions",
             )
         return partition
 
-    # -- producer ids ------------------------------------------------------------------------------------
+    # -- producer ids
+    # ------------------------------------------------------------------------------------
 
     def producer_id_nowait(self) -> int | None:
-        """A producer id that was never given before, in this run or an earlier one; None when the file has to be written first."""
+        """A producer id that was never given before, in this run or an earlier one; None when the
+        file has to be written first."""
         with self._producer_ids:
             if self._next_producer_id >= self._producer_id_limit:
                 return None
@@ -332,6 +400,7 @@ class Registry:
             ) from e
 
     def _first_producer_id(self) -> int:
-        """0 for a new log.  One that was copied from elsewhere may hold ids that we do not know: start far above them."""
+        """0 for a new log.  One that was copied from elsewhere may hold ids that we do not know:
+        start far above them."""
         empty = all(x.log_end_offset == 0 for x in self._logs.partitions.values())
         return 0 if empty else int(time.time()) << 20

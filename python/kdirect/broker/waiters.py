@@ -1,10 +1,11 @@
 """Fetches that wait for records.
 
-Owns: who waits for which partitions.  A waiter costs nothing while nothing is appended: no polling, one
-timer of the event loop for its time limit.
+Owns: who waits for which partitions.  A waiter costs nothing while nothing is appended: no polling,
+one timer of the event loop for its time limit.
 
-`notify` is called on the event loop after an append over TCP; `notify_from_thread` by any other thread
-(the RDMA produce worker).  With nobody waiting for the partition both are a dictionary lookup.
+`notify` is called on the event loop after an append over TCP; `notify_from_thread` by any other
+thread (the RDMA produce worker).  With nobody waiting for the partition both are a dictionary
+lookup.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ class Waiter:
 
     __slots__ = ("future", "missing", "partitions")
 
-    def __init__(self, partitions: tuple[TopicPartition, ...], missing: int, future: asyncio.Future[None]) -> None:
+    def __init__(
+        self, partitions: tuple[TopicPartition, ...], missing: int, future: asyncio.Future[None]
+    ) -> None:
         self.partitions = partitions
         self.missing = missing
         self.future = future

@@ -1,35 +1,41 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The RDMA produce worker: completions in, commits and acknowledgements out (KafkaDirect §4.2.2).
 
-Owns: the thread that polls the broker's completion queues, and the tables that map a file id to its grant and a grant to its
-head.  One completion is one produce request, either a WRITE_WITH_IMM, whose immediate data names the grant and the request's order and
-whose length is the number of bytes the producer has written where its order says, or a SEND of a notice that says all three after a plain
-WRITE (`rdma.notify=send`).  What has arrived is put in order (`kdirect.broker.order`),
-committed in runs, one lock of the kernel and one update of the slots for all that wait, and answered into the producers'
-acknowledgement rings with WRITE_WITH_IMM.  The broker's own requests (of plain Kafka producers, on a shared head) take their
-turn like any other (`offer`).
+Owns: the thread that polls the broker's completion queues, and the tables that map a file id to its
+grant and a grant to its head.  One completion is one produce request, either a WRITE_WITH_IMM,
+whose immediate data names the grant and the request's order and whose length is the number of bytes
+the producer has written where its order says, or a SEND of a notice that says all three after a
+plain WRITE (`rdma.notify=send`).  What has arrived is put in order (`kdirect.broker.order`),
+committed in runs, one lock of the kernel and one update of the slots for all that wait, and
+answered into the producers' acknowledgement rings with WRITE_WITH_IMM.  The broker's own requests
+(of plain Kafka producers, on a shared head) take their turn like any other (`offer`).
 
-What may not enter: files, sockets, Kafka's protocol, policy.  Who gets a grant, and what follows when a head ends, is decided in
-`kdirect.broker.produce_access`; how bytes become records in `kdirect.log.kernel`.
+What may not enter: files, sockets, Kafka's protocol, policy.  Who gets a grant, and what follows
+when a head ends, is decided in `kdirect.broker.produce_access`; how bytes become records in
+`kdirect.log.kernel`.
 
-A request that the kernel refuses for what it says (sequence, timestamp, size), or as a repetition, is answered and passed over:
-those behind it move up to the tail.  On a shared head a damaged request ends the head, because then nobody knows whether it
-has the length of its reservation; on an exclusive one it is answered like the others.
+A request that the kernel refuses for what it says (sequence, timestamp, size), or as a repetition,
+is answered and passed over: those behind it move up to the tail.  On a shared head a damaged
+request ends the head, because then nobody knows whether it has the length of its reservation; on an
+exclusive one it is answered like the others.
 
 Threads.  `run` is the body of the one worker thread; it holds the GIL only while it sleeps, flushes
-or reports.  Every other method may be called from any thread; `_lock` guards the tables and the heads and is held by
-the worker while it works off one batch of completions, so a grant or head that `remove` or `close_head` has returned from is not
-in use.  Nobody waits for it with the GIL held: its holder may need the GIL (a transport written in Python, or just
-to go on behind ``with nogil``).  With group commit only the worker's thread commits.
+or reports.  Every other method may be called from any thread; `_lock` guards the tables and the
+heads and is held by the worker while it works off one batch of completions, so a grant or head that
+`remove` or `close_head` has returned from is not in use.  Nobody waits for it with the GIL held:
+its holder may need the GIL (a transport written in Python, or just to go on behind ``with nogil``).
+With group commit only the worker's thread commits.
 
 Memory.  A grant's acknowledgements are staged in memory of the broker (`staging`, registered in the
-client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport from
-the post of the WRITE that carries it until that WRITE's completion on the send queue; it is reused
-only afterwards.  The client's ring is the client's; the broker only writes it.  The bytes of the broker's own requests are
-kept by their head until their turn has come.  Entry i of a peer's notices (registered in its protection domain) belongs to the transport
-while receive i is posted; between its completion and its next post the worker has copied it.
+client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport
+from the post of the WRITE that carries it until that WRITE's completion on the send queue; it is
+reused only afterwards.  The client's ring is the client's; the broker only writes it.  The bytes of
+the broker's own requests are kept by their head until their turn has come.  Entry i of a peer's
+notices (registered in its protection domain) belongs to the transport while receive i is posted;
+between its completion and its next post the worker has copied it.
 
-Idle cost: after `spin_us` without a completion the thread sleeps on the receive completion queue, or until the next hole times out.
+Idle cost: after `spin_us` without a completion the thread sleeps on the receive completion queue,
+or until the next hole times out.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
@@ -105,9 +111,10 @@ cdef inline int64_t _now_ns(int clock) noexcept nogil:
 cdef class ProduceWorker(ProduceTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
-    `on_head(head)` (it was drained or aborted), `on_own(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
-    `on_append(file_id)` are called on the worker's thread with the GIL and no lock held; they must not block.
-    `sync(file_id)` is called there too and returns when what was committed is on disk.
+    `on_head(head)` (it was drained or aborted), `on_own(head, answers)`, `on_cut(qp_num, reason)`
+    (a `CutReason`) and `on_append(file_id)` are called on the worker's thread with the GIL and no
+    lock held; they must not block. `sync(file_id)` is called there too and returns when what was
+    committed is on disk.
     """
 
     cdef CompletionQueue _recv_cq
@@ -138,11 +145,13 @@ cdef class ProduceWorker(ProduceTables):
         self.on_own = on_own
         self.sync = sync
 
-    # -- heads ---------------------------------------------------------------------------------------------
+    # -- heads
+    # ---------------------------------------------------------------------------------------------
 
     def drain(self, ProduceHead head, end_order=None):
-        """Report by `on_head` when everything reserved is committed, or aborted.  `end_order`: the first reservation that is not valid; without
-        it the head is drained when somebody else has told, and aborted at its tail when nobody does in time."""
+        """Report by `on_head` when everything reserved is committed, or aborted.  `end_order`: the
+        first reservation that is not valid; without it the head is drained when somebody else has
+        told, and aborted at its tail when nobody does in time."""
         cdef bint known = end_order is not None
         cdef uint16_t end = end_order if known else 0
         cdef uint16_t ahead
@@ -158,7 +167,8 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
 
     def hurry(self, ProduceHead head, int timeout_ms):
-        """Somebody who may have left a hole is gone: give up the hole there is now, if there is one, in `timeout_ms` at the latest."""
+        """Somebody who may have left a hole is gone: give up the hole there is now, if there is
+        one, in `timeout_ms` at the latest."""
         cdef int64_t at
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -171,8 +181,9 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
 
     def offer(self, ProduceHead head, uint16_t order, data):
-        """The broker's own request, whole batches, whose order and room were reserved: committed when its turn comes.  The answers to
-        own requests that are known now, this one's or others'; later ones go to `on_own`.  Raises AccessDeniedError when the head has ended."""
+        """The broker's own request, whole batches, whose order and room were reserved: committed
+        when its turn comes.  The answers to own requests that are known now, this one's or others';
+        later ones go to `on_own`.  Raises AccessDeniedError when the head has ended."""
         cdef const uint8_t[::1] view = data
         cdef uint32_t length = <uint32_t> view.shape[0]
         cdef int rc = -1
@@ -205,7 +216,8 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
         return begun
 
-    # -- one batch of completions ------------------------------------------------------------------------
+    # -- one batch of completions
+    # ------------------------------------------------------------------------
 
     cdef head_t* _take(self, work_completion* wc) noexcept nogil:
         """Put one completion where its order says; the head that it is for."""
@@ -235,7 +247,8 @@ cdef class ProduceWorker(ProduceTables):
         (<QueuePair> peer.qp).c_post_recv(wc.wr_id, at, peer.notices_lkey, NOTICE_BYTES)
         g = self._table[file_id]
         if g == NULL or g.qp_num != wc.qp_num:
-            # A request that was under way when its grant was released is harmless; one under another client's file id is not.
+            # A request that was under way when its grant was released is harmless; one under
+            # another client's file id is not.
             if g != NULL:
                 self._cut_peer(peer, CUT_FORGED_FILE)
             return NULL
@@ -257,7 +270,8 @@ cdef class ProduceWorker(ProduceTables):
         return h
 
     cdef void _commit_run(self, head_t* h, int64_t now_ms, int64_t now_ns) noexcept nogil:
-        """Commit what is in order, in runs: one lock of the kernel and one update of its slots for many requests."""
+        """Commit what is in order, in runs: one lock of the kernel and one update of its slots for
+        many requests."""
         cdef arrived_t* r = order_next(h)
         cdef commit_result result
         cdef uint64_t unanswered = 0
@@ -294,7 +308,8 @@ cdef class ProduceWorker(ProduceTables):
         self._settle(h, now_ns)
 
     cdef void _settle(self, head_t* h, int64_t now_ns) noexcept nogil:
-        """After something has happened to a head: is it at its end, or does it wait for somebody?"""
+        """After something has happened to a head: is it at its end, or does it wait for somebody?
+        """
         order_look(h, now_ns)
         if h.deadline_ns and (self._earliest_ns == 0 or h.deadline_ns < self._earliest_ns):
             self._earliest_ns = h.deadline_ns
@@ -339,7 +354,8 @@ cdef class ProduceWorker(ProduceTables):
             g.state = GRANT_RETIRED
 
     cdef _sync_dirty(self):
-        """Group commit: one sync a partition serves every request of this batch (and of all producers)."""
+        """Group commit: one sync a partition serves every request of this batch (and of all
+        producers)."""
         cdef int i
         cdef grant_t* g
         cdef list ids = []
@@ -408,7 +424,8 @@ cdef class ProduceWorker(ProduceTables):
                     log.exception("callback of the produce worker failed")
 
     cdef int c_step(self) noexcept nogil:
-        """Work off one batch of completions, if there are any: commit, sync, acknowledge.  How many, or below 0 when the queue overran."""
+        """Work off one batch of completions, if there are any: commit, sync, acknowledge.  How
+        many, or below 0 when the queue overran."""
         cdef work_completion wcs[BATCH]
         cdef head_t* heads[BATCH]
         cdef head_t* h
@@ -467,7 +484,8 @@ cdef class ProduceWorker(ProduceTables):
                 self._settle(self._open[i], now_ns)
         pthread_mutex_unlock(&self._lock)
 
-    # -- time and news -------------------------------------------------------------------------------------
+    # -- time and news
+    # -------------------------------------------------------------------------------------
 
     cdef int64_t _now(self) noexcept nogil:
         return self._fixed_ns if self._fixed_ns >= 0 else _now_ns(CLOCK_MONOTONIC)
@@ -500,7 +518,8 @@ cdef class ProduceWorker(ProduceTables):
         self._fixed_ns = now_ns
 
     def step(self):
-        """One batch without waiting, for a caller that has its own loop (a simulator).  The number of completions."""
+        """One batch without waiting, for a caller that has its own loop (a simulator).  The number
+        of completions."""
         cdef int n
         with nogil:
             n = self.c_step()
@@ -548,7 +567,8 @@ cdef class ProduceWorker(ProduceTables):
             if self._stopping:
                 break
             self._sleeps += 1
-            # While acknowledgements are under way their completions must be taken too, so look in now and then.
+            # While acknowledgements are under way their completions must be taken too, so look in
+            # now and then.
             sleep_ms = 10 if self._outstanding or self._backlog else -1
             if self._earliest_ns:
                 now = max(1, (self._earliest_ns - _now_ns(CLOCK_MONOTONIC)) // 1000000 + 1)
@@ -560,8 +580,9 @@ cdef class ProduceWorker(ProduceTables):
                 self.c_tend_sends()
 
     def reap(self):
-        """Queue pairs were closed: poll the queues, for that is what lets go of them.  Nothing completes any more on the queue of sends of a
-        broker whose clients only read, and each queue pair that it knows keeps descriptors and mappings."""
+        """Queue pairs were closed: poll the queues, for that is what lets go of them.  Nothing
+        completes any more on the queue of sends of a broker whose clients only read, and each queue
+        pair that it knows keeps descriptors and mappings."""
         self._reap = True
         self._recv_cq.wake()
 

@@ -1,7 +1,7 @@
 """The client: control plane, the RDMA consumer and producer, the TCP fallback.
 
-Law of the room: imports the rooms of bytes and of RDMA and nothing of the broker.  Names come lazily, so that importing one module
-of the client does not load Arrow.
+Law of the room: imports the rooms of bytes and of RDMA and nothing of the broker.  Names come
+lazily, so that importing one module of the client does not load Arrow.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Which writer news is for: the completions of a producer's queue pair (KafkaDirect §4.2.2).
 
-Owns: the two completion queues of one queue pair, whose receives it keeps posted, and the table of file ids.  What may
-not enter: what an acknowledgement says, which the writer reads in its own ring (`kdirect.client.direct_write`).
+Owns: the two completion queues of one queue pair, whose receives it keeps posted, and the table of
+file ids.  What may not enter: what an acknowledgement says, which the writer reads in its own ring
+(`kdirect.client.direct_write`).
 
-A completion on the send queue carries in its work request's id the file id that the WRITE, or the atomic of a reservation, was
-for.  The immediate data of one on the receive queue, ``file id << 16 | entries``, says in whose ring how many entries are new.
+A completion on the send queue carries in its work request's id the file id that the WRITE, or the
+atomic of a reservation, was for.  The immediate data of one on the receive queue, ``file id << 16 |
+entries``, says in whose ring how many entries are new.
 
 One thread at a time, as `direct_write` says.
 """
@@ -25,7 +27,8 @@ cdef class AckReceiver:
     """Something that completions and acknowledgements of its files are handed to."""
 
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
-        """Read `count` entries that were WRITEn for the grant of `file_id`; the number of answers among them."""
+        """Read `count` entries that were WRITEn for the grant of `file_id`; the number of answers
+        among them."""
         return 0
 
     cdef void c_send_done(self) noexcept nogil:
@@ -33,7 +36,8 @@ cdef class AckReceiver:
 
 
 cdef class AckRouter:
-    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they are for."""
+    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they
+    are for."""
 
     def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq, int receives, int limit, spin_us=50):
         self._qp = qp
@@ -61,7 +65,8 @@ cdef class AckRouter:
         self._stray[file_id] = 0
 
     def take_stray(self, uint16_t file_id):
-        """Has news come of a file that no writer had?  What its ring says cannot be told any more, so it is not to be opened."""
+        """Has news come of a file that no writer had?  What its ring says cannot be told any more,
+        so it is not to be opened."""
         stray, self._stray[file_id] = self._stray[file_id] != 0, 0
         return stray
 
@@ -71,7 +76,8 @@ cdef class AckRouter:
             self._by_file[file_id] = NULL
 
     cdef int c_drain(self) noexcept nogil:
-        """Take every completion there is.  Returns the number of acknowledgements, or -1 when the queue pair broke."""
+        """Take every completion there is.  Returns the number of acknowledgements, or -1 when the
+        queue pair broke."""
         cdef work_completion wcs[POLL]
         cdef int i, n, got = 0
         cdef void* w

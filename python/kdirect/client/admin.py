@@ -1,10 +1,12 @@
 """Topics, their properties, offsets and groups: requests that change or describe the cluster.
 
-Owns: the admin messages and the grouping of many partitions into one request a broker.  No records pass here.
+Owns: the admin messages and the grouping of many partitions into one request a broker.  No records
+pass here.
 
-Invariants: passing errors (a leader or coordinator that moved, a broker that restarts) are waited out for
-`request.timeout.ms`; any other is raised at once and names the topic, partition or group it belongs to.  A change that
-was sent twice because its first answer got lost succeeds when the first one did.
+Invariants: passing errors (a leader or coordinator that moved, a broker that restarts) are waited
+out for `request.timeout.ms`; any other is raised at once and names the topic, partition or group it
+belongs to.  A change that was sent twice because its first answer got lost succeeds when the first
+one did.
 """
 
 from __future__ import annotations
@@ -33,14 +35,23 @@ T = TypeVar("T")
 _TOPIC_RESOURCE = 2
 _BROKER_RESOURCE = 4
 _SET, _DELETE = 0, 1
-_SOURCES = {0: "unknown", 1: "topic", 2: "broker (dynamic)", 3: "brokers (dynamic)", 4: "broker", 5: "default", 6: "broker logger"}
+_SOURCES = {
+    0: "unknown",
+    1: "topic",
+    2: "broker (dynamic)",
+    3: "brokers (dynamic)",
+    4: "broker",
+    5: "default",
+    6: "broker logger",
+}
 
 __all__ = ["EARLIEST_OFFSET", "LATEST_OFFSET", "Admin", "ConfigEntry", "GroupInfo", "TopicInfo"]
 
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic; `partitions` is their number, `leaders` tells of each, in order; `topic_id` None where the broker has none."""
+    """A topic; `partitions` is their number, `leaders` tells of each, in order; `topic_id` None
+    where the broker has none."""
 
     name: str
     topic_id: str | None
@@ -81,7 +92,8 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    # -- topics ------------------------------------------------------------------------------------------------
+    # -- topics
+    # ------------------------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -91,8 +103,9 @@ class Admin:
         configs: Mapping[str, Any] | None = None,
         if_not_exists: bool = False,
     ) -> bool:
-        """Create a topic and wait until it has leaders; -1 partitions or replication: the broker's defaults.  True when it is new, False
-        when it exists and `if_not_exists`.  BrokerError TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG and others."""
+        """Create a topic and wait until it has leaders; -1 partitions or replication: the broker's
+        defaults.  True when it is new, False when it exists and `if_not_exists`.  BrokerError
+        TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG and others."""
         check_topic_name(name)
         _check_int("partitions", partitions, 1, 0x7FFFFFFF)
         _check_int("replication_factor", replication_factor, 1, 0x7FFF)
@@ -102,14 +115,19 @@ class Admin:
             num_partitions=partitions,
             replication_factor=replication_factor,
             assignments=[],
-            configs=[r.CreatableTopic.CreatableTopicConfig(name=k, value=_text(v)) for k, v in (configs or {}).items()],
+            configs=[
+                r.CreatableTopic.CreatableTopicConfig(name=k, value=_text(v))
+                for k, v in (configs or {}).items()
+            ],
         )
         attempts = 0
 
         def create(connection: Connection) -> bool:
             nonlocal attempts
             attempts += 1
-            response = connection.request(r(topics=[topic], timeout_ms=self._cluster.timeout_ms, validate_only=False))
+            response = connection.request(
+                r(topics=[topic], timeout_ms=self._cluster.timeout_ms, validate_only=False)
+            )
             result = _only(response.topics, "name", name, response)
             if result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS:
                 if attempts > 1:
@@ -117,15 +135,20 @@ class Admin:
                 if if_not_exists:
                     return False
             if result.error_code:
-                raise broker_error(result.error_code, f"creating topic {name!r}", result.error_message)
+                raise broker_error(
+                    result.error_code, f"creating topic {name!r}", result.error_message
+                )
             return True
 
         created = self._on_controller(create)
-        self._wait_for(lambda: self._has_leaders(name), f"topic {name!r} was created, but has no leaders")
+        self._wait_for(
+            lambda: self._has_leaders(name), f"topic {name!r} was created, but has no leaders"
+        )
         return created
 
     def delete_topic(self, name: str, if_exists: bool = False) -> bool:
-        """Delete a topic and its records.  UnknownTopicError when it does not exist, or False with `if_exists`."""
+        """Delete a topic and its records.  UnknownTopicError when it does not exist, or False with
+        `if_exists`."""
         check_topic_name(name)
         r = protocol.DeleteTopicsRequest
         attempts = 0
@@ -134,21 +157,33 @@ class Admin:
             nonlocal attempts
             attempts += 1
             response = connection.request(
-                r(topics=[r.DeleteTopicState(name=name, topic_id=None)], topic_names=[name], timeout_ms=self._cluster.timeout_ms)
+                r(
+                    topics=[r.DeleteTopicState(name=name, topic_id=None)],
+                    topic_names=[name],
+                    timeout_ms=self._cluster.timeout_ms,
+                )
             )
             result = _only(response.responses, "name", name, response)
-            if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and (attempts > 1 or if_exists):
+            if result.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and (
+                attempts > 1 or if_exists
+            ):
                 return attempts > 1
             if result.error_code:
-                raise broker_error(result.error_code, f"deleting topic {name!r}", result.error_message)
+                raise broker_error(
+                    result.error_code, f"deleting topic {name!r}", result.error_message
+                )
             return True
 
         deleted = self._on_controller(delete)
-        self._wait_for(lambda: name not in self._cluster.refresh([name]), f"topic {name!r} was deleted, but is still there")
+        self._wait_for(
+            lambda: name not in self._cluster.refresh([name]),
+            f"topic {name!r} was deleted, but is still there",
+        )
         return deleted
 
     def create_partitions(self, name: str, partitions: int) -> None:
-        """Raise the number of partitions of a topic to `partitions`.  Keys map to other partitions from then on."""
+        """Raise the number of partitions of a topic to `partitions`.  Keys map to other partitions
+        from then on."""
         check_topic_name(name)
         _check_int("partitions", partitions, 1, 0x7FFFFFFF)
         r = protocol.CreatePartitionsRequest
@@ -165,14 +200,21 @@ class Admin:
                 )
             )
             result = _only(response.results, "name", name, response)
-            if result.error_code == ErrorCode.INVALID_PARTITIONS and attempts > 1 and self._count(name) == partitions:
+            if (
+                result.error_code == ErrorCode.INVALID_PARTITIONS
+                and attempts > 1
+                and self._count(name) == partitions
+            ):
                 return
             if result.error_code:
-                raise broker_error(result.error_code, f"adding partitions to topic {name!r}", result.error_message)
+                raise broker_error(
+                    result.error_code, f"adding partitions to topic {name!r}", result.error_message
+                )
 
         self._on_controller(create)
         self._wait_for(
-            lambda: self._count(name) >= partitions and self._has_leaders(name), f"the new partitions of {name!r} have no leaders"
+            lambda: self._count(name) >= partitions and self._has_leaders(name),
+            f"the new partitions of {name!r} have no leaders",
         )
 
     def list_topics(self, internal: bool = False) -> dict[str, TopicInfo]:
@@ -184,16 +226,23 @@ class Admin:
         """UnknownTopicError when it does not exist."""
         return _info(self._cluster.topic(name, refresh=True))
 
-    # -- properties --------------------------------------------------------------------------------------------
+    # -- properties
+    # --------------------------------------------------------------------------------------------
 
-    def describe_configs(self, topic: str | None = None, *, broker: int | None = None) -> dict[str, ConfigEntry]:
+    def describe_configs(
+        self, topic: str | None = None, *, broker: int | None = None
+    ) -> dict[str, ConfigEntry]:
         """All properties of a topic, or of the broker with that node id."""
         kind, name, subject = _resource(topic, broker)
         r = protocol.DescribeConfigsRequest
 
         def describe(connection: Connection) -> Any:
-            resource = r.DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=None)
-            response = connection.request(r(resources=[resource], include_synonyms=False, include_documentation=False))
+            resource = r.DescribeConfigsResource(
+                resource_type=kind, resource_name=name, configuration_keys=None
+            )
+            response = connection.request(
+                r(resources=[resource], include_synonyms=False, include_documentation=False)
+            )
             result = _only(response.results, "resource_name", name, response)
             if result.error_code:
                 raise broker_error(result.error_code, subject, result.error_message)
@@ -201,12 +250,19 @@ class Admin:
 
         result = self._cluster.call(lambda: self._connection_of(broker), describe)
         return {
-            c.name: ConfigEntry(None if c.is_sensitive else c.value, _SOURCES.get(c.config_source, "unknown"), bool(c.read_only))
+            c.name: ConfigEntry(
+                None if c.is_sensitive else c.value,
+                _SOURCES.get(c.config_source, "unknown"),
+                bool(c.read_only),
+            )
             for c in sorted(result.configs, key=lambda c: c.name)
         }
 
-    def alter_configs(self, topic: str | None, configs: Mapping[str, Any], *, broker: int | None = None) -> None:
-        """Set properties of a topic (or broker); None takes one back to its default.  The others stay as they are."""
+    def alter_configs(
+        self, topic: str | None, configs: Mapping[str, Any], *, broker: int | None = None
+    ) -> None:
+        """Set properties of a topic (or broker); None takes one back to its default.  The others
+        stay as they are."""
         kind, name, subject = _resource(topic, broker)
         if not configs:
             return
@@ -216,20 +272,40 @@ class Admin:
                 i = protocol.IncrementalAlterConfigsRequest
                 changes = [
                     i.AlterConfigsResource.AlterableConfig(
-                        name=k, config_operation=_DELETE if v is None else _SET, value=None if v is None else _text(v)
+                        name=k,
+                        config_operation=_DELETE if v is None else _SET,
+                        value=None if v is None else _text(v),
                     )
                     for k, v in configs.items()
                 ]
                 message = i(
-                    validate_only=False, resources=[i.AlterConfigsResource(resource_type=kind, resource_name=name, configs=changes)]
+                    validate_only=False,
+                    resources=[
+                        i.AlterConfigsResource(
+                            resource_type=kind, resource_name=name, configs=changes
+                        )
+                    ],
                 )
             else:  # before Kafka 2.3 a request replaces all properties at once
                 a = protocol.AlterConfigsRequest
-                now = {k: e.value for k, e in self.describe_configs(topic, broker=broker).items() if not e.is_default}
+                now = {
+                    k: e.value
+                    for k, e in self.describe_configs(topic, broker=broker).items()
+                    if not e.is_default
+                }
                 now.update(configs)
-                all_of_them = [a.AlterConfigsResource.AlterableConfig(name=k, value=_text(v)) for k, v in now.items() if v is not None]
+                all_of_them = [
+                    a.AlterConfigsResource.AlterableConfig(name=k, value=_text(v))
+                    for k, v in now.items()
+                    if v is not None
+                ]
                 message = a(
-                    validate_only=False, resources=[a.AlterConfigsResource(resource_type=kind, resource_name=name, configs=all_of_them)]
+                    validate_only=False,
+                    resources=[
+                        a.AlterConfigsResource(
+                            resource_type=kind, resource_name=name, configs=all_of_them
+                        )
+                    ],
                 )
             response = connection.request(message)
             result = _only(response.responses, "resource_name", name, response)
@@ -241,18 +317,21 @@ class Admin:
         else:
             self._on_controller(alter)
 
-    # -- offsets of partitions ---------------------------------------------------------------------------------
+    # -- offsets of partitions
+    # ---------------------------------------------------------------------------------
 
     def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, isolation_level: str | None = None
     ) -> dict[TopicPartition, tuple[int, int]]:
         """``(offset, timestamp ms)`` for each partition, with one request a broker.
 
-        `wanted` maps partitions to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms: the first record that is not older.
-        (-1, -1) when there is no such record; the timestamp is -1 for earliest and latest.  With read_committed the latest offset
-        is the last stable one.
+        `wanted` maps partitions to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms: the first
+        record that is not older. (-1, -1) when there is no such record; the timestamp is -1 for
+        earliest and latest.  With read_committed the latest offset is the last stable one.
         """
-        level = int((isolation_level or self._cluster.settings["isolation.level"]) == "read_committed")
+        level = int(
+            (isolation_level or self._cluster.settings["isolation.level"]) == "read_committed"
+        )
         r = protocol.ListOffsetsRequest
 
         def build(tps: list[TopicPartition]) -> Any:
@@ -265,7 +344,9 @@ class Admin:
                         name=topic,
                         partitions=[
                             r.ListOffsetsTopic.ListOffsetsPartition(
-                                partition_index=tp.partition, current_leader_epoch=-1, timestamp=wanted[tp]
+                                partition_index=tp.partition,
+                                current_leader_epoch=-1,
+                                timestamp=wanted[tp],
                             )
                             for tp in group
                         ],
@@ -277,7 +358,8 @@ class Admin:
         return self._at_leaders(wanted, build, lambda p: (p.offset, p.timestamp), "offsets of")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete the records below an offset (-1: all) of each partition; the new log start offsets."""
+        """Delete the records below an offset (-1: all) of each partition; the new log start
+        offsets."""
         r = protocol.DeleteRecordsRequest
 
         def build(tps: list[TopicPartition]) -> Any:
@@ -287,7 +369,10 @@ class Admin:
                     r.DeleteRecordsTopic(
                         name=topic,
                         partitions=[
-                            r.DeleteRecordsTopic.DeleteRecordsPartition(partition_index=tp.partition, offset=before[tp]) for tp in group
+                            r.DeleteRecordsTopic.DeleteRecordsPartition(
+                                partition_index=tp.partition, offset=before[tp]
+                            )
+                            for tp in group
                         ],
                     )
                     for topic, group in _by_topic(tps).items()
@@ -296,10 +381,14 @@ class Admin:
 
         return self._at_leaders(before, build, lambda p: p.low_watermark, "deleting records of")
 
-    # -- groups ------------------------------------------------------------------------------------------------
+    # -- groups
+    # ------------------------------------------------------------------------------------------------
 
-    def commit_offsets(self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = "") -> None:
-        """Store offsets as a group's: the next record it will read.  BrokerError when the group has live members."""
+    def commit_offsets(
+        self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
+    ) -> None:
+        """Store offsets as a group's: the next record it will read.  BrokerError when the group has
+        live members."""
         if not offsets:
             return
         r = protocol.OffsetCommitRequest
@@ -331,12 +420,19 @@ class Admin:
             )
             for t in response.topics:
                 for p in t.partitions:
-                    self._check_group(p.error_code, group, f"committing offset of {t.name}-{p.partition_index} for group {group!r}")
+                    self._check_group(
+                        p.error_code,
+                        group,
+                        f"committing offset of {t.name}-{p.partition_index} for group {group!r}",
+                    )
 
         self._on_coordinator(group, commit)
 
-    def committed_offsets(self, group: str, tps: Iterable[TopicPartition] | None = None) -> dict[TopicPartition, int | None]:
-        """The offsets a group has committed, None where it has none; all that it has with `tps` None."""
+    def committed_offsets(
+        self, group: str, tps: Iterable[TopicPartition] | None = None
+    ) -> dict[TopicPartition, int | None]:
+        """The offsets a group has committed, None where it has none; all that it has with `tps`
+        None."""
         r = protocol.OffsetFetchRequest
         wanted = None if tps is None else list(tps)
         if wanted == []:
@@ -347,7 +443,9 @@ class Admin:
                 None
                 if wanted is None
                 else [
-                    r.OffsetFetchRequestTopic(name=topic, partition_indexes=[tp.partition for tp in group_tps])
+                    r.OffsetFetchRequestTopic(
+                        name=topic, partition_indexes=[tp.partition for tp in group_tps]
+                    )
                     for topic, group_tps in _by_topic(wanted).items()
                 ]
             )
@@ -356,9 +454,15 @@ class Admin:
             out: dict[TopicPartition, int | None] = dict.fromkeys(wanted or ())
             for t in response.topics:
                 for p in t.partitions:
-                    self._check_group(p.error_code, group, f"offset of {t.name}-{p.partition_index} of group {group!r}")
+                    self._check_group(
+                        p.error_code,
+                        group,
+                        f"offset of {t.name}-{p.partition_index} of group {group!r}",
+                    )
                     if wanted is not None or p.committed_offset >= 0:
-                        out[TopicPartition(t.name, p.partition_index)] = p.committed_offset if p.committed_offset >= 0 else None
+                        out[TopicPartition(t.name, p.partition_index)] = (
+                            p.committed_offset if p.committed_offset >= 0 else None
+                        )
             return out
 
         return self._on_coordinator(group, fetch)
@@ -367,7 +471,9 @@ class Admin:
         """The groups of all brokers."""
 
         def ask(connection: Connection) -> Any:
-            response = connection.request(protocol.ListGroupsRequest(states_filter=[], types_filter=[]))
+            response = connection.request(
+                protocol.ListGroupsRequest(states_filter=[], types_filter=[])
+            )
             if response.error_code:
                 raise broker_error(response.error_code, f"groups of {connection.peer}")
             return response.groups
@@ -378,7 +484,8 @@ class Admin:
                 found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
         return [found[name] for name in sorted(found)]
 
-    # -- within ------------------------------------------------------------------------------------------------
+    # -- within
+    # ------------------------------------------------------------------------------------------------
 
     def _on_controller(self, use: Callable[[Connection], T]) -> T:
         def attempt(connection: Connection) -> T:
@@ -409,8 +516,16 @@ class Admin:
             return
         if code in (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE):
             self._cluster.forget_coordinator(group)
-        live = code in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION, ErrorCode.REBALANCE_IN_PROGRESS)
-        raise broker_error(code, subject, hint="the group has live members: stop them, or use another group" if live else "")
+        live = code in (
+            ErrorCode.UNKNOWN_MEMBER_ID,
+            ErrorCode.ILLEGAL_GENERATION,
+            ErrorCode.REBALANCE_IN_PROGRESS,
+        )
+        raise broker_error(
+            code,
+            subject,
+            hint="the group has live members: stop them, or use another group" if live else "",
+        )
 
     def _connection_of(self, broker: int | None) -> Connection:
         if broker is None:
@@ -418,13 +533,20 @@ class Admin:
         for node in self._cluster.nodes:
             if node.node_id == broker:
                 return self._cluster.connection_to(node)
-        raise ConfigError(f"the cluster has no broker {broker}", hint=f"its brokers are {[n.node_id for n in self._cluster.nodes]}")
+        raise ConfigError(
+            f"the cluster has no broker {broker}",
+            hint=f"its brokers are {[n.node_id for n in self._cluster.nodes]}",
+        )
 
     def _at_leaders(
-        self, tps: Iterable[TopicPartition], build: Callable[[list[TopicPartition]], Any], read: Callable[[Any], T], doing: str
+        self,
+        tps: Iterable[TopicPartition],
+        build: Callable[[list[TopicPartition]], Any],
+        read: Callable[[Any], T],
+        doing: str,
     ) -> dict[TopicPartition, T]:
-        """Ask the leaders of `tps`, all at once; ask again about those that failed for a passing reason.  `read` takes the value out of
-        a partition of the response."""
+        """Ask the leaders of `tps`, all at once; ask again about those that failed for a passing
+        reason.  `read` takes the value out of a partition of the response."""
         left = dict.fromkeys(tps)
         out: dict[TopicPartition, T] = {}
         backoff = self._cluster.backoff(self._cluster.timeout_ms)
@@ -455,12 +577,15 @@ class Admin:
                         out[tp] = read(p)
                     else:
                         last = read_error(p.error_code, f"{doing} {tp}")
-                        if not protocol.error_kind(p.error_code).retriable or isinstance(last, CorruptLogError):
+                        if not protocol.error_kind(p.error_code).retriable or isinstance(
+                            last, CorruptLogError
+                        ):
                             raise last
             if left:
                 if not backoff.wait():
                     raise last or ProtocolError(
-                        f"{doing} {next(iter(left))}: the broker's answer does not hold that partition", hint="see the broker's log"
+                        f"{doing} {next(iter(left))}: the broker's answer does not hold that partition",
+                        hint="see the broker's log",
                     )
                 for topic in _by_topic(left):
                     self._cluster.forget(topic)
@@ -477,22 +602,31 @@ class Admin:
         return bool(found.partitions) and all(p.leader >= 0 for p in found.partitions)
 
     def _wait_for(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """A change spreads through the brokers of a cluster: what was just done must be seen by the next call."""
+        """A change spreads through the brokers of a cluster: what was just done must be seen by the
+        next call."""
         backoff = self._cluster.backoff(self._cluster.timeout_ms)
         while not condition():
             if not backoff.wait():
-                raise BrokerUnavailableError(f"{otherwise} after {self._cluster.timeout_ms} ms", hint="look at the brokers' logs")
+                raise BrokerUnavailableError(
+                    f"{otherwise} after {self._cluster.timeout_ms} ms",
+                    hint="look at the brokers' logs",
+                )
 
 
 def _info(topic: TopicMetadata) -> TopicInfo:
-    return TopicInfo(topic.name, topic.topic_id, topic.internal, len(topic.partitions), topic.partitions)
+    return TopicInfo(
+        topic.name, topic.topic_id, topic.internal, len(topic.partitions), topic.partitions
+    )
 
 
 def _only(results: Iterable[Any], field: str, name: str, response: Any) -> Any:
     for result in results:
         if getattr(result, field) == name:
             return result
-    raise ProtocolError(f"the broker's {type(response).__name__} does not mention {name!r}", hint="see the broker's log")
+    raise ProtocolError(
+        f"the broker's {type(response).__name__} does not mention {name!r}",
+        hint="see the broker's log",
+    )
 
 
 def _by_topic(tps: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
@@ -511,9 +645,22 @@ def _resource(topic: str | None, broker: int | None) -> tuple[int, str, str]:
 
 
 def _text(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+    return (
+        str(value).lower()
+        if isinstance(value, bool)
+        else ",".join(map(str, value))
+        if isinstance(value, list | tuple)
+        else str(value)
+    )
 
 
 def _check_int(name: str, value: Any, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not (value == -1 or low <= value <= high):
-        raise ConfigError(f"{name} {value!r} is not allowed", hint=f"give an integer from {low} to {high}, or -1 for the broker's default")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int)
+        or not (value == -1 or low <= value <= high)
+    ):
+        raise ConfigError(
+            f"{name} {value!r} is not allowed",
+            hint=f"give an integer from {low} to {high}, or -1 for the broker's default",
+        )

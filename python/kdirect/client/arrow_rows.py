@@ -1,7 +1,8 @@
 """Columns on their way into a topic: which rows go to which partition, and the columns of each.
 
-Law: the columns are those of Spark's Kafka sink (value, key, headers, topic, partition) and `timestamp`.  No loop over rows but for a
-partitioner that is the caller's own function; rows of a partition keep their order.
+Law: the columns are those of Spark's Kafka sink (value, key, headers, topic, partition) and
+`timestamp`.  No loop over rows but for a partitioner that is the caller's own function; rows of a
+partition keep their order.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ CARRIED = ("value", "key", "headers", "timestamp")
 Columns = dict[str, Any]
 
 
-def by_topic(data: pa.RecordBatch | pa.Table, topic: str | None) -> Iterator[tuple[str, Columns, int]]:
-    """(topic, columns, rows) of each topic: the argument's, else those that the column `topic` names.  ConfigError without either."""
+def by_topic(
+    data: pa.RecordBatch | pa.Table, topic: str | None
+) -> Iterator[tuple[str, Columns, int]]:
+    """(topic, columns, rows) of each topic: the argument's, else those that the column `topic`
+    names.  ConfigError without either."""
     columns = {name: data.column(name) for name in data.schema.names}
     if "value" not in columns:
         raise ConfigError("the column `value` is missing", hint="name the column to send `value`")
@@ -29,10 +33,15 @@ def by_topic(data: pa.RecordBatch | pa.Table, topic: str | None) -> Iterator[tup
         yield topic, columns, data.num_rows
         return
     if "topic" not in columns:
-        raise ConfigError("no topic: neither an argument nor a column `topic`", hint="set the option topic, or add the column")
+        raise ConfigError(
+            "no topic: neither an argument nor a column `topic`",
+            hint="set the option topic, or add the column",
+        )
     missing = columns["topic"].null_count
     if missing:
-        raise ConfigError(f"{missing} rows have no topic", hint="fill the column `topic`, or set the option topic")
+        raise ConfigError(
+            f"{missing} rows have no topic", hint="fill the column `topic`, or set the option topic"
+        )
     names = pc.unique(columns["topic"]).to_pylist()
     for name in names:
         if len(names) == 1:
@@ -46,8 +55,8 @@ def by_topic(data: pa.RecordBatch | pa.Table, topic: str | None) -> Iterator[tup
 def by_partition(
     topic: str, columns: Columns, rows: int, count: int, keys: Keys, sticky: Callable[[int], int]
 ) -> Iterator[tuple[int, Columns]]:
-    """(partition, columns) of each of the `count` partitions that gets rows.  The column `partition` goes before the keys; rows with
-    neither go where ``sticky(bytes)`` says."""
+    """(partition, columns) of each of the `count` partitions that gets rows.  The column
+    `partition` goes before the keys; rows with neither go where ``sticky(bytes)`` says."""
     columns = {k: v for k, v in columns.items() if k in CARRIED or k == "partition"}
     for name in ("key", "partition"):
         if name in columns and columns[name].null_count == rows:
@@ -65,7 +74,9 @@ def by_partition(
         if len(bad):
             check_partition(topic, int(bad[0]), count)
     if (wanted < 0).any():
-        found = keys.of_column(_one_array(hashed) if hashed is not None else pa.nulls(rows, pa.binary()), count)
+        found = keys.of_column(
+            _one_array(hashed) if hashed is not None else pa.nulls(rows, pa.binary()), count
+        )
         wanted = np.where(wanted < 0, found, wanted)
         if (wanted < 0).any():
             wanted[wanted < 0] = sticky(0)
@@ -84,7 +95,10 @@ def timestamps_ms(column: Any) -> Any:
     """A column of timestamps, or of ms since 1970, as ms."""
     if column is None or pa.types.is_integer(column.type):
         return column
-    return pc.cast(pc.cast(column, pa.timestamp("ms", getattr(column.type, "tz", None)), safe=False), pa.int64())
+    return pc.cast(
+        pc.cast(column, pa.timestamp("ms", getattr(column.type, "tz", None)), safe=False),
+        pa.int64(),
+    )
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:

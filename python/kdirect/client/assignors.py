@@ -1,8 +1,10 @@
-"""Who reads which partition: the assignors of Kafka's consumer groups, and the bytes they travel in.  Decisions only, no I/O.
+"""Who reads which partition: the assignors of Kafka's consumer groups, and the bytes they travel
+in.  Decisions only, no I/O.
 
-The group's leader computes an assignment for all members, so a group may mix clients as long as they share an assignor by name: `range` and
-`roundrobin` are those of Kafka's Java client and of librdkafka, member for member and partition for partition.  Both are eager:
-a member gives everything back before it joins again.
+The group's leader computes an assignment for all members, so a group may mix clients as long as
+they share an assignor by name: `range` and `roundrobin` are those of Kafka's Java client and of
+librdkafka, member for member and partition for partition.  Both are eager: a member gives
+everything back before it joins again.
 
     subscription    int16 version   int32 count, string topic each   bytes user data    (version 1 and later: partitions owned, ...)
     assignment      int16 version   int32 count, then string topic   int32 count, int32 partition each   bytes user data
@@ -31,7 +33,8 @@ def _sorted(members: Members) -> list[tuple[str, str | None, frozenset[str]]]:
 
 
 def range_assignor(members: Members, partitions: Mapping[str, int]) -> Assignment:
-    """Topic by topic, neighbouring partitions to each member; the first members take one more where it does not divide."""
+    """Topic by topic, neighbouring partitions to each member; the first members take one more where
+    it does not divide."""
     out: Assignment = {member_id: [] for member_id, _, _ in members}
     for topic in sorted(partitions):
         readers = [m[0] for m in _sorted(members) if topic in m[2]]
@@ -64,7 +67,10 @@ def roundrobin_assignor(members: Members, partitions: Mapping[str, int]) -> Assi
     return out
 
 
-ASSIGNORS: dict[str, Callable[[Members, Mapping[str, int]], Assignment]] = {"range": range_assignor, "roundrobin": roundrobin_assignor}
+ASSIGNORS: dict[str, Callable[[Members, Mapping[str, int]], Assignment]] = {
+    "range": range_assignor,
+    "roundrobin": roundrobin_assignor,
+}
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
@@ -73,14 +79,19 @@ def check_strategies(names: Iterable[str]) -> list[str]:
     for name in out:
         if name not in ASSIGNORS:
             raise ConfigError(
-                f"option partition.assignment.strategy: {name!r} is not known", hint=f"use one or more of {', '.join(ASSIGNORS)}"
+                f"option partition.assignment.strategy: {name!r} is not known",
+                hint=f"use one or more of {', '.join(ASSIGNORS)}",
             )
     if not out:
-        raise ConfigError("option partition.assignment.strategy is empty", hint=f"use one or more of {', '.join(ASSIGNORS)}")
+        raise ConfigError(
+            "option partition.assignment.strategy is empty",
+            hint=f"use one or more of {', '.join(ASSIGNORS)}",
+        )
     return out
 
 
-# -- bytes ---------------------------------------------------------------------------------------------
+# -- bytes
+# ---------------------------------------------------------------------------------------------
 
 
 def _text(value: str) -> bytes:
@@ -104,7 +115,8 @@ def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
 
 
 class _Cursor:
-    """Reads fields in order; ProtocolError at the end of the bytes.  They come from another member of the group, whoever that is."""
+    """Reads fields in order; ProtocolError at the end of the bytes.  They come from another member
+    of the group, whoever that is."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self.data = bytes(data)
@@ -113,7 +125,10 @@ class _Cursor:
 
     def take(self, n: int) -> bytes:
         if n < 0 or self.pos + n > len(self.data):
-            raise ProtocolError(f"{self.what} is cut short", hint="another member of the group sent it; see which clients are in the group")
+            raise ProtocolError(
+                f"{self.what} is cut short",
+                hint="another member of the group sent it; see which clients are in the group",
+            )
         self.pos += n
         return self.data[self.pos - n : self.pos]
 
@@ -123,14 +138,20 @@ class _Cursor:
     def count(self) -> int:
         n = _I32.unpack(self.take(4))[0]
         if n > len(self.data):
-            raise ProtocolError(f"{self.what} counts {n} entries in {len(self.data)} bytes", hint="see which clients are in the group")
+            raise ProtocolError(
+                f"{self.what} counts {n} entries in {len(self.data)} bytes",
+                hint="see which clients are in the group",
+            )
         return max(n, 0)
 
     def text(self) -> str:
         try:
             return self.take(self.i16()).decode()
         except UnicodeDecodeError as e:
-            raise ProtocolError(f"{self.what} holds text that is not UTF-8", hint="see which clients are in the group") from e
+            raise ProtocolError(
+                f"{self.what} holds text that is not UTF-8",
+                hint="see which clients are in the group",
+            ) from e
 
 
 def decode_subscription(data: bytes) -> frozenset[str]:

@@ -1,7 +1,7 @@
 """A call that may wait long for a broker, made where nobody waits for it.
 
-Owns: one thread a call, which ends with it.  A producer that lost its broker looks for it this way, so that `produce`, `poll` and its own
-thread, which share one lock, go on meanwhile.
+Owns: one thread a call, which ends with it.  A producer that lost its broker looks for it this way,
+so that `produce`, `poll` and its own thread, which share one lock, go on meanwhile.
 """
 
 from __future__ import annotations

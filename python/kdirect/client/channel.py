@@ -1,21 +1,25 @@
 """A client's queue pair to one broker, with the requests that open, use and end access.
 
-Owns: one protection domain, one queue pair, its two completion queues and the local memory registered
-for it.  Retries and choices of transport are made above; bytes are moved by `direct_read` and
-`direct_write`.
+Owns: one protection domain, one queue pair, its two completion queues and the local memory
+registered for it.  Retries and choices of transport are made above; bytes are moved by
+`direct_read` and `direct_write`.
 
-Life: a channel belongs to the process that made it and to one control connection; the broker frees what
-was granted over it when either ends.  A channel whose queue pair broke is closed and replaced, never repaired.
+Life: a channel belongs to the process that made it and to one control connection; the broker frees
+what was granted over it when either ends.  A channel whose queue pair broke is closed and replaced,
+never repaired.
 
-A channel has no lock.  It has one owner, and so have its queue pair, its completion queues and all that was
-made with them (`SlotTable`, `FileStream`, `FileWriter`, `AckRouter`).  Only the owner's thread touches them, or
-the thread that holds the owner's lock:
+A channel has no lock.  It has one owner, and so have its queue pair, its completion queues and all
+that was made with them (`SlotTable`, `FileStream`, `FileWriter`, `AckRouter`).  Only the owner's
+thread touches them, or the thread that holds the owner's lock:
 
 - a producer's channel: the lock of the `Producer`, which its callers and its own thread take;
-- that of a producer's messages: the `MessageConnection`, whose locks let one thread send and one receive;
-- a consumer's: the one thread from which the `Consumer` is used (its group's thread has a connection of its own);
+- that of a producer's messages: the `MessageConnection`, whose locks let one thread send and one
+  receive;
+- a consumer's: the one thread from which the `Consumer` is used (its group's thread has a
+  connection of its own);
 - a reader's: the thread that iterates the `Reader`, until the reader is parked;
-- parked readers, the channel that proved the transport, and the one that watches watermarks: the session's lock.
+- parked readers, the channel that proved the transport, and the one that watches watermarks: the
+  session's lock.
 """
 
 from __future__ import annotations
@@ -49,7 +53,12 @@ PING_BYTES = 64
 def access_error(code: int, message: str | None, what: str) -> KdirectError:
     """The exception for an answer to an access request."""
     text = f"{what}: {message}" if message else what
-    if code in (layout.ERROR_ACCESS_HELD, layout.ERROR_ACCESS_CONTENDED, layout.ERROR_ACCESS_DISABLED, layout.ERROR_NO_FREE_SLOT):
+    if code in (
+        layout.ERROR_ACCESS_HELD,
+        layout.ERROR_ACCESS_CONTENDED,
+        layout.ERROR_ACCESS_DISABLED,
+        layout.ERROR_NO_FREE_SLOT,
+    ):
         error = AccessDeniedError(text)
         error.held = code == layout.ERROR_ACCESS_HELD
         return error
@@ -58,20 +67,24 @@ def access_error(code: int, message: str | None, what: str) -> KdirectError:
     if code == layout.ERROR_TRANSPORT_UNAVAILABLE:
         return TransportError(text)
     if code == 1:
-        return OffsetOutOfRangeError(text, hint="records were deleted (retention), or the offset was never written")
+        return OffsetOutOfRangeError(
+            text, hint="records were deleted (retention), or the offset was never written"
+        )
     return read_error(code, what, message)
 
 
 def granted(tp: TopicPartition, answer: Any) -> Any:
-    """The answer to a request for write access, if it is a grant; the exception that it means if not."""
+    """The answer to a request for write access, if it is a grant; the exception that it means if
+    not."""
     if answer.error_code:
         raise access_error(answer.error_code, answer.error_message, f"write access to {tp}")
     return answer
 
 
 class Channel:
-    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader); `message_bytes` the size of the largest SEND
-    where it is for messages (`kdirect.client.messages`), which have no access; `device_options` go to `open_device`."""
+    """See the module.  `receives` is how many acknowledgements may be under way (0: a reader);
+    `message_bytes` the size of the largest SEND where it is for messages
+    (`kdirect.client.messages`), which have no access; `device_options` go to `open_device`."""
 
     def __init__(
         self,
@@ -93,13 +106,26 @@ class Channel:
             self.send_cq = self.device.create_cq(depth=max(sends, 16))
             self.recv_cq = self.device.create_cq(depth=max(receives, 16))
             self.qp = self.domain.create_qp(
-                self.send_cq, self.recv_cq, max_send_wr=sends, max_recv_wr=max(receives, 1), max_send_bytes=message_bytes or 4096
+                self.send_cq,
+                self.recv_cq,
+                max_send_wr=sends,
+                max_recv_wr=max(receives, 1),
+                max_send_bytes=message_bytes or 4096,
             )
             answer = self.request(
-                p.OpenQueuePairRequest(transport=transport, address=self.qp.address, max_recv=max(receives, 1), message_bytes=message_bytes)
+                p.OpenQueuePairRequest(
+                    transport=transport,
+                    address=self.qp.address,
+                    max_recv=max(receives, 1),
+                    message_bytes=message_bytes,
+                )
             )
             if answer.error_code:
-                raise access_error(answer.error_code, answer.error_message, f"opening a {transport} queue pair to {connection.peer}")
+                raise access_error(
+                    answer.error_code,
+                    answer.error_message,
+                    f"opening a {transport} queue pair to {connection.peer}",
+                )
             self.connection_id: int = answer.connection_id
             self.max_in_flight: int = answer.max_in_flight
             self.qp.connect(bytes(answer.address), active=True)
@@ -109,7 +135,8 @@ class Channel:
             raise
 
     def _ping(self, answer: Any) -> None:
-        """Prove the path with a real data READ before anybody trusts it (handshakes may pass where no RDMA byte flows)."""
+        """Prove the path with a real data READ before anybody trusts it (handshakes may pass where
+        no RDMA byte flows)."""
         region = self.local_memory(PING_BYTES)
         self.qp.post_read(1, region, 0, PING_BYTES, answer.ping_address, answer.ping_rkey)
         if not self.send_cq.wait(PING_TIMEOUT_MS, 20):
@@ -119,7 +146,10 @@ class Channel:
             )
         (completion,) = self.send_cq.poll(1)
         if not completion.ok:
-            raise TransportError(f"{self.transport}: a READ from {self.connection.peer} failed: {completion}", hint="use transport=tcp")
+            raise TransportError(
+                f"{self.transport}: a READ from {self.connection.peer} failed: {completion}",
+                hint="use transport=tcp",
+            )
         if crc32c(memoryview(region.memory)[:PING_BYTES]) != answer.ping_crc:
             raise TransportError(
                 f"{self.transport}: a READ from {self.connection.peer} brought other bytes than the broker holds",
@@ -137,7 +167,10 @@ class Channel:
         if self._closed:
             raise ClosedError("the channel is closed", hint="open a new one")
         if self._pid != os.getpid():
-            raise ClosedError("the channel belongs to the process that was forked from", hint="connect again in this process")
+            raise ClosedError(
+                "the channel belongs to the process that was forked from",
+                hint="connect again in this process",
+            )
 
     def local_memory(self, length: int) -> MemoryRegion:
         """`length` bytes of new memory that READs may fill and WRITEs may send."""
@@ -145,19 +178,28 @@ class Channel:
 
     def remote_writable_memory(self, length: int) -> MemoryRegion:
         """`length` bytes of new memory that the broker may WRITE into (an acknowledgement ring)."""
-        return self.domain.register(Memory.anonymous(length), Access.LOCAL_WRITE | Access.REMOTE_WRITE)
+        return self.domain.register(
+            Memory.anonymous(length), Access.LOCAL_WRITE | Access.REMOTE_WRITE
+        )
 
     def consume_access(self, targets: list[tuple[TopicPartition, int, int]]) -> Any:
-        """Ask for read access to [(partition, offset, finished file id or -1)]; the response, one grant each, in order."""
+        """Ask for read access to [(partition, offset, finished file id or -1)]; the response, one
+        grant each, in order."""
         items = [
-            p.GetConsumeAccessRequest.ConsumeTarget(topic=tp.topic, partition=tp.partition, offset=offset, finished_file_id=finished)
+            p.GetConsumeAccessRequest.ConsumeTarget(
+                topic=tp.topic, partition=tp.partition, offset=offset, finished_file_id=finished
+            )
             for tp, offset, finished in targets
         ]
-        answer = self.request(p.GetConsumeAccessRequest(connection_id=self.connection_id, partitions=items))
+        answer = self.request(
+            p.GetConsumeAccessRequest(connection_id=self.connection_id, partitions=items)
+        )
         if answer.error_code:
             raise access_error(answer.error_code, answer.error_message, "read access")
         if len(answer.partitions) != len(items):
-            raise ProtocolError(f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for")
+            raise ProtocolError(
+                f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for"
+            )
         return answer
 
     @property
@@ -165,12 +207,16 @@ class Channel:
         """Does the broker grant the file after the present one?"""
         return self.connection.version_for(p.GetProduceAccessRequest) >= 1
 
-    def produce_access(self, tp: TopicPartition, *args: Any, timeout_ms: float | None = None, **more: Any) -> Any:
-        """As `ask_produce_access`; waits for the grant.  AccessDeniedError and others when it is refused."""
+    def produce_access(
+        self, tp: TopicPartition, *args: Any, timeout_ms: float | None = None, **more: Any
+    ) -> Any:
+        """As `ask_produce_access`; waits for the grant.  AccessDeniedError and others when it is
+        refused."""
         return granted(tp, self.request(self._access_request(tp, *args, **more), timeout_ms))
 
     def ask_produce_access(self, tp: TopicPartition, *args: Any, **more: Any) -> Pending:
-        """Ask for write access without waiting for the answer, which goes through `granted`; see `_access_request`."""
+        """Ask for write access without waiting for the answer, which goes through `granted`; see
+        `_access_request`."""
         self.check()
         return self.connection.submit(self._access_request(tp, *args, **more))
 
@@ -178,10 +224,11 @@ class Channel:
         self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
         max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1), ack_offset: int = 0, ahead_of: int = -1,
     ) -> Any:  # fmt: skip
-        """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time, whose acknowledgements come into
-        `entries` entries of `ring` from byte `ack_offset` on.  `finished`: a file granted before that this producer is done with;
-        `end`: (order, position) of its first reservation beyond it.  `ahead_of`: the granted file after which comes the one that
-        is asked for."""
+        """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time,
+        whose acknowledgements come into `entries` entries of `ring` from byte `ack_offset` on.
+        `finished`: a file granted before that this producer is done with; `end`: (order, position)
+        of its first reservation beyond it.  `ahead_of`: the granted file after which comes the one
+        that is asked for."""
         return p.GetProduceAccessRequest(
             connection_id=self.connection_id,
             topic=tp.topic,
@@ -201,14 +248,24 @@ class Channel:
     def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:
         """Give granted files back."""
         if file_ids and not self._closed:
-            self.request(p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids), timeout_ms)
+            self.request(
+                p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids),
+                timeout_ms,
+            )
 
     def slot_table(self, answer: Any) -> SlotTable:
         """The local side of the slot region that a consume answer names."""
         count = answer.slot_count
         if not 0 < count <= 1 << 20:
             raise ProtocolError(f"{self.connection.peer} announced {count} metadata slots")
-        return SlotTable(self.qp, self.send_cq, self.local_memory(count * layout.SLOT_BYTES), answer.slot_address, answer.slot_rkey, count)
+        return SlotTable(
+            self.qp,
+            self.send_cq,
+            self.local_memory(count * layout.SLOT_BYTES),
+            answer.slot_address,
+            answer.slot_rkey,
+            count,
+        )
 
     @property
     def closed(self) -> bool:

@@ -1,18 +1,21 @@
 """Where things are: bootstrap servers, metadata, leaders, and the connections to them.
 
-Owns: the client's view of the cluster (nodes, topics, leaders), one shared connection a broker, a pool of
-private ones, and the waiting between attempts.  No records and no message but Metadata and FindCoordinator are
-known here.
+Owns: the client's view of the cluster (nodes, topics, leaders), one shared connection a broker, a
+pool of private ones, and the waiting between attempts.  No records and no message but Metadata and
+FindCoordinator are known here.
 
 Invariants:
 
-- All state belongs to one process: after a fork the child starts with nothing and opens its own connections.
+- All state belongs to one process: after a fork the child starts with nothing and opens its own
+  connections.
 - Metadata is a hint: whoever gets NOT_LEADER or UNKNOWN_TOPIC calls `forget` and asks again.
-- A broker that cannot be reached is tried again, with growing waits, for `connect.timeout.ms` and no longer.
-- Connections are kept by channel: `control` (access requests, metadata, admin) and `data` (produce over TCP), so that
-  a record on its way never holds up a request, and closing a stuck data connection revokes no grant.
-- Of a cluster with one broker only the address that answered at first is used: the broker may know itself by
-  a name that this host cannot reach.
+- A broker that cannot be reached is tried again, with growing waits, for `connect.timeout.ms` and
+  no longer.
+- Connections are kept by channel: `control` (access requests, metadata, admin) and `data` (produce
+  over TCP), so that a record on its way never holds up a request, and closing a stuck data
+  connection revokes no grant.
+- Of a cluster with one broker only the address that answered at first is used: the broker may know
+  itself by a name that this host cannot reach.
 """
 
 from __future__ import annotations
@@ -30,7 +33,15 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kdirect.client.connection import MAX_RESPONSE_BYTES, Connection, broker_error
-from kdirect.errors import BrokerError, BrokerUnavailableError, ClosedError, ConfigError, KdirectError, TimedOutError, UnknownTopicError
+from kdirect.errors import (
+    BrokerError,
+    BrokerUnavailableError,
+    ClosedError,
+    ConfigError,
+    KdirectError,
+    TimedOutError,
+    UnknownTopicError,
+)
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition, check_topic_name
@@ -68,7 +79,8 @@ def _number(partition: PartitionMetadata) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicMetadata:
-    """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the broker has none."""
+    """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the
+    broker has none."""
 
     name: str
     topic_id: str | None
@@ -88,7 +100,8 @@ class TopicMetadata:
 
 
 class Backoff:
-    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at random) until a deadline."""
+    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at
+    random) until a deadline."""
 
     def __init__(self, timeout_ms: float, first_ms: float, most_ms: float) -> None:
         self.deadline = time.monotonic() + timeout_ms / 1000
@@ -107,7 +120,8 @@ class Backoff:
         return pause
 
     def wait(self) -> bool:
-        """Sleep before the next attempt; False, without sleeping, when the deadline would pass meanwhile."""
+        """Sleep before the next attempt; False, without sleeping, when the deadline would pass
+        meanwhile."""
         pause = self.pause()
         if pause is not None:
             time.sleep(pause)
@@ -134,7 +148,8 @@ class _Process:
 
 
 class Cluster:
-    """Thread-safe, and usable in forked children.  Nothing is opened before the first call that needs it.
+    """Thread-safe, and usable in forked children.  Nothing is opened before the first call that
+    needs it.
 
     `settings`: rows of the client table (`kdirect.options.CLIENT`) by name.
     """
@@ -148,11 +163,12 @@ class Cluster:
         self._processes: dict[int, _Process] = {}
         self._closed_in: int | None = None
 
-    # -- connections -------------------------------------------------------------------------------------------
+    # -- connections
+    # -------------------------------------------------------------------------------------------
 
     def control_connection(self, timeout_ms: float | None = None) -> Connection:
-        """A shared connection to any broker, opened when there is none.  BrokerUnavailableError after `timeout_ms`, or after
-        `connect.timeout.ms`, whichever is shorter."""
+        """A shared connection to any broker, opened when there is none.  BrokerUnavailableError
+        after `timeout_ms`, or after `connect.timeout.ms`, whichever is shorter."""
         state = self._state()
         control = state.control
         if control is not None and control.alive():
@@ -161,10 +177,16 @@ class Cluster:
         while True:
             errors: list[KdirectError] = []
             with state.lock:
-                addresses = list(dict.fromkeys([*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]))
+                addresses = list(
+                    dict.fromkeys(
+                        [*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]
+                    )
+                )
             for host, port in addresses:
                 try:
-                    state.control = self._shared(state, host, port, "control", backoff.remaining_ms())
+                    state.control = self._shared(
+                        state, host, port, "control", backoff.remaining_ms()
+                    )
                     return state.control
                 except KdirectError as e:
                     errors.append(e)
@@ -172,11 +194,17 @@ class Cluster:
             if not any(e.retriable for e in errors) or not backoff.wait():
                 raise _best(errors)
 
-    def connection_for(self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None) -> Connection:
-        """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there is none such; BrokerUnavailableError when
-        its leader cannot be reached, BrokerError (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
-        `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than that."""
-        return self._to_leader(tp, lambda node, left_ms: self._connection_to(node, channel, left_ms), timeout_ms)
+    def connection_for(
+        self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
+    ) -> Connection:
+        """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there
+        is none such; BrokerUnavailableError when its leader cannot be reached, BrokerError
+        (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
+        `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than
+        that."""
+        return self._to_leader(
+            tp, lambda node, left_ms: self._connection_to(node, channel, left_ms), timeout_ms
+        )
 
     def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> Connection | None:
         """What `connection_for` returns, where that takes no answer of anybody: the leader is known
@@ -201,7 +229,8 @@ class Cluster:
         return self._connection_to(node, "control", self.settings["connect.timeout.ms"])
 
     def controller_connection(self) -> Connection:
-        """The shared connection to the broker that creates topics, any broker where there is no such one."""
+        """The shared connection to the broker that creates topics, any broker where there is no
+        such one."""
         state = self._state()
         control = self.control_connection()
         if not state.nodes:
@@ -210,11 +239,13 @@ class Cluster:
         return control if controller is None else self.connection_to(controller)
 
     def coordinator_connection(self, group: str) -> Connection:
-        """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator` when it says NOT_COORDINATOR."""
+        """The shared connection to the coordinator of `group`.  Forget it with `forget_coordinator`
+        when it says NOT_COORDINATOR."""
         return self.connection_to(self._coordinator(group))
 
     def lease_coordinator(self, group: str) -> Connection:
-        """A private connection to the coordinator of `group`: joining waits for other members.  Ends as a `lease` does."""
+        """A private connection to the coordinator of `group`: joining waits for other members.
+        Ends as a `lease` does."""
         return self._private(self._coordinator(group), self.settings["connect.timeout.ms"])
 
     def _coordinator(self, group: str) -> Node:
@@ -225,9 +256,15 @@ class Cluster:
         if node is None:
 
             def find(connection: Connection) -> Any:
-                response = connection.request(protocol.FindCoordinatorRequest(key=group, key_type=0))
+                response = connection.request(
+                    protocol.FindCoordinatorRequest(key=group, key_type=0)
+                )
                 if response.error_code:
-                    raise broker_error(response.error_code, f"coordinator of group {group!r}", response.error_message)
+                    raise broker_error(
+                        response.error_code,
+                        f"coordinator of group {group!r}",
+                        response.error_message,
+                    )
                 return response
 
             found = self.call(self.control_connection, find)
@@ -238,16 +275,21 @@ class Cluster:
         self._state().coordinators.pop(group, None)
 
     def lease(self, tp: TopicPartition) -> Connection:
-        """A private connection to the leader of `tp`, for requests that wait at the broker and would hold up others.  Give it
-        back with `give_back`, or close it."""
+        """A private connection to the leader of `tp`, for requests that wait at the broker and
+        would hold up others.  Give it back with `give_back`, or close it."""
         return self._to_leader(tp, self._private)
 
     def give_back(self, connection: Connection) -> None:
-        """The end of a lease: keeps the connection for the next one if it is sound and idle, closes it otherwise."""
+        """The end of a lease: keeps the connection for the next one if it is sound and idle, closes
+        it otherwise."""
         state = self._state()
         with state.lock:
             idle = state.idle.setdefault((connection.host, connection.port), [])
-            if len(idle) < IDLE_CONNECTIONS and not connection.closed and not connection.statistics()["in_flight"]:
+            if (
+                len(idle) < IDLE_CONNECTIONS
+                and not connection.closed
+                and not connection.statistics()["in_flight"]
+            ):
                 idle.append(connection)
                 return
         connection.close()
@@ -269,8 +311,9 @@ class Cluster:
         *,
         topics: Iterable[str] = (),
     ) -> T:
-        """`use(connect())`, again after a retriable error until `timeout_ms` (default `request.timeout.ms`) is over; then that error.
-        Errors of `connect` are not retried: it has waited already.  `topics` are forgotten before each further attempt."""
+        """`use(connect())`, again after a retriable error until `timeout_ms` (default
+        `request.timeout.ms`) is over; then that error. Errors of `connect` are not retried: it has
+        waited already.  `topics` are forgotten before each further attempt."""
         backoff = self.backoff(self.timeout_ms if timeout_ms is None else timeout_ms)
         while True:
             connection = connect()
@@ -284,18 +327,35 @@ class Cluster:
 
     def backoff(self, timeout_ms: float, attempts: int = 0) -> Backoff:
         """Waits after `attempts` that have failed already."""
-        first, most = self.settings["reconnect.backoff.ms"], self.settings["reconnect.backoff.max.ms"]
+        first, most = (
+            self.settings["reconnect.backoff.ms"],
+            self.settings["reconnect.backoff.max.ms"],
+        )
         return Backoff(timeout_ms, min(first << min(attempts, 20), most), most)
 
-    # -- metadata ----------------------------------------------------------------------------------------------
+    # -- metadata
+    # ----------------------------------------------------------------------------------------------
 
     def topics(self, *, internal: bool = False) -> dict[str, int]:
-        """Partition counts of all topics, asked from the broker now; the brokers' own topics only with `internal`."""
-        return {t.name: len(t.partitions) for t in self.refresh(None).values() if internal or not t.internal}
+        """Partition counts of all topics, asked from the broker now; the brokers' own topics only
+        with `internal`."""
+        return {
+            t.name: len(t.partitions)
+            for t in self.refresh(None).values()
+            if internal or not t.internal
+        }
 
-    def topic(self, name: str, *, refresh: bool = False, create: bool = False, timeout_ms: float | None = None) -> TopicMetadata:
-        """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it.  With `create` the broker is asked to
-        make a topic that is missing, if it does so on demand, and its partitions are waited for."""
+    def topic(
+        self,
+        name: str,
+        *,
+        refresh: bool = False,
+        create: bool = False,
+        timeout_ms: float | None = None,
+    ) -> TopicMetadata:
+        """Metadata of one topic, no older than `metadata.max.age.ms`.  UnknownTopicError names it.
+        With `create` the broker is asked to make a topic that is missing, if it does so on demand,
+        and its partitions are waited for."""
         known = self._known(name)
         if known is not None and not refresh:
             return known
@@ -310,7 +370,10 @@ class Cluster:
     def _known(self, name: str) -> TopicMetadata | None:
         """Metadata that is no older than `metadata.max.age.ms`."""
         held = self._state().topics.get(name)
-        if held is None or time.monotonic() - held[0] >= self.settings["metadata.max.age.ms"] / 1000:
+        if (
+            held is None
+            or time.monotonic() - held[0] >= self.settings["metadata.max.age.ms"] / 1000
+        ):
             return None
         return held[1]
 
@@ -342,7 +405,9 @@ class Cluster:
             raise error
         return found
 
-    def leaders(self, tps: Iterable[TopicPartition]) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
+    def leaders(
+        self, tps: Iterable[TopicPartition]
+    ) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
         """`tps` grouped by leader, and of those that have none or are unknown what `leader` would
         raise.
 
@@ -353,7 +418,9 @@ class Cluster:
         state = self._state()
         missing = list(dict.fromkeys(tp.topic for tp in tps if tp.topic not in state.topics))
         if len(missing) > 1:
-            with contextlib.suppress(UnknownTopicError, BrokerError):  # asked one by one, they concern themselves alone
+            with contextlib.suppress(
+                UnknownTopicError, BrokerError
+            ):  # asked one by one, they concern themselves alone
                 self.refresh(missing)
         topics: dict[str, TopicMetadata | KdirectError] = {}
         found: dict[Node, list[TopicPartition]] = {}
@@ -364,7 +431,9 @@ class Cluster:
                 if topic is None:
                     topic = topics[tp.topic] = self.topic(tp.topic)
                 if isinstance(topic, KdirectError):
-                    failed[tp] = copy.copy(topic)  # a consumer notes on it which partition it concerns
+                    failed[tp] = copy.copy(
+                        topic
+                    )  # a consumer notes on it which partition it concerns
                 else:
                     found.setdefault(self._leader_in(topic, tp), []).append(tp)
             except (UnknownTopicError, BrokerError) as e:
@@ -376,9 +445,12 @@ class Cluster:
         """Ask for the leaders of `topic` before they are used again."""
         self._state().topics.pop(topic, None)
 
-    def refresh(self, topics: list[str] | None, *, create: bool = False, timeout_ms: float | None = None) -> dict[str, TopicMetadata]:
-        """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).  Returns the topics that exist; with
-        `create` a broker that creates topics on demand makes those that do not.  `timeout_ms` bounds connecting and answer together."""
+    def refresh(
+        self, topics: list[str] | None, *, create: bool = False, timeout_ms: float | None = None
+    ) -> dict[str, TopicMetadata]:
+        """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).
+        Returns the topics that exist; with `create` a broker that creates topics on demand makes
+        those that do not.  `timeout_ms` bounds connecting and answer together."""
         deadline = time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
         state = self._state()
         request = protocol.MetadataRequest
@@ -388,7 +460,9 @@ class Cluster:
 
         def ask(connection: Connection) -> Any:
             left_ms = None if timeout_ms is None else max(0.0, (deadline - time.monotonic()) * 1000)
-            response = connection.request(request(topics=names, allow_auto_topic_creation=create), left_ms)
+            response = connection.request(
+                request(topics=names, allow_auto_topic_creation=create), left_ms
+            )
             if response.error_code:
                 raise broker_error(response.error_code, f"metadata from {connection.peer}")
             return response
@@ -407,7 +481,11 @@ class Cluster:
                         sorted(
                             (
                                 PartitionMetadata(
-                                    p.partition_index, p.leader_id, p.leader_epoch, tuple(p.replica_nodes), tuple(p.isr_nodes)
+                                    p.partition_index,
+                                    p.leader_id,
+                                    p.leader_epoch,
+                                    tuple(p.replica_nodes),
+                                    tuple(p.isr_nodes),
                                 )
                                 for p in t.partitions
                             ),
@@ -428,7 +506,10 @@ class Cluster:
                 state.topics.pop(name, None)
             state.topics.update((name, (now, t)) for name, t in found.items())
         for name, code in failed.items():
-            if topics is not None and code not in (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.UNKNOWN_TOPIC_ID):
+            if topics is not None and code not in (
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                ErrorCode.UNKNOWN_TOPIC_ID,
+            ):
                 raise broker_error(code, f"topic {name!r}")
         return found
 
@@ -447,7 +528,8 @@ class Cluster:
             self.refresh([])
         return state.cluster_id
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end
+    # -----------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close all connections of this process; later calls are a ClosedError."""
@@ -455,7 +537,10 @@ class Cluster:
         state = self._processes.pop(os.getpid(), None)
         if state is not None:
             with state.lock:
-                connections = [*state.shared.values(), *(c for idle in state.idle.values() for c in idle)]
+                connections = [
+                    *state.shared.values(),
+                    *(c for idle in state.idle.values() for c in idle),
+                ]
             for connection in connections:
                 connection.close()
 
@@ -476,7 +561,8 @@ class Cluster:
                 "idle_connections": sum(map(len, state.idle.values())),
             }
 
-    # -- within ------------------------------------------------------------------------------------------------
+    # -- within
+    # ------------------------------------------------------------------------------------------------
 
     def _state(self) -> _Process:
         pid = os.getpid()
@@ -484,11 +570,14 @@ class Cluster:
         if state is None:
             if self._closed_in == pid:
                 raise ClosedError("the cluster client is closed", hint="make a new one")
-            # setdefault is atomic; no lock, because a lock held by another thread at a fork stays locked in the child.
+            # setdefault is atomic; no lock, because a lock held by another thread at a fork stays
+            # locked in the child.
             state = self._processes.setdefault(pid, _Process())
         return state
 
-    def _shared(self, state: _Process, host: str, port: int, channel: str, timeout_ms: float) -> Connection:
+    def _shared(
+        self, state: _Process, host: str, port: int, channel: str, timeout_ms: float
+    ) -> Connection:
         address = (host, port, channel)
         connection = state.shared.get(address)
         if connection is not None and connection.alive():
@@ -496,7 +585,10 @@ class Cluster:
         with state.lock:
             connecting = state.connecting.setdefault(address, threading.Lock())
         if not connecting.acquire(timeout=max(0.0, timeout_ms / 1000)):
-            raise TimedOutError(f"no connection to {host}:{port} within {timeout_ms:.0f} ms", hint="another thread still tries; try again")
+            raise TimedOutError(
+                f"no connection to {host}:{port} within {timeout_ms:.0f} ms",
+                hint="another thread still tries; try again",
+            )
         try:
             connection = state.shared.get(address)
             if connection is None or connection.closed:
@@ -508,7 +600,11 @@ class Cluster:
 
     def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
         connection = Connection(
-            host, port, self.client_id, max(1.0, min(timeout_ms, self.timeout_ms)), max_response_bytes=self.max_response_bytes
+            host,
+            port,
+            self.client_id,
+            max(1.0, min(timeout_ms, self.timeout_ms)),
+            max_response_bytes=self.max_response_bytes,
         )
         connection.timeout_ms = self.timeout_ms
         with state.lock:
@@ -541,7 +637,12 @@ class Cluster:
         most: float = self.settings["connect.timeout.ms"]
         return most if timeout_ms is None else min(most, timeout_ms)
 
-    def _to_leader(self, tp: TopicPartition, connect: Callable[[Node, float], Connection], timeout_ms: float | None = None) -> Connection:
+    def _to_leader(
+        self,
+        tp: TopicPartition,
+        connect: Callable[[Node, float], Connection],
+        timeout_ms: float | None = None,
+    ) -> Connection:
         backoff = self.backoff(self._connect_ms(timeout_ms))
         while True:
             node = None
@@ -549,9 +650,18 @@ class Cluster:
                 node = self.leader(tp, None if timeout_ms is None else backoff.remaining_ms())
                 return connect(node, backoff.remaining_ms())
             except (BrokerUnavailableError, TimedOutError, BrokerError) as e:
-                # Errors of the metadata request itself (no node yet) have been waited for in `control_connection`.
-                if not e.retriable or (node is None and not isinstance(e, BrokerError)) or not backoff.wait():
-                    if node is None or (node.host, node.port) in self.bootstrap or self._address_of(node) != (node.host, node.port):
+                # Errors of the metadata request itself (no node yet) have been waited for in
+                # `control_connection`.
+                if (
+                    not e.retriable
+                    or (node is None and not isinstance(e, BrokerError))
+                    or not backoff.wait()
+                ):
+                    if (
+                        node is None
+                        or (node.host, node.port) in self.bootstrap
+                        or self._address_of(node) != (node.host, node.port)
+                    ):
                         raise
                     hint = f"{e.hint}; the brokers name this address as leader of {tp}: check their advertised.listeners"
                     raise type(e)(e.message, hint=hint) from e
@@ -559,21 +669,33 @@ class Cluster:
 
     def _unknown(self, name: str) -> UnknownTopicError:
         servers = ",".join(f"{h}:{p}" for h, p in self.bootstrap)
-        return UnknownTopicError(f"topic {name!r} does not exist on {servers}", hint="create it first, or check the name")
+        return UnknownTopicError(
+            f"topic {name!r} does not exist on {servers}", hint="create it first, or check the name"
+        )
 
 
 def parse_servers(servers: Iterable[str]) -> list[tuple[str, int]]:
-    """``(host, port)`` of each ``host:port``, also ``[ipv6]:port`` and ``PLAINTEXT://host:port``; ConfigError names a wrong one."""
+    """``(host, port)`` of each ``host:port``, also ``[ipv6]:port`` and ``PLAINTEXT://host:port``;
+    ConfigError names a wrong one."""
     out = []
     for server in servers:
         found = _SERVER.match(server.strip())
         if not found or not 0 < int(found[3]) < 65536:
-            raise ConfigError(f"option bootstrap.servers: {server!r} is not host:port", hint="give for example localhost:9092")
+            raise ConfigError(
+                f"option bootstrap.servers: {server!r} is not host:port",
+                hint="give for example localhost:9092",
+            )
         if found[1] and found[1].upper() != "PLAINTEXT":
-            raise ConfigError(f"option bootstrap.servers: {server!r} asks for {found[1]}", hint="only PLAINTEXT listeners are supported")
+            raise ConfigError(
+                f"option bootstrap.servers: {server!r} asks for {found[1]}",
+                hint="only PLAINTEXT listeners are supported",
+            )
         out.append((found[2], int(found[3])))
     if not out:
-        raise ConfigError("option bootstrap.servers is empty", hint="give host:port of a broker, for example localhost:9092")
+        raise ConfigError(
+            "option bootstrap.servers is empty",
+            hint="give host:port of a broker, for example localhost:9092",
+        )
     return out
 
 
@@ -582,4 +704,7 @@ def _best(errors: list[KdirectError]) -> KdirectError:
     if len(errors) == 1:
         return errors[0]
     text = "; ".join(e.message for e in errors)
-    return BrokerUnavailableError(f"none of the bootstrap servers answers: {text}", hint="start a broker, or correct bootstrap.servers")
+    return BrokerUnavailableError(
+        f"none of the bootstrap servers answers: {text}",
+        hint="start a broker, or correct bootstrap.servers",
+    )

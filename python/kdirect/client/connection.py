@@ -1,19 +1,20 @@
 """One blocking TCP connection to a broker: frames, correlation ids, versions, errors.
 
-Owns: the socket, the buffer that responses are read into, the requests that wait for an answer, and the
-one mapping from what a peer or a socket does wrong to `kdirect.errors`.  No metadata, no retries and no
-leaders may enter here: they are `cluster.py`.
+Owns: the socket, the buffer that responses are read into, the requests that wait for an answer, and
+the one mapping from what a peer or a socket does wrong to `kdirect.errors`.  No metadata, no
+retries and no leaders may enter here: they are `cluster.py`.
 
 Invariants:
 
-- A broker answers the requests of one connection in the order they were sent, so the waiting requests are a
-  queue and a response whose correlation id is not that of its head ends the connection.
-- At most one thread reads and one thread writes the socket.  A thread that waits for an answer while nobody
-  reads becomes the reader and hands other threads what belongs to them.
+- A broker answers the requests of one connection in the order they were sent, so the waiting
+  requests are a queue and a response whose correlation id is not that of its head ends the
+  connection.
+- At most one thread reads and one thread writes the socket.  A thread that waits for an answer
+  while nobody reads becomes the reader and hands other threads what belongs to them.
 - A request that timed out is abandoned, the connection stays: its answer is dropped when it comes.
   Grants of the broker live as long as their connection, so one slow answer must not revoke them.
-- Requests leave in the order they were submitted.  `submit_later` never waits: what the socket does not take now leaves with the next
-  call that comes by, whatever it is for.
+- Requests leave in the order they were submitted.  `submit_later` never waits: what the socket does
+  not take now leaves with the next call that comes by, whatever it is for.
 - A connection belongs to the process that opened it; in a forked child every call is a ClosedError.
 """
 
@@ -47,7 +48,8 @@ READ_BUFFER_BYTES = 65536
 MAX_RESPONSE_BYTES = 256 << 20
 API_VERSIONS_VERSION = 3
 
-# The client speaks of one group at a time and of record batch v2 only; `format.protocol` knows more for the broker's sake.
+# The client speaks of one group at a time and of record batch v2 only; `format.protocol` knows more
+# for the broker's sake.
 LOWEST_VERSION = {protocol.ProduceRequest.API_KEY: 3, protocol.FetchRequest.API_KEY: 4}
 HIGHEST_VERSION = {
     protocol.OffsetFetchRequest.API_KEY: 7,
@@ -76,12 +78,16 @@ _HINTS = {
 }
 
 
-def broker_error(code: int, subject: str, detail: str | None = None, *, hint: str = "") -> KdirectError:
-    """The exception for Kafka's error `code`.  `subject` names the thing it happened to, `detail` is the broker's own message."""
+def broker_error(
+    code: int, subject: str, detail: str | None = None, *, hint: str = ""
+) -> KdirectError:
+    """The exception for Kafka's error `code`.  `subject` names the thing it happened to, `detail`
+    is the broker's own message."""
     kind = protocol.error_kind(code)
     if kind.name == "UNKNOWN_TOPIC_OR_PARTITION":
         return UnknownTopicError(
-            f"{subject}: {detail or 'no such topic or partition'}", hint=hint or "check the name, or create the topic first"
+            f"{subject}: {detail or 'no such topic or partition'}",
+            hint=hint or "check the name, or create the topic first",
         )
     return BrokerError(
         f"{subject}: {detail or kind.description.rstrip('.')} ({kind.name})",
@@ -93,7 +99,8 @@ def broker_error(code: int, subject: str, detail: str | None = None, *, hint: st
 
 
 def read_error(code: int, subject: str, detail: str | None = None) -> KdirectError:
-    """`broker_error` of a request that reads: damage that the broker found in its log does not pass when it is asked again."""
+    """`broker_error` of a request that reads: damage that the broker found in its log does not pass
+    when it is asked again."""
     if protocol.error_kind(code).name == "CORRUPT_MESSAGE":
         if detail:
             return CorruptLogError(f"{subject}: {detail}")  # a kdirect broker names the remedy
@@ -107,9 +114,21 @@ def read_error(code: int, subject: str, detail: str | None = None) -> KdirectErr
 class Pending:
     """A request that was sent.  `result` may be called by any thread, once or more."""
 
-    __slots__ = ("_abandoned", "_connection", "_error", "_payload", "_response", "api_key", "correlation_id", "name", "version")
+    __slots__ = (
+        "_abandoned",
+        "_connection",
+        "_error",
+        "_payload",
+        "_response",
+        "api_key",
+        "correlation_id",
+        "name",
+        "version",
+    )
 
-    def __init__(self, connection: Connection, api_key: int, version: int, correlation_id: int, name: str) -> None:
+    def __init__(
+        self, connection: Connection, api_key: int, version: int, correlation_id: int, name: str
+    ) -> None:
         self._connection = connection
         self.api_key = api_key
         self.version = version
@@ -121,7 +140,8 @@ class Pending:
         self._abandoned = False
 
     def wait(self, timeout_ms: float) -> bool:
-        """Wait for the answer or the failure without giving the request up at the end; True when it is here."""
+        """Wait for the answer or the failure without giving the request up at the end; True when it
+        is here."""
         self._connection._arrival(self, time.monotonic() + timeout_ms / 1000)
         return self.done
 
@@ -131,20 +151,28 @@ class Pending:
         return self._payload is not None or self._error is not None or self._response is not None
 
     def result(self, timeout_ms: float | None = None) -> Any:
-        """The response.  TimedOutError after `timeout_ms` (None: the connection's), and the answer is then dropped when it comes;
-        BrokerUnavailableError when the connection broke, ProtocolError when the answer is malformed."""
+        """The response.  TimedOutError after `timeout_ms` (None: the connection's), and the answer
+        is then dropped when it comes; BrokerUnavailableError when the connection broke,
+        ProtocolError when the answer is malformed."""
         return self._connection._await(self, timeout_ms)
 
 
 class Connection:
     """Connects and exchanges ApiVersions in the constructor.  Thread-safe.
 
-    BrokerUnavailableError: nothing answers there; TimedOutError: something does but keeps silent; ProtocolError: it does
-    not speak Kafka's protocol.  `timeout_ms` bounds the connecting and is the default for each request.
+    BrokerUnavailableError: nothing answers there; TimedOutError: something does but keeps silent;
+    ProtocolError: it does not speak Kafka's protocol.  `timeout_ms` bounds the connecting and is
+    the default for each request.
     """
 
     def __init__(
-        self, host: str, port: int, client_id: str = "kdirect", timeout_ms: float = 30000, *, max_response_bytes: int = MAX_RESPONSE_BYTES
+        self,
+        host: str,
+        port: int,
+        client_id: str = "kdirect",
+        timeout_ms: float = 30000,
+        *,
+        max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         self._prepare(host, port, client_id, timeout_ms, max_response_bytes)
         deadline = time.monotonic() + timeout_ms / 1000
@@ -161,7 +189,9 @@ class Connection:
             self.close()
             raise
 
-    def _prepare(self, host: str, port: int, client_id: str, timeout_ms: float, max_response_bytes: int) -> None:
+    def _prepare(
+        self, host: str, port: int, client_id: str, timeout_ms: float, max_response_bytes: int
+    ) -> None:
         """All but the socket."""
         self.host = host
         self.port = port
@@ -172,20 +202,27 @@ class Connection:
         self._versions: dict[int, tuple[int, int]] = {}
         self._chosen: dict[int, int] = {}
         self._send_lock = threading.Lock()
-        self._wake = threading.Condition(threading.Lock())  # guards all that follows but the read buffer, which is the reader's
+        self._wake = threading.Condition(
+            threading.Lock()
+        )  # guards all that follows but the read buffer, which is the reader's
         self._pending: deque[Pending] = deque()
-        self._unsent: deque[tuple[memoryview, Pending, bool]] = deque()  # the rest of a frame, its request, is it answered
+        self._unsent: deque[tuple[memoryview, Pending, bool]] = (
+            deque()
+        )  # the rest of a frame, its request, is it answered
         self._correlation_id = 0
         self._reading = False
         self._in_syscalls = 0  # threads between entry to and exit from calls on the socket: it is closed when none is left
         self._error: KdirectError | None = None
-        self._requests = self._responses = self._bytes_sent = self._bytes_received = self._abandoned = 0
+        self._requests = self._responses = self._bytes_sent = self._bytes_received = (
+            self._abandoned
+        ) = 0
         self._buffer = bytearray(READ_BUFFER_BYTES)
         self._start = self._end = 0
         self._large: bytearray | None = None
         self._large_filled = 0
 
-    # -- what the broker can do ------------------------------------------------------------------------------
+    # -- what the broker can do
+    # ------------------------------------------------------------------------------
 
     @property
     def peer(self) -> str:
@@ -215,12 +252,16 @@ class Connection:
         return api_key in self._versions
 
     def version_for(self, message: Any) -> int:
-        """The highest version of `message` that both sides speak; ProtocolError names both ranges when there is none."""
+        """The highest version of `message` that both sides speak; ProtocolError names both ranges
+        when there is none."""
         api_key = message.API_KEY
         version = self._chosen.get(api_key)
         if version is None:
             low, high = protocol.version_range(message)
-            low, high = max(low, LOWEST_VERSION.get(api_key, low)), min(high, HIGHEST_VERSION.get(api_key, high))
+            low, high = (
+                max(low, LOWEST_VERSION.get(api_key, low)),
+                min(high, HIGHEST_VERSION.get(api_key, high)),
+            )
             theirs = self._versions.get(api_key)
             if theirs is None:
                 raise ProtocolError(
@@ -241,7 +282,8 @@ class Connection:
     def _exchange_versions(self, deadline: float) -> None:
         for version in (API_VERSIONS_VERSION, 0):
             message = protocol.ApiVersionsRequest(
-                client_software_name=CLIENT_SOFTWARE_NAME, client_software_version=CLIENT_SOFTWARE_VERSION
+                client_software_name=CLIENT_SOFTWARE_NAME,
+                client_software_version=CLIENT_SOFTWARE_VERSION,
             )
             try:
                 pending = self._submit(message, version, deadline)
@@ -265,26 +307,35 @@ class Connection:
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return
 
-    # -- requests ----------------------------------------------------------------------------------------------
+    # -- requests
+    # ----------------------------------------------------------------------------------------------
 
     def request(self, message: Any, timeout_ms: float | None = None) -> Any:
-        """Send `message` and return its response (None for a produce with acks=0) within `timeout_ms`.  Errors as in `Pending.result`."""
+        """Send `message` and return its response (None for a produce with acks=0) within
+        `timeout_ms`.  Errors as in `Pending.result`."""
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         deadline = time.monotonic() + timeout_ms / 1000
         pending = self._submit(message, None, deadline)
         return self._await(pending, timeout_ms, deadline) if message.expect_response() else None
 
     def submit(self, message: Any, timeout_ms: float | None = None) -> Pending:
-        """Send `message` without waiting for the answer.  An error raised here means that the broker did not get the
-        whole request and did not act on it.  For acks=0 the Pending is done when the request has left."""
-        return self._submit(message, None, time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000)
+        """Send `message` without waiting for the answer.  An error raised here means that the
+        broker did not get the whole request and did not act on it.  For acks=0 the Pending is done
+        when the request has left."""
+        return self._submit(
+            message,
+            None,
+            time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000,
+        )
 
     def submit_later(self, message: Any) -> Pending:
-        """As `submit`, but never waits for a socket that is full: the rest leaves with later calls, of `poll` or `Pending.wait`."""
+        """As `submit`, but never waits for a socket that is full: the rest leaves with later calls,
+        of `poll` or `Pending.wait`."""
         return self._submit(message, None, None)
 
     def alive(self) -> bool:
-        """False when the connection is closed, or when a look at the socket shows that the broker closed it while it lay idle."""
+        """False when the connection is closed, or when a look at the socket shows that the broker
+        closed it while it lay idle."""
         if self.closed:
             return False
         if not self._pending:
@@ -292,7 +343,8 @@ class Connection:
         return not self.closed
 
     def poll(self) -> None:
-        """Take in the responses that have arrived, and send what the socket takes, without blocking."""
+        """Take in the responses that have arrived, and send what the socket takes, without
+        blocking."""
         self._check()
         self._send_rest()
         while self._pending and self._read_one(time.monotonic(), None):
@@ -305,9 +357,14 @@ class Connection:
         with self._send_lock:
             self._correlation_id = self._correlation_id % 0x7FFFFFFF + 1
             try:
-                frame = protocol.encode_request(message, version, self._correlation_id, self.client_id)
+                frame = protocol.encode_request(
+                    message, version, self._correlation_id, self.client_id
+                )
             except (ValueError, TypeError, struct.error) as e:
-                raise ProtocolError(f"{message.name} cannot be encoded: {e}", hint="a field has a value its type cannot hold") from e
+                raise ProtocolError(
+                    f"{message.name} cannot be encoded: {e}",
+                    hint="a field has a value its type cannot hold",
+                ) from e
             pending = Pending(self, message.API_KEY, version, self._correlation_id, message.name)
             with self._wake:
                 if self._error is not None:
@@ -322,10 +379,15 @@ class Connection:
             except BaseException as e:
                 if deadline is None and isinstance(e, TimedOutError):
                     return pending  # the rest is sent later
-                # An interrupted frame cannot be taken back: what follows it would be read as its rest.
+                # An interrupted frame cannot be taken back: what follows it would be read as its
+                # rest.
                 error = e if isinstance(e, KdirectError) else self._lost("sending", e)
                 with self._wake:
-                    whole = bool(self._unsent) and self._unsent[-1][1] is pending and len(self._unsent[-1][0]) == len(frame)
+                    whole = (
+                        bool(self._unsent)
+                        and self._unsent[-1][1] is pending
+                        and len(self._unsent[-1][0]) == len(frame)
+                    )
                     if whole:
                         self._unsent.pop()
                     if pending in self._pending:
@@ -340,7 +402,8 @@ class Connection:
         return pending
 
     def _push(self, deadline: float) -> None:
-        """Send what is not sent, in order.  TimedOutError at the deadline; what is left stays.  Called with `_send_lock` held."""
+        """Send what is not sent, in order.  TimedOutError at the deadline; what is left stays.
+        Called with `_send_lock` held."""
         while self._unsent and self._error is None:
             view, pending, answered = self._unsent[0]
             sent = self._send_some(view, deadline)
@@ -354,7 +417,11 @@ class Connection:
 
     def _send_rest(self) -> None:
         """Send what the socket takes now of what is left, unless another thread is at it."""
-        if not self._unsent or self._error is not None or not self._send_lock.acquire(blocking=False):
+        if (
+            not self._unsent
+            or self._error is not None
+            or not self._send_lock.acquire(blocking=False)
+        ):
             return
         with self._wake:
             self._in_syscalls += 1
@@ -377,20 +444,30 @@ class Connection:
                 pass
             remaining = deadline - time.monotonic()
             if remaining <= 0:
-                raise TimedOutError(f"the broker at {self.peer} does not take requests", hint="it is overloaded or stopped; see its log")
+                raise TimedOutError(
+                    f"the broker at {self.peer} does not take requests",
+                    hint="it is overloaded or stopped; see its log",
+                )
             self._poll_out.poll(remaining * 1000 + 1)
 
-    # -- answers -----------------------------------------------------------------------------------------------
+    # -- answers
+    # -----------------------------------------------------------------------------------------------
 
     def _arrival(self, pending: Pending, deadline: float) -> None:
         """Wait until the answer of `pending`, or its failure, is here, or until the deadline."""
         self._check_process()
-        while not pending.done and (self._read_one(deadline, pending) or pending.done or time.monotonic() < deadline):
+        while not pending.done and (
+            self._read_one(deadline, pending) or pending.done or time.monotonic() < deadline
+        ):
             pass
 
-    def _await(self, pending: Pending, timeout_ms: float | None, deadline: float | None = None) -> Any:
+    def _await(
+        self, pending: Pending, timeout_ms: float | None, deadline: float | None = None
+    ) -> Any:
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        self._arrival(pending, time.monotonic() + timeout_ms / 1000 if deadline is None else deadline)
+        self._arrival(
+            pending, time.monotonic() + timeout_ms / 1000 if deadline is None else deadline
+        )
         if not pending.done:
             with self._wake:
                 if not pending.done:
@@ -403,7 +480,9 @@ class Connection:
         payload = pending._payload
         if payload is not None:  # decoded by who asked for it, so that the reader goes on reading
             try:
-                _, pending._response = protocol.decode_response(pending.api_key, pending.version, payload)
+                _, pending._response = protocol.decode_response(
+                    pending.api_key, pending.version, payload
+                )
             except ProtocolError as e:
                 error = ProtocolError(
                     f"the broker at {self.peer} sent a malformed answer to {pending.name}: {e.message}",
@@ -415,11 +494,14 @@ class Connection:
                 raise error from e
             pending._payload = None
         if pending._error is not None:
-            raise type(pending._error)(pending._error.message, hint=pending._error.hint) from pending._error
+            raise type(pending._error)(
+                pending._error.message, hint=pending._error.hint
+            ) from pending._error
         return pending._response
 
     def _read_one(self, deadline: float, wanted: Pending | None) -> bool:
-        """Wait until one response was taken in, by this thread or another, or until the deadline.  False: nothing came."""
+        """Wait until one response was taken in, by this thread or another, or until the deadline.
+        False: nothing came."""
         with self._wake:
             if self._error is not None or (wanted is not None and wanted.done):
                 return False
@@ -476,7 +558,8 @@ class Connection:
                 pending._payload = payload
 
     def _read_frame(self, deadline: float) -> bytes | bytearray | None:
-        """The next frame without its length, or None at the deadline; what has come of it until then is kept."""
+        """The next frame without its length, or None at the deadline; what has come of it until
+        then is kept."""
         while True:
             if self._large is None and self._end - self._start >= 4:
                 size = struct.unpack_from(">i", self._buffer, self._start)[0]
@@ -490,7 +573,8 @@ class Connection:
                     if self._start == self._end:
                         self._start = self._end = 0
                     return payload
-                # The rest of a frame goes to its own memory, without a copy: a fetched batch is handed on from there.
+                # The rest of a frame goes to its own memory, without a copy: a fetched batch is
+                # handed on from there.
                 self._large = bytearray(size)
                 self._large[:have] = memoryview(self._buffer)[start : self._end]
                 self._large_filled = have
@@ -530,10 +614,12 @@ class Connection:
                     large, self._large = self._large, None
                     return large
 
-    # -- the end -------------------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Close the socket; requests that wait fail with ClosedError.  In a forked child only its copy of the descriptor is closed."""
+        """Close the socket; requests that wait fail with ClosedError.  In a forked child only its
+        copy of the descriptor is closed."""
         if self._pid != os.getpid():
             self._socket.close()
             return
@@ -556,7 +642,8 @@ class Connection:
         return f"<Connection {self.peer}{' closed' if self.closed else ''}>"
 
     def statistics(self) -> dict[str, int]:
-        """Counts since the connection was opened; `abandoned` counts timed-out requests whose answer is still to come."""
+        """Counts since the connection was opened; `abandoned` counts timed-out requests whose
+        answer is still to come."""
         return {
             "requests": self._requests,
             "responses": self._responses,
@@ -610,17 +697,21 @@ class Connection:
     def _lost(self, doing: str, cause: BaseException | None) -> BrokerUnavailableError:
         why = f" ({_reason(cause)})" if cause is not None else ""
         return BrokerUnavailableError(
-            f"the broker at {self.peer} closed the connection while {doing}{why}", hint="it stopped, or refuses the request; see its log"
+            f"the broker at {self.peer} closed the connection while {doing}{why}",
+            hint="it stopped, or refuses the request; see its log",
         )
 
     def _not_a_frame(self, size: int) -> ProtocolError:
         start = bytes(memoryview(self._buffer)[self._start : self._start + 4])
         if start == b"HTTP":
             return ProtocolError(
-                f"{self.peer} speaks HTTP, not Kafka's protocol", hint="give bootstrap.servers the broker's Kafka listener"
+                f"{self.peer} speaks HTTP, not Kafka's protocol",
+                hint="give bootstrap.servers the broker's Kafka listener",
             )
         if start[:2] == b"\x15\x03":
-            return ProtocolError(f"{self.peer} speaks TLS", hint="give bootstrap.servers a plaintext listener")
+            return ProtocolError(
+                f"{self.peer} speaks TLS", hint="give bootstrap.servers a plaintext listener"
+            )
         return ProtocolError(
             f"{self.peer} sent a response of {size} bytes; from 4 to {self.max_response_bytes} are allowed",
             hint="check that it is a Kafka broker; larger batches need a larger max.batch.bytes",
@@ -633,7 +724,8 @@ def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
         s = socket.create_connection((host, port), timeout=max(0.001, timeout_ms / 1000))
     except socket.gaierror as e:
         raise BrokerUnavailableError(
-            f"the host name of {address} cannot be resolved ({e.strerror})", hint="correct bootstrap.servers, or the name service"
+            f"the host name of {address} cannot be resolved ({e.strerror})",
+            hint="correct bootstrap.servers, or the name service",
         ) from e
     except TimeoutError as e:
         raise BrokerUnavailableError(
@@ -641,18 +733,24 @@ def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
             hint="check the address and the network between, or raise connect.timeout.ms",
         ) from e
     except (OSError, OverflowError) as e:
-        raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)) from e
+        raise BrokerUnavailableError(
+            f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)
+        ) from e
     try:
         if s.getsockname() == s.getpeername():
             # On loopback an unused port of the ephemeral range may connect to itself.
-            raise BrokerUnavailableError(f"no broker answers at {address}", hint=_start_hint(address))
+            raise BrokerUnavailableError(
+                f"no broker answers at {address}", hint=_start_hint(address)
+            )
         s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         s.setblocking(False)
     except BaseException as e:
         s.close()
         if isinstance(e, OSError):
-            raise BrokerUnavailableError(f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)) from e
+            raise BrokerUnavailableError(
+                f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)
+            ) from e
         raise
     return s
 

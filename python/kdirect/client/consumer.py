@@ -1,14 +1,19 @@
-"""`kdirect.Consumer`: records or Arrow batches from partitions that the caller names, or that a consumer group gives out.
+"""`kdirect.Consumer`: records or Arrow batches from partitions that the caller names, or that a
+consumer group gives out.
 
-Owns: the subscription, rebalances and their callbacks, what is committed and when, and the waiting.  Bytes and positions are
-`reading`'s, the group's protocol is `group`'s.
+Owns: the subscription, rebalances and their callbacks, what is committed and when, and the waiting.
+Bytes and positions are `reading`'s, the group's protocol is `group`'s.
 
-Names and habits are confluent-kafka's: timeouts are **seconds** (None or negative: for ever), a record is a `Message` with methods,
-offsets to commit are those of the next record.  What differs, and why, is a table in docs/clients.md; the rules that matter:
+Names and habits are confluent-kafka's: timeouts are **seconds** (None or negative: for ever), a
+record is a `Message` with methods, offsets to commit are those of the next record.  What differs,
+and why, is a table in docs/clients.md; the rules that matter:
 
-- What goes wrong is raised, never handed out as a message.  An error of one partition is raised once and sets that partition aside.
-- A record counts as done when the next poll asks for another: that is what auto-commit commits.  A crash repeats records, and loses none.
-- One thread at a time.  Callbacks run inside `poll`, `consume`, `poll_arrow`, `unsubscribe` and `close`, on the caller's thread.
+- What goes wrong is raised, never handed out as a message.  An error of one partition is raised
+  once and sets that partition aside.
+- A record counts as done when the next poll asks for another: that is what auto-commit commits.  A
+  crash repeats records, and loses none.
+- One thread at a time.  Callbacks run inside `poll`, `consume`, `poll_arrow`, `unsubscribe` and
+  `close`, on the caller's thread.
 - A consumer belongs to the process that made it: in a forked child every call is a ClosedError.
 """
 
@@ -31,7 +36,14 @@ from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.message import Message
 from kdirect.client.reading import LOST, Reading
 from kdirect.client.session import FIRST_WAIT_S, LONGEST_WAIT_S, Session, connect
-from kdirect.errors import BrokerError, ClosedError, ConfigError, KdirectError, TimedOutError, UnknownTopicError
+from kdirect.errors import (
+    BrokerError,
+    ClosedError,
+    ConfigError,
+    KdirectError,
+    TimedOutError,
+    UnknownTopicError,
+)
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
 
@@ -60,8 +72,9 @@ os.register_at_fork(after_in_child=_forked)
 class Consumer:
     """Reads partitions.  `settings`: client settings (docs/options.md), or "host:port".
 
-    ``subscribe(topics)`` with `group.id` shares the topics' partitions with the group's other members, whichever client they run; without
-    it all partitions are read.  ``assign({tp: offset})`` names partitions itself.  Then `poll`, `consume`, `poll_arrow`, or iterate.
+    ``subscribe(topics)`` with `group.id` shares the topics' partitions with the group's other
+    members, whichever client they run; without it all partitions are read.  ``assign({tp:
+    offset})`` names partitions itself.  Then `poll`, `consume`, `poll_arrow`, or iterate.
     `on_commit(error, offsets)` is told what became of asynchronous commits.
     """
 
@@ -77,13 +90,23 @@ class Consumer:
         self._session = session if session is not None else connect(self.settings)
         self._reading = Reading(self._session, self.settings)
         self._queue = self._reading.queue
-        self._membership = Membership(self._session.cluster, self.settings, self) if self.settings["group.id"] else None
+        self._membership = (
+            Membership(self._session.cluster, self.settings, self)
+            if self.settings["group.id"]
+            else None
+        )
         self._auto_commit = self._membership is not None and self.settings["enable.auto.commit"]
         self._auto_store: bool = self.settings["enable.auto.offset.store"]
-        self._topics: dict[str, int] | None = None  # subscribed topics that exist -> partitions; None: no subscription
+        self._topics: dict[str, int] | None = (
+            None  # subscribed topics that exist -> partitions; None: no subscription
+        )
         self._names: list[str] = []
         self._patterns: list[re.Pattern[str]] = []
-        self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (None, None, None)
+        self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (
+            None,
+            None,
+            None,
+        )
         self._on_commit = on_commit
         self._commits: deque[tuple[Pending | BrokerError, dict[TopicPartition, int]]] = deque()
         self._committed: dict[TopicPartition, int | None] = {}
@@ -115,7 +138,8 @@ class Consumer:
             if message is not None:
                 yield message
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- what is read
+    # --------------------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -124,21 +148,27 @@ class Consumer:
         on_revoke: Rebalance | None = None,
         on_lost: Rebalance | None = None,
     ) -> None:
-        """Read these topics; a name that begins with ``^`` is a regular expression.  Replaces the subscription there was.
+        """Read these topics; a name that begins with ``^`` is a regular expression.  Replaces the
+        subscription there was.
 
-        The callbacks get (consumer, partitions): `on_assign` when partitions were given out and before their first record (`seek` works in
-        it), `on_revoke` before they are given back (positions may still be committed), `on_lost` when others have them already (default:
+        The callbacks get (consumer, partitions): `on_assign` when partitions were given out and
+        before their first record (`seek` works in it), `on_revoke` before they are given back
+        (positions may still be committed), `on_lost` when others have them already (default:
         `on_revoke`).  UnknownTopicError for a name that does not exist.
         """
         self._check()
         names = [topics] if isinstance(topics, str) else list(topics)
         if not names:
-            raise ConfigError("a subscription of no topics", hint="name at least one, or call unsubscribe")
+            raise ConfigError(
+                "a subscription of no topics", hint="name at least one, or call unsubscribe"
+            )
         self.unsubscribe()
         try:
             self._patterns = [re.compile(name) for name in names if name.startswith("^")]
         except re.error as e:
-            raise ConfigError(f"a subscribed pattern is no regular expression: {e}", hint="correct it") from e
+            raise ConfigError(
+                f"a subscribed pattern is no regular expression: {e}", hint="correct it"
+            ) from e
         self._names = [name for name in names if not name.startswith("^")]
         self._callbacks = (on_assign, on_revoke, on_lost)
         self._topics = self._look_up(must_exist=True)
@@ -146,7 +176,13 @@ class Consumer:
         if self._membership is not None:
             self._membership.join(self._topics)
         else:
-            self._give_out([TopicPartition(name, i) for name, count in self._topics.items() for i in range(count)])
+            self._give_out(
+                [
+                    TopicPartition(name, i)
+                    for name, count in self._topics.items()
+                    for i in range(count)
+                ]
+            )
 
     def unsubscribe(self) -> None:
         """Give all partitions back, and leave the group."""
@@ -157,9 +193,11 @@ class Consumer:
         self._topics = None
 
     def assign(self, partitions: Offsets) -> None:
-        """Read exactly these partitions.  ``{tp: offset}``, or partitions without offsets (also confluent-kafka's TopicPartition): those
-        start at the group's committed offset, else as auto.offset.reset says.  Offsets: -1 latest, -2 earliest.  Inside `on_assign`
-        it sets where the partitions given out start; elsewhere it ends a subscription, and errors of a partition are raised here."""
+        """Read exactly these partitions.  ``{tp: offset}``, or partitions without offsets (also
+        confluent-kafka's TopicPartition): those start at the group's committed offset, else as
+        auto.offset.reset says.  Offsets: -1 latest, -2 earliest.  Inside `on_assign` it sets where
+        the partitions given out start; elsewhere it ends a subscription, and errors of a partition
+        are raised here."""
         self._check()
         offsets = _offsets(partitions)
         if not self._in_callback and self._topics is not None:
@@ -195,16 +233,21 @@ class Consumer:
         return self._reading.position(_partition(partition))
 
     def seek(self, partition: Any, offset: int | None = None) -> None:
-        """Go on at `offset` (-1 latest, -2 earliest; None: ``partition.offset``) on an assigned partition, also in `on_assign`."""
+        """Go on at `offset` (-1 latest, -2 earliest; None: ``partition.offset``) on an assigned
+        partition, also in `on_assign`."""
         self._check()
         if offset is None:
             offset = getattr(partition, "offset", None)
         if not isinstance(offset, int):
-            raise ConfigError(f"seek of {partition} to {offset!r}", hint="give an offset, -1 (latest) or -2 (earliest)")
+            raise ConfigError(
+                f"seek of {partition} to {offset!r}",
+                hint="give an offset, -1 (latest) or -2 (earliest)",
+            )
         self._reading.seek(_partition(partition), offset)
 
     def pause(self, partitions: Iterable[Any]) -> None:
-        """Hand out no records of these until `resume`; nothing in hand is lost, and the group keeps its member."""
+        """Hand out no records of these until `resume`; nothing in hand is lost, and the group keeps
+        its member."""
         self._reading.pause(_partitions(partitions))
 
     def resume(self, partitions: Iterable[Any]) -> None:
@@ -213,10 +256,12 @@ class Consumer:
     def paused(self) -> list[TopicPartition]:
         return sorted(self._reading.paused)
 
-    # -- records -------------------------------------------------------------------------------------------------
+    # -- records
+    # -------------------------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
-        """The next record, or None when there is none within `timeout` seconds (None or negative: wait for ever)."""
+        """The next record, or None when there is none within `timeout` seconds (None or negative:
+        wait for ever)."""
         if not self._attention:
             message = self._queue.pop()
             if message is not None:
@@ -238,7 +283,11 @@ class Consumer:
             raise ConfigError(f"consume of {num_messages} messages", hint="give at least 1")
         if not self._wait(self._pull, timeout):
             return []
-        until = float("inf") if timeout is None or timeout < 0 else time.monotonic() + max(timeout, SLICE_MS / 1000)
+        until = (
+            float("inf")
+            if timeout is None or timeout < 0
+            else time.monotonic() + max(timeout, SLICE_MS / 1000)
+        )
         out: list[Message] = self._queue.take(num_messages)
         while len(out) < num_messages and time.monotonic() < until:
             try:
@@ -256,15 +305,23 @@ class Consumer:
         return out
 
     def poll_arrow(
-        self, timeout: float | None = None, *, max_bytes: int = 4 << 20, max_rows: int = 1 << 20, include_headers: bool = False
+        self,
+        timeout: float | None = None,
+        *,
+        max_bytes: int = 4 << 20,
+        max_rows: int = 1 << 20,
+        include_headers: bool = False,
     ) -> pa.RecordBatch | None:
-        """Records of one partition as columns (key, value, topic, partition, offset, timestamp, timestampType, and headers on demand),
-        about `max_bytes` or `max_rows` at most, or None when there are none within `timeout` seconds (None or negative: wait for ever).
-        May be mixed with `poll`."""
+        """Records of one partition as columns (key, value, topic, partition, offset, timestamp,
+        timestampType, and headers on demand), about `max_bytes` or `max_rows` at most, or None when
+        there are none within `timeout` seconds (None or negative: wait for ever). May be mixed with
+        `poll`."""
         found: list[pa.RecordBatch] = []
 
         def take(wait_ms: float) -> bool:
-            batch = self._reading.pull_arrow(wait_ms, max_bytes=max_bytes, max_rows=max_rows, include_headers=include_headers)
+            batch = self._reading.pull_arrow(
+                wait_ms, max_bytes=max_bytes, max_rows=max_rows, include_headers=include_headers
+            )
             if batch is not None:
                 found.append(batch)
             return batch is not None
@@ -275,8 +332,9 @@ class Consumer:
         return not self._queue.empty or self._reading.pull(wait_ms)
 
     def _wait(self, take: Callable[[float], bool], timeout: float | None) -> bool:
-        """Until `take` got something, the time is over, or there is an error to tell.  Commits positions and gives partitions back:
-        nothing may have been taken that was not returned yet."""
+        """Until `take` got something, the time is over, or there is an error to tell.  Commits
+        positions and gives partitions back: nothing may have been taken that was not returned yet.
+        """
         self._polls += 1
         self._waiting = True
         try:
@@ -286,7 +344,12 @@ class Consumer:
 
     def _go_on(self, take: Callable[[float], bool], timeout: float | None) -> bool:
         reading = self._reading
-        if self._closed or self._attention or self._membership is not None or self._topics is not None:
+        if (
+            self._closed
+            or self._attention
+            or self._membership is not None
+            or self._topics is not None
+        ):
             self._serve(timeout)
         deadline = None
         failures = 0
@@ -326,11 +389,14 @@ class Consumer:
             empty_s = now - self._empty_since
             spun = empty_s >= self._spin_s or reading.fetcher is None
             if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                time.sleep(min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), LONGEST_WAIT_S, deadline - now))
+                time.sleep(
+                    min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), LONGEST_WAIT_S, deadline - now)
+                )
                 now = time.monotonic()
             began = now
 
-    # -- beside the records ----------------------------------------------------------------------------------------
+    # -- beside the records
+    # ----------------------------------------------------------------------------------------
 
     def _serve(self, timeout: float | None) -> None:
         """What a poll does beside handing out records: commits, rebalances, new partitions."""
@@ -384,9 +450,13 @@ class Consumer:
                 try:
                     self.commit(asynchronous=False)
                 except KdirectError as e:
-                    log.warning("positions were not committed before partitions were given back: %s", e)
+                    log.warning(
+                        "positions were not committed before partitions were given back: %s", e
+                    )
             try:
-                self._call_back((self._callbacks[2] or self._callbacks[1]) if lost else self._callbacks[1], tps)
+                self._call_back(
+                    (self._callbacks[2] or self._callbacks[1]) if lost else self._callbacks[1], tps
+                )
             finally:
                 self._forget()
         else:
@@ -407,12 +477,17 @@ class Consumer:
                 self._in_callback = False
 
     def _starts(self, offsets: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """`offsets`, with the committed offset or what auto.offset.reset says where it is to be that."""
+        """`offsets`, with the committed offset or what auto.offset.reset says where it is to be
+        that."""
         out = dict(offsets)
         stored = [tp for tp, o in out.items() if o in (OFFSET_STORED, OFFSET_INVALID)]
         if not stored:
             return out
-        committed = self._membership.committed(stored) if self._membership is not None else dict.fromkeys(stored)
+        committed = (
+            self._membership.committed(stored)
+            if self._membership is not None
+            else dict.fromkeys(stored)
+        )
         for tp in stored:
             offset = committed[tp]
             self._committed[tp] = offset
@@ -435,7 +510,8 @@ class Consumer:
         return out
 
     def _look_for_partitions(self) -> None:
-        """Topics that match now, and partitions that were added: from a topic that grows nothing is missed."""
+        """Topics that match now, and partitions that were added: from a topic that grows nothing is
+        missed."""
         self._metadata_due = False
         self._next_metadata = time.monotonic() + self.settings["metadata.max.age.ms"] / 1000
         assert self._topics is not None
@@ -448,21 +524,31 @@ class Consumer:
             reading = self._reading
             reading.release([tp for tp in reading.positions if tp.topic not in found])
             reading.add(
-                {TopicPartition(name, i): EARLIEST_OFFSET for name, count in found.items() for i in range(before.get(name, 0), count)}
+                {
+                    TopicPartition(name, i): EARLIEST_OFFSET
+                    for name, count in found.items()
+                    for i in range(before.get(name, 0), count)
+                }
             )
         elif found.keys() != before.keys() or membership.is_leader:
             membership.rebalancing = True
         self._topics = found  # not before: should it fail, it is tried again
 
-    # -- offsets -----------------------------------------------------------------------------------------------------
+    # -- offsets
+    # -----------------------------------------------------------------------------------------------------
 
     def commit(
-        self, message: Message | None = None, offsets: Offsets | None = None, asynchronous: bool = True
+        self,
+        message: Message | None = None,
+        offsets: Offsets | None = None,
+        asynchronous: bool = True,
     ) -> dict[TopicPartition, int] | None:
-        """Commit for the group: the record `message` as done, or `offsets` (of the next records), or, with neither, the positions.
+        """Commit for the group: the record `message` as done, or `offsets` (of the next records),
+        or, with neither, the positions.
 
-        Asynchronous: sent now, answered by `on_commit` inside a later poll.  Otherwise returns what was committed; BrokerError when
-        the group has been rebalanced meanwhile, or this consumer is not a member now that it subscribed.
+        Asynchronous: sent now, answered by `on_commit` inside a later poll.  Otherwise returns what
+        was committed; BrokerError when the group has been rebalanced meanwhile, or this consumer is
+        not a member now that it subscribed.
         """
         self._check()
         membership = self._membership
@@ -476,7 +562,10 @@ class Consumer:
             wanted = _offsets(offsets)
             for tp, offset in wanted.items():
                 if offset < 0:
-                    raise ConfigError(f"commit of offset {offset} of {tp}", hint="give the offset of the next record")
+                    raise ConfigError(
+                        f"commit of offset {offset} of {tp}",
+                        hint="give the offset of the next record",
+                    )
         else:
             wanted = self._to_commit()
         if not wanted:
@@ -522,7 +611,9 @@ class Consumer:
                 if isinstance(sent, BrokerError):
                     raise sent
                 self._membership.check_commit(sent.result())
-                self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading.positions})
+                self._committed.update(
+                    {tp: o for tp, o in offsets.items() if tp in self._reading.positions}
+                )
             except KdirectError as e:
                 error = e
                 if self._on_commit is None:
@@ -531,26 +622,38 @@ class Consumer:
                 self._on_commit(error, offsets)
 
     def store_offsets(self, message: Message | None = None, offsets: Offsets | None = None) -> None:
-        """Mark as done what auto-commit, or `commit()`, shall commit; with enable.auto.offset.store=false only."""
+        """Mark as done what auto-commit, or `commit()`, shall commit; with
+        enable.auto.offset.store=false only."""
         self._check()
         if self._auto_store:
             raise ConfigError(
-                "store_offsets with enable.auto.offset.store=true", hint="set it to false: then only stored offsets are committed"
+                "store_offsets with enable.auto.offset.store=true",
+                hint="set it to false: then only stored offsets are committed",
             )
         given = (
-            {TopicPartition(message.topic(), message.partition()): message.offset() + 1} if message is not None else _offsets(offsets or {})
+            {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
+            if message is not None
+            else _offsets(offsets or {})
         )
         for tp, offset in given.items():
             if tp not in self._reading.positions:
-                raise ConfigError(f"{tp} is not assigned", hint="it was given to another member: what it had stored is not committed")
+                raise ConfigError(
+                    f"{tp} is not assigned",
+                    hint="it was given to another member: what it had stored is not committed",
+                )
             self._stored[tp] = offset
 
-    def committed(self, partitions: Iterable[Any], timeout: float | None = None) -> dict[TopicPartition, int | None]:
-        """The group's committed offsets, None where there is none.  `timeout` in seconds; None or negative: request.timeout.ms."""
+    def committed(
+        self, partitions: Iterable[Any], timeout: float | None = None
+    ) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets, None where there is none.  `timeout` in seconds; None or
+        negative: request.timeout.ms."""
         self._check()
         if self._membership is None:
             raise ConfigError("committed without group.id", hint="set group.id")
-        return self._membership.committed(_partitions(partitions), None if timeout is None or timeout < 0 else timeout * 1000)
+        return self._membership.committed(
+            _partitions(partitions), None if timeout is None or timeout < 0 else timeout * 1000
+        )
 
     def get_watermark_offsets(self, partition: Any) -> tuple[int, int]:
         """(log start offset, high watermark) now; over RDMA one READ."""
@@ -559,7 +662,8 @@ class Consumer:
         return self._session.watermarks([tp])[tp]
 
     def offsets_for_times(self, times_ms: Offsets) -> dict[TopicPartition, int | None]:
-        """``{tp: ms since 1970}`` -> offset of the first record of that time or later, None: there is none such."""
+        """``{tp: ms since 1970}`` -> offset of the first record of that time or later, None: there
+        is none such."""
         self._check()
         return self._session.offsets_for_times(_offsets(times_ms))
 
@@ -572,7 +676,8 @@ class Consumer:
         """This member's id in its group, as the coordinator gave it; None outside of a group."""
         return self._membership.member_id or None if self._membership is not None else None
 
-    # -- for the group's thread ----------------------------------------------------------------------------------------
+    # -- for the group's thread
+    # ----------------------------------------------------------------------------------------
 
     def _start_timers(self) -> None:
         if self._membership is not None and self._reading.positions and self._auto_commit:
@@ -597,7 +702,8 @@ class Consumer:
             self._metadata_due = self._attention = True
         return now + min(interval, 1.0)
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
         """What was read, by path, and `messages` handed out one by one; see docs/metrics.md."""
@@ -608,12 +714,16 @@ class Consumer:
 
     def _check(self) -> None:
         if self._pid != os.getpid():
-            raise ClosedError("the consumer belongs to the process that was forked from", hint="make one in this process")
+            raise ClosedError(
+                "the consumer belongs to the process that was forked from",
+                hint="make one in this process",
+            )
         if self._closed:
             raise ClosedError("the consumer is closed", hint="make a new one")
 
     def close(self) -> None:
-        """Commit (with enable.auto.commit), call `on_revoke`, leave the group, give access back.  More than once is nothing."""
+        """Commit (with enable.auto.commit), call `on_revoke`, leave the group, give access back.
+        More than once is nothing."""
         if self._closed:
             return
         if self._pid != os.getpid():
@@ -638,18 +748,22 @@ class Consumer:
             log.warning("positions were not committed at the end: %s", e)
 
 
-# -- what callers may name partitions and offsets by -----------------------------------------------------------------------
+# -- what callers may name partitions and offsets by
+# -----------------------------------------------------------------------
 
 
 def _partition(thing: Any) -> TopicPartition:
-    """A `TopicPartition`, a (topic, partition) pair, or an object with these two attributes, as confluent-kafka's."""
+    """A `TopicPartition`, a (topic, partition) pair, or an object with these two attributes, as
+    confluent-kafka's."""
     if isinstance(thing, TopicPartition):
         return thing
     topic, number = getattr(thing, "topic", None), getattr(thing, "partition", None)
     if topic is None and isinstance(thing, tuple) and len(thing) == 2:
         topic, number = thing
     if not isinstance(topic, str) or not isinstance(number, int):
-        raise ConfigError(f"{thing!r} names no partition", hint="give kdirect.TopicPartition(topic, partition)")
+        raise ConfigError(
+            f"{thing!r} names no partition", hint="give kdirect.TopicPartition(topic, partition)"
+        )
     return TopicPartition(topic, number)
 
 
@@ -667,7 +781,10 @@ def _offsets(things: Offsets) -> dict[TopicPartition, int]:
 
 def _each(things: Iterable[Any]) -> Iterable[Any]:
     if isinstance(things, TopicPartition | str):
-        raise ConfigError(f"{things!r} is one thing, not several", hint="give a list of partitions, or a mapping to offsets")
+        raise ConfigError(
+            f"{things!r} is one thing, not several",
+            hint="give a list of partitions, or a mapping to offsets",
+        )
     return things
 
 

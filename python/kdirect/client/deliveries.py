@@ -1,8 +1,9 @@
 """What became of records: futures, delivery reports, and the batches that carry them.
 
-Owns: `Delivery` (a future that its own `result` drives forward), `Gathering`, a partition's open batch with those who want to hear of its
-records, and `Sent`, the tag under which a request travels and by which its outcome finds the records again.  No I/O and no lock: the
-producer calls in with its own held, and runs callbacks without it.
+Owns: `Delivery` (a future that its own `result` drives forward), `Gathering`, a partition's open
+batch with those who want to hear of its records, and `Sent`, the tag under which a request travels
+and by which its outcome finds the records again.  No I/O and no lock: the producer calls in with
+its own held, and runs callbacks without it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ OnDelivery = Callable[[KdirectError | None, Message], None]
 
 
 class DeliveredBatch(NamedTuple):
-    """What a callback of `send_arrow` is told: `records` of one partition from `base_offset` on (-1: not delivered, or acks=0)."""
+    """What a callback of `send_arrow` is told: `records` of one partition from `base_offset` on
+    (-1: not delivered, or acks=0)."""
 
     topic: str
     partition: int
@@ -33,10 +35,11 @@ class DeliveredBatch(NamedTuple):
 
 
 class Delivery(Future):
-    """The outcome of one record: `result` is its `Message`, with partition, offset and timestamp; `exception` a DeliveryError.
+    """The outcome of one record: `result` is its `Message`, with partition, offset and timestamp;
+    `exception` a DeliveryError.
 
-    A `concurrent.futures.Future` (``asyncio.wrap_future`` makes it awaitable), but that waiting for it also does the producer's work, so
-    that it is there soonest.  It cannot be cancelled.
+    A `concurrent.futures.Future` (``asyncio.wrap_future`` makes it awaitable), but that waiting for
+    it also does the producer's work, so that it is there soonest.  It cannot be cancelled.
     """
 
     def __init__(self, producer: Producer) -> None:
@@ -54,7 +57,10 @@ class Delivery(Future):
 
     def _await(self, timeout: float | None) -> None:
         if not self.done() and not self._producer.await_delivery(self, timeout):
-            raise TimedOutError(f"the record is not delivered after {timeout} s", hint="wait longer; it is still on its way")
+            raise TimedOutError(
+                f"the record is not delivered after {timeout} s",
+                hint="wait longer; it is still on its way",
+            )
 
     def __call__(self, error: KdirectError | None, message: Message) -> None:
         if error is not None:
@@ -70,13 +76,20 @@ Word = tuple[Any, KdirectError | None, Any]
 
 
 class Sent:
-    """A request and those who want to hear of it.  `held` bytes count against buffer.memory until it is answered; `data` is kept until it
-    was handed to a path."""
+    """A request and those who want to hear of it.  `held` bytes count against buffer.memory until
+    it is answered; `data` is kept until it was handed to a path."""
 
     __slots__ = ("_reports", "_whole", "data", "deadline", "done", "held", "records", "tp")
 
     def __init__(
-        self, tp: TopicPartition, data: Any, records: int, reports: list[Report], deadline: float, held: int = 0, whole: Any = None
+        self,
+        tp: TopicPartition,
+        data: Any,
+        records: int,
+        reports: list[Report],
+        deadline: float,
+        held: int = 0,
+        whole: Any = None,
     ) -> None:
         self.tp = tp
         self.data = data
@@ -87,8 +100,15 @@ class Sent:
         self._reports = reports
         self._whole = whole  # a callback for the batch
 
-    def answer(self, base_offset: int, error: DeliveryError | None, ready: deque[Word], resolved: deque[Word]) -> bool:
-        """Put the reports of callbacks into `ready`, and those of futures into `resolved`.  True when somebody hears of the error."""
+    def answer(
+        self,
+        base_offset: int,
+        error: DeliveryError | None,
+        ready: deque[Word],
+        resolved: deque[Word],
+    ) -> bool:
+        """Put the reports of callbacks into `ready`, and those of futures into `resolved`.  True
+        when somebody hears of the error."""
         self.done = True
         self.data = None
         tp = self.tp
@@ -107,7 +127,16 @@ class Sent:
             (resolved if sink.__class__ is Delivery else ready).append((sink, error, message))
         if self._whole is not None:
             ready.append(
-                (self._whole, error, DeliveredBatch(tp.topic, tp.partition, -1 if error is not None else base_offset, self.records))
+                (
+                    self._whole,
+                    error,
+                    DeliveredBatch(
+                        tp.topic,
+                        tp.partition,
+                        -1 if error is not None else base_offset,
+                        self.records,
+                    ),
+                )
             )
         heard = self._whole is not None or len(self._reports) == self.records
         self._reports = []
@@ -135,6 +164,8 @@ class Gathering:
         """The open batch, if it has a record, is full."""
         n = self.builder.records
         if n:
-            self.full.append(Sent(self.tp, self.builder.take(), n, self.reports, self.deadline, self.held))
+            self.full.append(
+                Sent(self.tp, self.builder.take(), n, self.reports, self.deadline, self.held)
+            )
             self.reports = []
             self.held = 0

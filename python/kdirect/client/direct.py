@@ -6,8 +6,9 @@ enter a file: at the start, after a sealed file was read to its end, when a head
 what was granted of it, and when access was lost. Decoding is not done here: callers take a window
 of whole and partial batches and say what they consumed.
 
-Invariants: never a READ past the last readable position; bytes of a window belong to the caller until the next
-`fill` of the same partition; a file that was read to its end is released with the request for the next.
+Invariants: never a READ past the last readable position; bytes of a window belong to the caller
+until the next `fill` of the same partition; a file that was read to its end is released with the
+request for the next.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ NOTHING, MOVED, ENDED = range(3)
 
 
 class DirectFetcher:
-    """Reads the partitions of one consumer, reader or session over one channel.  It has no lock: its owner's thread uses it, or a thread
-    that holds its owner's lock (`kdirect.client.channel`)."""
+    """Reads the partitions of one consumer, reader or session over one channel.  It has no lock:
+    its owner's thread uses it, or a thread that holds its owner's lock (`kdirect.client.channel`).
+    """
 
     def __init__(self, channel: Channel, settings: Mapping[str, Any]) -> None:
         self.channel = channel
@@ -87,7 +89,9 @@ class DirectFetcher:
         for (tp, offset, _), grant in zip(targets, answer.partitions, strict=True):
             if grant.error_code:
                 self._forget(tp)
-                refused[tp] = access_error(grant.error_code, grant.error_message, f"reading {tp} from offset {offset}")
+                refused[tp] = access_error(
+                    grant.error_code, grant.error_message, f"reading {tp} from offset {offset}"
+                )
                 continue
             try:
                 self._enter(tp, offset, grant)
@@ -99,12 +103,23 @@ class DirectFetcher:
     def _enter(self, tp: TopicPartition, offset: int, grant: Any) -> None:
         position = self._positions.get(tp)
         if position is None:
-            stream = FileStream(str(tp), self.channel.qp, self.channel.send_cq, self.channel.local_memory, **self._stream_settings)
+            stream = FileStream(
+                str(tp),
+                self.channel.qp,
+                self.channel.send_cq,
+                self.channel.local_memory,
+                **self._stream_settings,
+            )
             position = self._positions[tp] = Feed(
-                tp, stream, committed_only=self._committed_only, max_batch_bytes=self._stream_settings["max_batch_bytes"]
+                tp,
+                stream,
+                committed_only=self._committed_only,
+                max_batch_bytes=self._stream_settings["max_batch_bytes"],
             )
         assert self._slots is not None
-        again = position.stream.outgrown and position.segment_base_offset == grant.segment_base_offset
+        again = (
+            position.stream.outgrown and position.segment_base_offset == grant.segment_base_offset
+        )
         if again and 0 < grant.length <= position.stream.length:
             raise ProtocolError(
                 f"{tp}: {grant.length} bytes of a file were granted again, though more were announced to be readable",
@@ -120,14 +135,28 @@ class DirectFetcher:
         limit = grant.last_stable_position if self._committed_only else grant.last_readable_position
         if position.has_data:
             start = min(grant.start_position, limit) if offset >= 0 else limit
-            position.stream.open(grant.file_id, grant.address, grant.rkey, grant.length, start, limit, sealed)
+            position.stream.open(
+                grant.file_id, grant.address, grant.rkey, grant.length, start, limit, sealed
+            )
         else:
             position.stream.open(grant.file_id, 0, 0, 0, 0, 0, False)
-        position.stream.set_offsets(grant.high_watermark, grant.last_stable_offset, grant.log_start_offset, grant.leader_epoch)
+        position.stream.set_offsets(
+            grant.high_watermark,
+            grant.last_stable_offset,
+            grant.log_start_offset,
+            grant.leader_epoch,
+        )
         if position.has_data:
             end = grant.last_stable_offset if self._committed_only else grant.high_watermark
             expected = grant.start_offset if start == grant.start_position else end
-            position.stream.expect(grant.segment_base_offset, expected, grant.dense_from, end, grant.first_epoch, grant.last_epoch)
+            position.stream.expect(
+                grant.segment_base_offset,
+                expected,
+                grant.dense_from,
+                end,
+                grant.first_epoch,
+                grant.last_epoch,
+            )
 
     def _leave_slot(self, position: Feed) -> None:
         if position.slot_index >= 0 and self._slots is not None:
@@ -144,9 +173,11 @@ class DirectFetcher:
                 position.stream.take_slot(self._slots, position.slot_index, self._committed_only)
 
     def fill(self, tp: TopicPartition, next_offset: int) -> bool:
-        """READ more bytes of `tp`, whose next wanted record is `next_offset`.  False when nothing more is readable now.
+        """READ more bytes of `tp`, whose next wanted record is `next_offset`.  False when nothing
+        more is readable now.
 
-        Refreshes the slots when this partition's known bytes are used up, and moves on to the next file when a sealed one is done.
+        Refreshes the slots when this partition's known bytes are used up, and moves on to the next
+        file when a sealed one is done.
         """
         for _ in range(4):
             position = self._positions[tp]
@@ -164,9 +195,12 @@ class DirectFetcher:
                 stream.look(self._slots, position.slot_index, self._committed_only)
             if stream.revoked:
                 raise UnknownTopicError(
-                    f"{tp} was deleted or moved while it was read", hint="look the topic up again and open a new reader"
+                    f"{tp} was deleted or moved while it was read",
+                    hint="look the topic up again and open a new reader",
                 )
-            if not (stream.sealed or stream.outgrown) and (position.has_data or stream.high_watermark <= next_offset):
+            if not (stream.sealed or stream.outgrown) and (
+                position.has_data or stream.high_watermark <= next_offset
+            ):
                 return False
             if position.has_data and stream.buffered and not stream.outgrown:
                 raise ProtocolError(
@@ -180,9 +214,19 @@ class DirectFetcher:
         """After a `fill` of `tp`, or a `Feed.load`, that found nothing: the slot that changes
         before there can be anything; -1 when none."""
         position = self._positions.get(tp)
-        if position is None or position.stream.outgrown or position.stream.sealed or position.stream.revoked or position.stream.buffered:
+        if (
+            position is None
+            or position.stream.outgrown
+            or position.stream.sealed
+            or position.stream.revoked
+            or position.stream.buffered
+        ):
             return -1
-        nothing = position.stream.unread == 0 if position.has_data else position.stream.high_watermark <= next_offset
+        nothing = (
+            position.stream.unread == 0
+            if position.has_data
+            else position.stream.high_watermark <= next_offset
+        )
         return position.slot_index if nothing else -1
 
     def changed(self, *, fresh: bool) -> list[int]:
@@ -190,11 +234,13 @@ class DirectFetcher:
         return self._slots.changed(fresh=fresh) if self._slots is not None else []
 
     def window(self, tp: TopicPartition) -> tuple[int, int]:
-        """(address, length) of the whole batches of `tp` that were READ and not consumed; see `FileStream.window`."""
+        """(address, length) of the whole batches of `tp` that were READ and not consumed; see
+        `FileStream.window`."""
         return self._positions[tp].stream.window()
 
     def decode(self, tp: TopicPartition, decoder: ArrowDecoder) -> int:
-        """Feed `decoder` with the window of `tp`; the bytes consumed, 0 when the window or the room in the decoder is used up."""
+        """Feed `decoder` with the window of `tp`; the bytes consumed, 0 when the window or the room
+        in the decoder is used up."""
         return self._positions[tp].stream.decode(decoder)  # type: ignore[no-any-return]
 
     def feed(self, tp: TopicPartition) -> Feed:
@@ -204,21 +250,30 @@ class DirectFetcher:
         return self._positions[tp].stream
 
     def watermarks(self, tp: TopicPartition) -> tuple[int, int]:
-        """(log start offset, high watermark, or last stable offset with read_committed) as of the last refresh."""
+        """(log start offset, high watermark, or last stable offset with read_committed) as of the
+        last refresh."""
         stream = self._positions[tp].stream
-        return stream.log_start_offset, stream.last_stable_offset if self._committed_only else stream.high_watermark
+        return (
+            stream.log_start_offset,
+            stream.last_stable_offset if self._committed_only else stream.high_watermark,
+        )
 
     def stale(self) -> list[TopicPartition]:
         """Partitions whose slot says that their head file was sealed, that it has outgrown its
         grant, or that access ended."""
-        return [x.tp for x in self._positions.values() if x.stream.sealed or x.stream.outgrown or x.stream.revoked]
+        return [
+            x.tp
+            for x in self._positions.values()
+            if x.stream.sealed or x.stream.outgrown or x.stream.revoked
+        ]
 
     def check_offset(self, tp: TopicPartition, offset: int) -> None:
         """OffsetOutOfRangeError when `offset` is below the log start that the slot shows."""
         start = self._positions[tp].stream.log_start_offset
         if offset < start:
             raise OffsetOutOfRangeError(
-                f"offset {offset} of {tp} is gone: the log starts at {start}", hint="records were deleted (retention)"
+                f"offset {offset} of {tp} is gone: the log starts at {start}",
+                hint="records were deleted (retention)",
             )
 
     def _forget(self, tp: TopicPartition) -> int:
@@ -246,7 +301,8 @@ class DirectFetcher:
         self.channel.close()
 
     def statistics(self) -> dict[str, int]:
-        """reads and read_bytes of data, slot_reads and slot_read_bytes, torn slot reads, access requests, buffer_bytes now held."""
+        """reads and read_bytes of data, slot_reads and slot_read_bytes, torn slot reads, access
+        requests, buffer_bytes now held."""
         streams = [x.stream for x in self._positions.values()]
         return {
             "reads": self._retired_reads + sum(s.reads for s in streams),

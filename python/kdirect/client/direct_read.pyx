@@ -1,20 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One-sided reading: metadata slots and segment bytes by READ (KafkaDirect §4.4.2).
 
-Owns: the consumer's view of its slot region (`SlotTable`) and of one granted file (`FileStream`).  What may
-not enter: requests to the broker, policy, threads.  Everything that arrives from the broker's memory is
-checked before it is used: a slot by its guard and its bounds, a batch by its frame, its place in the log (`kdirect.format.chain`) and,
-in the decoders, its CRC.
+Owns: the consumer's view of its slot region (`SlotTable`) and of one granted file (`FileStream`).
+What may not enter: requests to the broker, policy, threads.  Everything that arrives from the
+broker's memory is checked before it is used: a slot by its guard and its bounds, a batch by its
+frame, its place in the log (`kdirect.format.chain`) and, in the decoders, its CRC.
 
-Memory.  Where the transport lets the peer's memory be read in place (shm), a `FileStream` has no buffer while bytes lie there: its
-window is the granted file itself, whose bytes below the last readable position do not change, held mapped by the stream's view until
-the next `open` or `close`.  Decoders read each length once and check it, since the peer's processes can write there.
-Elsewhere a `FileStream`'s buffer is registered for local writes; the transport owns [hi, hi + n) from
-the post of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs
-to the caller.  Decoders read [lo, hi) and copy what they keep.
+Memory.  Where the transport lets the peer's memory be read in place (shm), a `FileStream` has no
+buffer while bytes lie there: its window is the granted file itself, whose bytes below the last
+readable position do not change, held mapped by the stream's view until the next `open` or `close`.
+Decoders read each length once and check it, since the peer's processes can write there. Elsewhere a
+`FileStream`'s buffer is registered for local writes; the transport owns [hi, hi + n) from the post
+of a READ to its completion, which `fill` waits for, so between calls the whole buffer belongs to
+the caller.  Decoders read [lo, hi) and copy what they keep.
 
-There is no lock.  All slot tables and streams of a queue pair belong to one consumer, reader or session, and are used by its thread, or
-with its lock held (`kdirect.client.channel` says which).
+There is no lock.  All slot tables and streams of a queue pair belong to one consumer, reader or
+session, and are used by its thread, or with its lock held (`kdirect.client.channel` says which).
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
@@ -78,14 +79,16 @@ cdef inline int64_t _now_ns() noexcept nogil:
 
 cdef int c_read(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint32_t length,
                 uint64_t remote_address, uint32_t rkey, uint32_t* status) noexcept nogil:
-    """READ and wait for the completion.  0, READ_FAILED (with `status`, or an errno + 1000) or READ_TIMED_OUT."""
+    """READ and wait for the completion.  0, READ_FAILED (with `status`, or an errno + 1000) or
+    READ_TIMED_OUT."""
     return c_read_pieces(qp, cq, local_address, lkey, length, length, remote_address, rkey, status)
 
 
 cdef int c_read_pieces(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint64_t total, uint32_t piece,
                        uint64_t remote_address, uint32_t rkey, uint32_t* status) noexcept nogil:
-    """`total` bytes by READs of `piece` bytes (the last may be shorter) that are outstanding together, at most READS_AHEAD; returns when
-    all have completed, as `c_read` does.  The failure told is the first; the others are flushed behind it."""
+    """`total` bytes by READs of `piece` bytes (the last may be shorter) that are outstanding
+    together, at most READS_AHEAD; returns when all have completed, as `c_read` does.  The failure
+    told is the first; the others are flushed behind it."""
     cdef work_completion wc[READS_AHEAD]
     cdef uint64_t posted = 0
     cdef uint32_t length
@@ -180,7 +183,8 @@ cdef class SlotTable:
         self._active_p = <uint8_t*> self._active
         self._since = bytearray(8 * slot_count)
         self._since_p = <uint64_t*> <uint8_t*> self._since
-        # Where the initiator does the READ itself, letting other threads run meanwhile would take longer than the READ.
+        # Where the initiator does the READ itself, letting other threads run meanwhile would take
+        # longer than the READ.
         view = qp.view(remote_address, <uint64_t> slot_count * SLOT_BYTES, rkey)
         self._at_once = view is not None
         if view is not None:
@@ -204,7 +208,8 @@ cdef class SlotTable:
             self._end -= 1
 
     cdef int c_check(self, int index) except -1:
-        """ProtocolError for an index that is not of this table: nothing behind this checks it again."""
+        """ProtocolError for an index that is not of this table: nothing behind this checks it
+        again."""
         if not 0 <= index < self.slot_count:
             raise ProtocolError(f"the broker granted slot {index} of {self.slot_count}", hint="broker and client are of different versions")
         return 0
@@ -254,7 +259,8 @@ cdef class SlotTable:
                 usleep(TORN_SLEEP_US)
 
     cpdef refresh(self):
-        """READ every active slot; torn ones are read again.  Raises QueuePairError when access has ended."""
+        """READ every active slot; torn ones are read again.  Raises QueuePairError when access has
+        ended."""
         cdef uint32_t status = 0
         cdef int rc = SLOT_TORN
         if self._at_once:
@@ -290,7 +296,8 @@ cdef class SlotTable:
         return out
 
     def poll(self, int64_t times=1):
-        """`refresh` that many times without returning to Python between; for measuring an empty poll."""
+        """`refresh` that many times without returning to Python between; for measuring an empty
+        poll."""
         cdef uint32_t status = 0
         cdef int rc = 0
         cdef int64_t i
@@ -332,12 +339,14 @@ cdef class SlotTable:
 cdef class FileStream:
     """Bytes of one granted file, read in order, whole batches handed on and the rest kept.
 
-    Life: `open` for each grant; `take_slot` moves the last readable position; `fill` READs; `decode`, or `window` and
-    `consume`, hand bytes to a decoder.  The size of a READ starts at `min_read_bytes` (2 KiB, KafkaDirect §4.4.2), doubles while the stream lags, and
-    halves when it has caught up; a batch whose header has arrived is fetched to its end at once.
+    Life: `open` for each grant; `take_slot` moves the last readable position; `fill` READs;
+    `decode`, or `window` and `consume`, hand bytes to a decoder.  The size of a READ starts at
+    `min_read_bytes` (2 KiB, KafkaDirect §4.4.2), doubles while the stream lags, and halves when it
+    has caught up; a batch whose header has arrived is fetched to its end at once.
 
-    `new_buffer(bytes)` returns a region of registered local memory; the stream asks for a larger one while it lags, up to
-    `buffer_bytes`, and beyond only for a single batch larger than that, up to `max_batch_bytes`.
+    `new_buffer(bytes)` returns a region of registered local memory; the stream asks for a larger
+    one while it lags, up to `buffer_bytes`, and beyond only for a single batch larger than that, up
+    to `max_batch_bytes`.
     """
 
     def __init__(self, name, QueuePair qp, CompletionQueue cq, new_buffer, *, min_read_bytes=2048, max_read_bytes=1 << 20,
@@ -395,8 +404,9 @@ cdef class FileStream:
 
     def expect(self, int64_t segment_base_offset, int64_t next_offset, int64_t dense_from, int64_t end_offset, int32_t least_epoch,
                int32_t greatest_epoch):
-        """What the grant said of the batches from `position` on: the segment they are in, the base offset of the first one, from which
-        offset on none is missing, the offset after the last one, and the bounds of their leader epochs."""
+        """What the grant said of the batches from `position` on: the segment they are in, the base
+        offset of the first one, from which offset on none is missing, the offset after the last
+        one, and the bounds of their leader epochs."""
         if next_offset < 0 or segment_base_offset < 0 or end_offset < 0:
             raise ProtocolError(f"{self.name}: the broker granted a segment of base offset {segment_base_offset} from offset {next_offset}"
                                 f" to {end_offset}", hint="broker and client are of different versions")
@@ -408,8 +418,8 @@ cdef class FileStream:
         self._chain.greatest_epoch = greatest_epoch
 
     cdef int64_t c_whole(self) except -1:
-        """How many bytes from `position` on are whole batches that continue the log.  CorruptBatchError or UnsupportedFormatError when the
-        first one does not."""
+        """How many bytes from `position` on are whole batches that continue the log.
+        CorruptBatchError or UnsupportedFormatError when the first one does not."""
         cdef uint64_t n = self._hi - self._lo, whole = self._checked
         cdef batch_info info
         cdef const uint8_t* p
@@ -424,8 +434,9 @@ cdef class FileStream:
         return <int64_t> self._checked
 
     cdef chain_t* c_chain(self) noexcept nogil:
-        """For a decoder that follows the log itself, batch by batch, from `position` on, so that each header is parsed once; NULL: use
-        `c_whole`, which knows the rules of logs with gaps too, and the words for what is wrong."""
+        """For a decoder that follows the log itself, batch by batch, from `position` on, so that
+        each header is parsed once; NULL: use `c_whole`, which knows the rules of logs with gaps
+        too, and the words for what is wrong."""
         return &self._chain if self._checked == 0 and is_dense(&self._chain) else NULL
 
     cdef void c_followed(self, uint64_t n) noexcept nogil:
@@ -436,8 +447,9 @@ cdef class FileStream:
             self._lo = self._hi = 0
 
     cpdef Py_ssize_t decode(self, ArrowDecoder decoder) except -1:
-        """Feed `decoder` with the whole batches that were READ and continue the log; the bytes consumed, 0 when they or the room in the
-        decoder are used up.  CorruptBatchError or UnsupportedFormatError: the first batch does not continue the log, or is broken."""
+        """Feed `decoder` with the whole batches that were READ and continue the log; the bytes
+        consumed, 0 when they or the room in the decoder are used up.  CorruptBatchError or
+        UnsupportedFormatError: the first batch does not continue the log, or is broken."""
         cdef chain_t* chain = self.c_chain()
         cdef chain_t before = self._chain
         cdef uint64_t n = self._hi - self._lo
@@ -470,7 +482,8 @@ cdef class FileStream:
         return f"{self.name} offset {self._chain.next_offset}, {where}" if self._checked == 0 else f"{self.name}, {where}"
 
     def located(self, error):
-        """`error`, which a decoder raised for the batch at `position`, with the place of that batch in its message."""
+        """`error`, which a decoder raised for the batch at `position`, with the place of that batch
+        in its message."""
         error.message = f"{error.message} (position {self.position} of the segment that begins at offset {self._segment})"
         return error
 
@@ -491,8 +504,8 @@ cdef class FileStream:
 
     cpdef bint take_slot(self, SlotTable slots, int index, bint committed_only) except -1:
         """Take the news of slot `index` as of its last refresh; True if anything moved.  A slot
-        that is not this file's any more sets `revoked`.  A refresh from before the grant is no news:
-        see `SlotTable`."""
+        that is not this file's any more sets `revoked`.  A refresh from before the grant is no
+        news: see `SlotTable`."""
         cdef slot_t s
         cdef int64_t limit
         cdef bint moved
@@ -541,7 +554,8 @@ cdef class FileStream:
     cpdef int advance(self, SlotTable slots, int index, bint committed_only) except -1:
         """READ more bytes, looking at the slot when the known ones are used up.  MOVED: bytes came;
         NOTHING: nothing new (or no room: consume first); ENDED: the file ends here (sealed and
-        read, access ended, or read to the end of what was granted of it).  Refreshes are shared: see `look`.
+        read, access ended, or read to the end of what was granted of it).  Refreshes are shared:
+        see `look`.
         """
         if self.limit > self.position + <int64_t> (self._hi - self._lo):
             return MOVED if self.fill() > 0 else NOTHING
@@ -579,8 +593,10 @@ cdef class FileStream:
             old.deregister()
 
     cpdef int64_t fill(self) except -1:
-        """READ as much as the read size, the buffer and the last readable position allow, and a second time when that brought the header of
-        a batch and not its end.  Returns the bytes read (0: nothing to read or no room).  Raises QueuePairError when access has ended, CorruptBatchError for a batch larger than `max_batch_bytes`."""
+        """READ as much as the read size, the buffer and the last readable position allow, and a
+        second time when that brought the header of a batch and not its end.  Returns the bytes read
+        (0: nothing to read or no room).  Raises QueuePairError when access has ended,
+        CorruptBatchError for a batch larger than `max_batch_bytes`."""
         cdef int64_t n = self._fill_once()
         cdef batch_info info
         if n > 0 and self.limit > self.position + <int64_t> (self._hi - self._lo) and self._hi - self._lo >= BATCH_LENGTH_PREFIX_BYTES:
@@ -656,8 +672,9 @@ cdef class FileStream:
             self.read_size //= 2
 
     def window(self):
-        """(address, length) of the whole batches that were READ and not consumed; valid until the next `fill`, `open` or `close`.  They
-        continue the log; their CRCs are the decoder's to check.  CorruptBatchError or UnsupportedFormatError: the first one does not."""
+        """(address, length) of the whole batches that were READ and not consumed; valid until the
+        next `fill`, `open` or `close`.  They continue the log; their CRCs are the decoder's to
+        check.  CorruptBatchError or UnsupportedFormatError: the first one does not."""
         cdef int64_t n = self.c_whole()
         if n == 0:
             return 0, 0

@@ -1,32 +1,41 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One-sided producing, exclusive and shared (KafkaDirect §4.2.2).
 
-Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grants (`FileWriter`);
-`kdirect.client.ack_router` tells it that the ring has news.  What may not enter: requests to the broker, choice of partitions, retries.
+Owns: the send buffer, the requests under way and the acknowledgement ring of one partition's grants
+(`FileWriter`); `kdirect.client.ack_router` tells it that the ring has news.  What may not enter:
+requests to the broker, choice of partitions, retries.
 
-A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16 | order``.  With notices
-(`rdma.notify=send`) it is a plain WRITE and a SEND of file id, order and length; the SEND's completion counts as the request's.  An exclusive writer counts
-position and order itself.  A shared one reserves both on the head's word, by FETCH_AND_ADD or COMPARE_AND_SWAP, when the bytes are
-encoded and room for the WRITE is sure, so that a reservation is followed by its WRITE at once; one covers a whole request, however many
-batches it has.  A reservation beyond the file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
-into this grant's ring; the immediate data ``file id << 16 | entries`` of that WRITE says whose ring has how many new ones.
+A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16
+| order``.  With notices (`rdma.notify=send`) it is a plain WRITE and a SEND of file id, order and
+length; the SEND's completion counts as the request's.  An exclusive writer counts position and
+order itself.  A shared one reserves both on the head's word, by FETCH_AND_ADD or COMPARE_AND_SWAP,
+when the bytes are encoded and room for the WRITE is sure, so that a reservation is followed by its
+WRITE at once; one covers a whole request, however many batches it has.  A reservation beyond the
+file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
+into this grant's ring; the immediate data ``file id << 16 | entries`` of that WRITE says whose ring
+has how many new ones.
 
-An exclusive writer may be granted the *next* file while it fills the present one (`open_next`): then a
-file that is full costs it nothing, and it goes on at the start of the next.  Each of the two has a file id,
-orders and half of the acknowledgement ring of its own.  There are never more than two: the next is
-only opened when every request to the one before the present is answered, because their ring is used again.
+An exclusive writer may be granted the *next* file while it fills the present one (`open_next`):
+then a file that is full costs it nothing, and it goes on at the start of the next.  Each of the two
+has a file id, orders and half of the acknowledgement ring of its own.  There are never more than
+two: the next is only opened when every request to the one before the present is answered, because
+their ring is used again.
 
-Memory.  A request's bytes lie in the send buffer (`send_buffer`), a ring, until both its WRITE has completed (until then the transport
-owns them, also when the writer is closed: an acknowledgement may overtake the completion, and the RNIC may still send them again)
-and its acknowledgement has come (until then they are kept so that a revoked request can be repeated elsewhere; those of a refused
-one and all behind it until `take_failures`).  A large value is not copied there where the transport reads it during the post, from
-where the caller has it, and never after (`c_post_write_imm_inline`): of it the caller's `bytes`, which cannot change, are kept so
-long in place of a copy.  The acknowledgement ring
-is registered for remote writes; entry i is valid from the completion that announces it until `drain` has read it, and cannot be
-overwritten before: the broker has at most as many entries under way as requests, and requests are bounded by the ring.  The 8 bytes where a
-reservation lands belong to the transport from its post to its completion, as does each notice: request i of the window has entry i.
+Memory.  A request's bytes lie in the send buffer (`send_buffer`), a ring, until both its WRITE has
+completed (until then the transport owns them, also when the writer is closed: an acknowledgement
+may overtake the completion, and the RNIC may still send them again) and its acknowledgement has
+come (until then they are kept so that a revoked request can be repeated elsewhere; those of a
+refused one and all behind it until `take_failures`).  A large value is not copied there where the
+transport reads it during the post, from where the caller has it, and never after
+(`c_post_write_imm_inline`): of it the caller's `bytes`, which cannot change, are kept so long in
+place of a copy.  The acknowledgement ring is registered for remote writes; entry i is valid from
+the completion that announces it until `drain` has read it, and cannot be overwritten before: the
+broker has at most as many entries under way as requests, and requests are bounded by the ring.  The
+8 bytes where a reservation lands belong to the transport from its post to its completion, as does
+each notice: request i of the window has entry i.
 
-There is no lock.  A router and its writers belong to one producer, and every call is made with that producer's lock held.
+There is no lock.  A router and its writers belong to one producer, and every call is made with that
+producer's lock held.
 """
 
 from libc.errno cimport EAGAIN, ENOMEM
@@ -61,7 +70,8 @@ cdef extern from *:
 cdef enum:
     SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints
 
-    # Values from so many bytes on are left to the transport to copy: below it a second copy is as cheap as a reference to keep.
+    # Values from so many bytes on are left to the transport to copy: below it a second copy is as
+    # cheap as a reference to keep.
     INLINE_FROM = 8192
 
     OK = 0
@@ -84,11 +94,13 @@ cdef inline int64_t _now_ns(int clock) noexcept nogil:
 
 
 cdef class FileWriter(AckReceiver):
-    """Writes to one granted head file.  Life: construct per partition, `open` for each grant, `close`.
+    """Writes to one granted head file.  Life: construct per partition, `open` for each grant,
+    `close`.
 
-    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the number of requests answered, with success
-    or a refusal.  After a refusal no more is sent until `take_failures()`; after a revocation none at all: `unacknowledged()` returns the
-    requests to repeat.
+    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the
+    number of requests answered, with success or a refusal.  After a refusal no more is sent until
+    `take_failures()`; after a revocation none at all: `unacknowledged()` returns the requests to
+    repeat.
     """
 
     cdef AckRouter _router
@@ -174,7 +186,8 @@ cdef class FileWriter(AckReceiver):
 
     @property
     def other_half(self):
-        """Where the half of the ring begins, in bytes, that the next file's grant uses; the first grant uses the first."""
+        """Where the half of the ring begins, in bytes, that the next file's grant uses; the first
+        grant uses the first."""
         return (self._ring_half ^ self._ring_entries) * ACK_BYTES
 
     @property
@@ -191,14 +204,15 @@ cdef class FileWriter(AckReceiver):
         self._landing = landing
 
     def set_notices(self, MemoryRegion notices):
-        """Announce requests by a SEND from this memory of one notice a request of the window.  Before the first request."""
+        """Announce requests by a SEND from this memory of one notice a request of the window.
+        Before the first request."""
         if notices.length < self._window * NOTICE_BYTES:
             raise ValueError("the memory for notices is smaller than the window")
         self._notices = notices
 
     def set_buffer(self, MemoryRegion buffer):
-        """Give the writer its send buffer; no request may be under way.  QueuePairError when a WRITE does not complete: its completion
-        would free bytes of the new buffer."""
+        """Give the writer its send buffer; no request may be under way.  QueuePairError when a
+        WRITE does not complete: its completion would free bytes of the new buffer."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
         self._require_settled()
@@ -214,8 +228,9 @@ cdef class FileWriter(AckReceiver):
 
     def open(self, int file_id, int64_t address, int64_t rkey, int64_t length, int64_t position, int64_t word_address=0, int64_t word_rkey=0,
              int window=0):
-        """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it is shared.  `window`: requests that may be
-        under way (0: as many as the writer was made for).  The grant's acknowledgements come into the first half of the ring."""
+        """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it
+        is shared.  `window`: requests that may be under way (0: as many as the writer was made
+        for).  The grant's acknowledgements come into the first half of the ring."""
         if self.appended != self.acknowledged:
             raise ValueError("requests are under way")
         self._check_grant(file_id, address, rkey, length, position)
@@ -256,8 +271,8 @@ cdef class FileWriter(AckReceiver):
                                 hint="broker and client are of different versions")
 
     def ask_when_half_full(self):
-        """Let `try_record` and `try_batches` say once a file, by SENT_AND_ASK, that half of what was granted is full: of the present
-        one, and of those on which the writer goes on."""
+        """Let `try_record` and `try_batches` say once a file, by SENT_AND_ASK, that half of what
+        was granted is full: of the present one, and of those on which the writer goes on."""
         self._asks = True
         self._ask_at = self.position + (self.length - self.position) // 2
 
@@ -267,15 +282,16 @@ cdef class FileWriter(AckReceiver):
         return self._grant_first
 
     def open_next(self, int file_id, int64_t address, int64_t rkey, int64_t length):
-        """Go on at the start of this file when the present one, which is held exclusively, has no room.  Every
-        request to the file before the present one must be answered.  Its acknowledgements come into the
-        half of the ring at `other_half`."""
+        """Go on at the start of this file when the present one, which is held exclusively, has no
+        room.  Every request to the file before the present one must be answered.  Its
+        acknowledgements come into the half of the ring at `other_half`."""
         if self.shared or not self.granted or self._has_next or self.acknowledged < self._grant_first:
             raise ValueError("the next file cannot be opened now")
         self._check_grant(file_id, address, rkey, length, 0)
         if file_id == self.file_id:  # that of the file before, which has ended, may be in use again
             raise ProtocolError(f"{self.name}: the broker granted file {file_id} twice", hint="broker and client are of different versions")
-        # The completions of the WRITEs to the file before come under its id, and before those of the present one.
+        # The completions of the WRITEs to the file before come under its id, and before those of
+        # the present one.
         while self._sends_done < self._grant_first and self._router._status == 0:
             with nogil:
                 self._router.c_drain()
@@ -292,7 +308,8 @@ cdef class FileWriter(AckReceiver):
         self._router.attach(file_id, self)
 
     cdef void c_go_on(self) noexcept nogil:
-        """The present file is full: go on at the start of the next.  Requests to the present one may be under way."""
+        """The present file is full: go on at the start of the next.  Requests to the present one
+        may be under way."""
         cdef int before = self.file_id
         self.file_id = self._other_file
         self._other_file = before
@@ -315,7 +332,8 @@ cdef class FileWriter(AckReceiver):
         self._has_next = False
 
     def finish_file(self):
-        """Nothing more goes into this file, whatever room it has: the broker is told that it is finished."""
+        """Nothing more goes into this file, whatever room it has: the broker is told that it is
+        finished."""
         self.full = True
 
     def end_grant(self):
@@ -380,7 +398,8 @@ cdef class FileWriter(AckReceiver):
         self.c_release()
 
     cdef void c_release(self) noexcept nogil:
-        """Free the bytes of requests that are both completed and acknowledged, up to the first that was refused."""
+        """Free the bytes of requests that are both completed and acknowledged, up to the first that
+        was refused."""
         cdef uint64_t upto = self.acknowledged if self.acknowledged < self._sends_done else self._sends_done
         if self.failures and self._first_failure < upto:
             upto = self._first_failure
@@ -430,8 +449,8 @@ cdef class FileWriter(AckReceiver):
         return OK
 
     cdef int c_claim_taken(self, uint32_t length, uint64_t* position, uint16_t* order) noexcept nogil:
-        """The atomic has completed: OK and what was reserved, NO_ROOM_FILE, NOT_GRANTED (access ended meanwhile) or NO_ROOM_BUFFER (another
-        was faster to swap: once more)."""
+        """The atomic has completed: OK and what was reserved, NO_ROOM_FILE, NOT_GRANTED (access
+        ended meanwhile) or NO_ROOM_BUFFER (another was faster to swap: once more)."""
         cdef uint64_t old
         memcpy(&old, self._landing.data, SHARED_WORD_BYTES)
         position[0] = old & POSITION_MASK
@@ -450,7 +469,8 @@ cdef class FileWriter(AckReceiver):
         return NOT_GRANTED if self.revoked else OK
 
     cdef int _claim(self, uint32_t length, uint64_t* position, uint16_t* order) except -1:
-        """Reserve; returns as `c_claim_taken`.  Waits for the atomic however long it takes: once posted it may have happened."""
+        """Reserve; returns as `c_claim_taken`.  Waits for the atomic however long it takes: once
+        posted it may have happened."""
         cdef int rc
         cdef int64_t spin_until
         while True:
@@ -477,9 +497,11 @@ cdef class FileWriter(AckReceiver):
 
     cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position, uint16_t order,
                     uint32_t hole=0, const uint8_t* value=NULL, uint32_t value_length=0) noexcept nogil:
-        """Post the request whose bytes are at `start` of the send buffer, but for a `value` that belongs into its `hole`, if it has one.
-        OK, NO_ROOM_BUFFER (the send queue is full; not after a reservation, which must be followed by its WRITE, nor a WRITE that its
-        notice must follow) or BROKEN.  A hole that the transport did not fill from `value` is filled here; else the request has one."""
+        """Post the request whose bytes are at `start` of the send buffer, but for a `value` that
+        belongs into its `hole`, if it has one. OK, NO_ROOM_BUFFER (the send queue is full; not
+        after a reservation, which must be followed by its WRITE, nor a WRITE that its notice must
+        follow) or BROKEN.  A hole that the transport did not fill from `value` is filled here; else
+        the request has one."""
         cdef uint32_t imm = (<uint32_t> self.file_id << IMM_FILE_ID_SHIFT) | order
         cdef bint full = False, written = False
         cdef int rc
@@ -539,7 +561,8 @@ cdef class FileWriter(AckReceiver):
         return OK
 
     cdef _keep(self, bytes value):
-        """Hold on to the value of the request that was just sent, if its hole was left and it is not done with already."""
+        """Hold on to the value of the request that was just sent, if its hole was left and it is
+        not done with already."""
         cdef uint64_t sequence = self.appended - 1
         self._buffer.drop(self._freed)
         if self._freed <= sequence and self._buffer.c_request(sequence).hole:
@@ -553,8 +576,9 @@ cdef class FileWriter(AckReceiver):
         return SENT_AND_ASK
 
     cpdef int try_record(self, value, key=None, int64_t timestamp_ms=-1) except -1:
-        """Send one record as a batch of its own.  Returns OK (0), NO_ROOM_FILE (1), NO_ROOM_BUFFER (2), NOT_GRANTED (3), BROKEN (4) or
-        SENT_AND_ASK (5; see `ask_when_half_full`); only 0 and 5 took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
+        """Send one record as a batch of its own.  Returns OK (0), NO_ROOM_FILE (1), NO_ROOM_BUFFER
+        (2), NOT_GRANTED (3), BROKEN (4) or SENT_AND_ASK (5; see `ask_when_half_full`); only 0 and 5
+        took the record.  `value` and `key` are bytes or None; `timestamp_ms` -1 is now."""
         cdef const uint8_t* v = NULL
         cdef const uint8_t* k = NULL
         cdef int64_t vn = -1, kn = -1, size, producer_id = -1
@@ -582,7 +606,8 @@ cdef class FileWriter(AckReceiver):
         with nogil:
             if timestamp_ms < 0:
                 timestamp_ms = _now_ns(CLOCK_REALTIME) // 1000000
-            # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a stream they come with the acknowledgements.
+            # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a
+            # stream they come with the acknowledgements.
             if self.shared or self.appended == self.acknowledged:
                 self._router.c_drain()
             rc = self.c_reserve(<uint64_t> size, &start)
@@ -612,7 +637,8 @@ cdef class FileWriter(AckReceiver):
         return self.c_sent() if rc == OK else rc
 
     cpdef int try_batches(self, data, uint32_t records) except -1:
-        """Send encoded record batches (a contiguous buffer of whole batches) as one request.  Returns as `try_record`."""
+        """Send encoded record batches (a contiguous buffer of whole batches) as one request.
+        Returns as `try_record`."""
         cdef const uint8_t[::1] view = data
         cdef uint64_t n = <uint64_t> view.shape[0]
         cdef uint64_t start = 0, position = 0
@@ -648,8 +674,8 @@ cdef class FileWriter(AckReceiver):
         return self.revoked or self.failures != 0 or self._desynchronised or self._router._status != 0
 
     def wait_answers(self, int64_t timeout_ms):
-        """Wait, for a while, until every request is answered, whether with success or not; True when they are.  False when some will not be:
-        access was revoked, or the queue pair broke."""
+        """Wait, for a while, until every request is answered, whether with success or not; True
+        when they are.  False when some will not be: access was revoked, or the queue pair broke."""
         cdef int64_t deadline = _now_ns(CLOCK_MONOTONIC) + timeout_ms * 1000000
         while self.acknowledged < self.appended and not (self.revoked or self._desynchronised or self._router._status != 0):
             with nogil:
@@ -661,8 +687,9 @@ cdef class FileWriter(AckReceiver):
         return self.acknowledged == self.appended
 
     def wait_acknowledged(self, uint64_t sequence, int64_t timeout_ms):
-        """Wait until `acknowledged` > `sequence`.  True; False when the writer cannot go on (revoked, a request refused, broken).
-        TimedOutError after `timeout_ms`.  Spins for the router's spin time, then sleeps."""
+        """Wait until `acknowledged` > `sequence`.  True; False when the writer cannot go on
+        (revoked, a request refused, broken). TimedOutError after `timeout_ms`.  Spins for the
+        router's spin time, then sleeps."""
         cdef int64_t now, deadline, spin_until
         cdef int n
         self._buffer.drop(self._freed)
@@ -709,7 +736,8 @@ cdef class FileWriter(AckReceiver):
         return self._buffer.c_request(sequence).error != 0
 
     def take_failures(self):
-        """[(sequence number, bytes, records, error code)] of the refused requests, in order; the writer may go on then."""
+        """[(sequence number, bytes, records, error code)] of the refused requests, in order; the
+        writer may go on then."""
         cdef uint64_t s
         cdef request_t* r
         out = []
@@ -725,7 +753,8 @@ cdef class FileWriter(AckReceiver):
         return out
 
     def forget(self):
-        """Give up the unacknowledged requests (the caller took them by `unacknowledged`); the writer can only be closed then."""
+        """Give up the unacknowledged requests (the caller took them by `unacknowledged`); the
+        writer can only be closed then."""
         if not self.settle():
             self._writes_left = True
         self._router.requests_under_way -= self.appended - self.acknowledged
@@ -734,8 +763,9 @@ cdef class FileWriter(AckReceiver):
         self._buffer.clear()
 
     def settle(self, int timeout_ms=1000):
-        """Wait until no WRITE of this writer is under way, so that its memory is its own again; True when it is.  False: an RNIC may
-        still send them again, for seconds, or the queue pair broke, with which they end."""
+        """Wait until no WRITE of this writer is under way, so that its memory is its own again;
+        True when it is.  False: an RNIC may still send them again, for seconds, or the queue pair
+        broke, with which they end."""
         cdef int64_t deadline = _now_ns(CLOCK_MONOTONIC) + timeout_ms * <int64_t> 1000000
         while self._sends_done < self.appended and self._router._status == 0 and _now_ns(CLOCK_MONOTONIC) < deadline:
             with nogil:
@@ -745,7 +775,8 @@ cdef class FileWriter(AckReceiver):
         return self._sends_done >= self.appended
 
     cdef _require_settled(self):
-        """What is acknowledged has arrived; a queue pair over which its completion does not come is replaced like a broken one."""
+        """What is acknowledged has arrived; a queue pair over which its completion does not come is
+        replaced like a broken one."""
         if self.settle():
             return
         if self._router._status == 0:
@@ -754,8 +785,9 @@ cdef class FileWriter(AckReceiver):
                              hint="the path to the broker loses packets; a new queue pair is opened")
 
     def close(self):
-        """End the grant here and free the registered memory.  What a request under way may still be sent from, or land in, is left to the
-        protection domain, which ends it after the queue pair; so is all of it where the queue pair broke."""
+        """End the grant here and free the registered memory.  What a request under way may still be
+        sent from, or land in, is left to the protection domain, which ends it after the queue pair;
+        so is all of it where the queue pair broke."""
         if not self.settle():
             self._writes_left = True
         self.end_grant()

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """From one partition's granted file to messages, in one call.
 
-Owns: where one partition stands (`Feed`): its stream, its metadata slot, and the loop of slot READ, data READ and check that ends with a
-message.  A record that was just committed is handed out by a single call, which is what makes one poll a record as fast as the READs are.
-Requests to the broker are `direct`'s: a feed says when one is due (`ENDED`).
+Owns: where one partition stands (`Feed`): its stream, its metadata slot, and the loop of slot READ,
+data READ and check that ends with a message.  A record that was just committed is handed out by a
+single call, which is what makes one poll a record as fast as the READs are. Requests to the broker
+are `direct`'s: a feed says when one is due (`ENDED`).
 
 One thread at a time.
 """
@@ -18,7 +19,8 @@ from kdirect.errors import FormatError
 
 
 cdef class Feed:
-    """One partition of a consumer.  `slots` and `slot_index` (-1: none) are its metadata slot; `has_data` is False while there is a slot only."""
+    """One partition of a consumer.  `slots` and `slot_index` (-1: none) are its metadata slot;
+    `has_data` is False while there is a slot only."""
 
     cdef readonly object tp
     cdef readonly FileStream stream
@@ -42,14 +44,16 @@ cdef class Feed:
         self._max_batch = max_batch_bytes
 
     cpdef int advance(self) except -1:
-        """READ more bytes of the file, looking at the slot when the known ones are used up: `FileStream.advance`.  ENDED without a file or a slot."""
+        """READ more bytes of the file, looking at the slot when the known ones are used up:
+        `FileStream.advance`.  ENDED without a file or a slot."""
         if not self.has_data or self.slot_index < 0 or self.slots is None:
             return ENDED
         return self.stream.advance(self.slots, self.slot_index, self._committed_only)
 
     cpdef bint load(self, MessageQueue queue, int64_t position) except -1:
-        """Fill the empty `queue` with wanted records, those from offset `position` on; False when none is readable (`idle`), or the file ends
-        here.  `after` is the position then, in either case."""
+        """Fill the empty `queue` with wanted records, those from offset `position` on; False when
+        none is readable (`idle`), or the file ends here.  `after` is the position then, in either
+        case."""
         cdef FileStream stream = self.stream
         cdef int moved
         self.after = position
@@ -71,7 +75,8 @@ cdef class Feed:
                 return False
 
     cdef bint _take(self, MessageQueue queue) except -1:
-        """Move batches from the stream, which has bytes, to the empty `queue`; False when there is no whole one."""
+        """Move batches from the stream, which has bytes, to the empty `queue`; False when there is
+        no whole one."""
         cdef FileStream stream = self.stream
         cdef chain_t* chain = stream.c_chain()
         cdef Py_ssize_t consumed
@@ -99,7 +104,8 @@ cdef class Feed:
         return consumed > 0
 
     cpdef Message next(self, MessageQueue queue, dict positions):
-        """The next record, by way of the empty `queue`, with the position in `positions` moved; None as `load` says False."""
+        """The next record, by way of the empty `queue`, with the position in `positions` moved;
+        None as `load` says False."""
         cdef int64_t position = positions[self.tp]
         try:
             if self.load(queue, position):

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Records on their way into a batch: one `RecordBuilder` a partition that gathers.
 
-Owns: the bytes of one open batch, written record by record as they come.  When a batch is sent, over which path, and who is told of it is
-the producer's.
+Owns: the bytes of one open batch, written record by record as they come.  When a batch is sent,
+over which path, and who is told of it is the producer's.
 
-Invariants: a record is in the batch whole or not at all; `take` gives a batch that no one else holds and leaves the builder empty.
-One thread at a time: the producer's lock.
+Invariants: a record is in the batch whole or not at all; `take` gives a batch that no one else
+holds and leaves the builder empty. One thread at a time: the producer's lock.
 """
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -29,7 +29,8 @@ cdef enum:
 
 
 def as_bytes(thing, str what):
-    """`thing` as bytes, or None: bytes, str (UTF-8), or anything with a buffer of bytes; ConfigError for the rest, numbers too."""
+    """`thing` as bytes, or None: bytes, str (UTF-8), or anything with a buffer of bytes;
+    ConfigError for the rest, numbers too."""
     if thing is None or PyBytes_CheckExact(thing):
         return thing
     if isinstance(thing, str):
@@ -41,7 +42,8 @@ def as_bytes(thing, str what):
 
 
 cdef class RecordBuilder:
-    """See the module.  `records` in the open batch; `size` of it in bytes, its frame included (0: empty)."""
+    """See the module.  `records` in the open batch; `size` of it in bytes, its frame included (0:
+    empty)."""
 
     cdef uint8_t* _data
     cdef size_t _capacity
@@ -64,7 +66,8 @@ cdef class RecordBuilder:
         return self._used
 
     def add(self, key, value, headers, int64_t timestamp_ms):
-        """Append a record of bytes or None; `headers` are (str, bytes or None) pairs, or None.  The size of the batch then."""
+        """Append a record of bytes or None; `headers` are (str, bytes or None) pairs, or None.  The
+        size of the batch then."""
         cdef int64_t kn = -1 if key is None else PyBytes_GET_SIZE(key)
         cdef int64_t vn = -1 if value is None else PyBytes_GET_SIZE(value)
         cdef int64_t hn = 0, delta, body, n
@@ -142,7 +145,8 @@ cdef class RecordBuilder:
         return 0
 
     def take(self):
-        """The batch as bytes, complete but for what the broker stamps; at least one record must be in it."""
+        """The batch as bytes, complete but for what the broker stamps; at least one record must be
+        in it."""
         cdef size_t size = self._used
         cdef int attributes = CODEC_NONE
         cdef bytes out

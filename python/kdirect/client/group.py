@@ -1,17 +1,23 @@
-"""A consumer's place in its group: joining, syncing, heartbeats, committed offsets (Kafka's classic group protocol).
+"""A consumer's place in its group: joining, syncing, heartbeats, committed offsets (Kafka's classic
+group protocol).
 
-Owns: the private connection to the group's coordinator, the member's id and generation, and the one thread that keeps the member alive
-while its owner works.  What is read, and the callbacks, are the consumer's; who reads what is `assignors`.
+Owns: the private connection to the group's coordinator, the member's id and generation, and the one
+thread that keeps the member alive while its owner works.  What is read, and the callbacks, are the
+consumer's; who reads what is `assignors`.
 
 Invariants:
 
-- `join` and `advance` never block longer than they are told: a rebalance that takes long goes on at the next call.
-- The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no record passes through it.
-- A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no partitions any more: `lost` says why, and
-  commits of the old generation are refused by the coordinator.
-- Between `join` and `leave` every commit is a member's: outside of a generation it is refused here, for the coordinator of an empty group
-  takes what nobody in particular commits.
-- The thread ends with the consumer, also when nobody closes it: it holds its owner weakly, and leaves the group when that is gone.
+- `join` and `advance` never block longer than they are told: a rebalance that takes long goes on at
+  the next call.
+- The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no
+  record passes through it.
+- A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no
+  partitions any more: `lost` says why, and commits of the old generation are refused by the
+  coordinator.
+- Between `join` and `leave` every commit is a member's: outside of a generation it is refused here,
+  for the coordinator of an empty group takes what nobody in particular commits.
+- The thread ends with the consumer, also when nobody closes it: it holds its owner weakly, and
+  leaves the group when that is gone.
 """
 
 from __future__ import annotations
@@ -35,7 +41,14 @@ from kdirect.client.assignors import (
 )
 from kdirect.client.cluster import Cluster
 from kdirect.client.connection import Connection, Pending, broker_error
-from kdirect.errors import BrokerError, ConfigError, KdirectError, ProtocolError, TimedOutError, UnknownTopicError
+from kdirect.errors import (
+    BrokerError,
+    ConfigError,
+    KdirectError,
+    ProtocolError,
+    TimedOutError,
+    UnknownTopicError,
+)
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
@@ -47,7 +60,9 @@ OUT, JOINING, SYNCING, STABLE = "out", "joining", "syncing", "stable"
 _ELSEWHERE = frozenset((ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 _NOT_YET = frozenset((ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REBALANCE_IN_PROGRESS))
 _FENCED = frozenset((ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION))
-_GONE = "the group was rebalanced meanwhile: who has the partition now reads from the last commit on"
+_GONE = (
+    "the group was rebalanced meanwhile: who has the partition now reads from the last commit on"
+)
 _HINTS: dict[int, str] = {
     ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's members have no assignor in common: see partition.assignment.strategy",
     ErrorCode.INVALID_SESSION_TIMEOUT: "set session.timeout.ms between the broker's group.min and group.max.session.timeout.ms",
@@ -75,7 +90,10 @@ class Membership:
     def __init__(self, cluster: Cluster, settings: Mapping[str, Any], owner: Owner) -> None:
         self.group_id: str = settings["group.id"]
         if not self.group_id:
-            raise ConfigError("a consumer without group.id has no group", hint="set group.id, or assign partitions yourself")
+            raise ConfigError(
+                "a consumer without group.id has no group",
+                hint="set group.id, or assign partitions yourself",
+            )
         self.member_id = ""
         self.generation = -1
         self.state = OUT
@@ -108,10 +126,12 @@ class Membership:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    # -- joining -----------------------------------------------------------------------------------------------
+    # -- joining
+    # -----------------------------------------------------------------------------------------------
 
     def join(self, topics: Iterable[str]) -> None:
-        """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have been given up before."""
+        """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have
+        been given up before."""
         with self._lock:
             self._topics = frozenset(topics)
             self._subscribed = True
@@ -122,9 +142,11 @@ class Membership:
         self.start_thread()
 
     def advance(self, timeout_ms: float) -> list[TopicPartition] | None:
-        """Move on with joining for at most about `timeout_ms`: the partitions assigned, or None when it takes longer.
+        """Move on with joining for at most about `timeout_ms`: the partitions assigned, or None
+        when it takes longer.
 
-        Errors that pass are waited out; BrokerError when the coordinator refuses the member for good.
+        Errors that pass are waited out; BrokerError when the coordinator refuses the member for
+        good.
         """
         deadline = time.monotonic() + timeout_ms / 1000
         while self.state in (JOINING, SYNCING):
@@ -136,12 +158,17 @@ class Membership:
                 time.sleep(self._not_before - now)
             try:
                 if self._pending is None:
-                    self._pending = self._send_sync([]) if self.state == SYNCING else self._send_join()
+                    self._pending = (
+                        self._send_sync([]) if self.state == SYNCING else self._send_join()
+                    )
                 pending = self._pending
                 if not pending.wait(max(0.0, (deadline - time.monotonic()) * 1000)):
                     if time.monotonic() < self._pending_until:
                         return None
-                    raise TimedOutError(f"the coordinator of group {self.group_id!r} does not answer {pending.name}", hint="see the broker")
+                    raise TimedOutError(
+                        f"the coordinator of group {self.group_id!r} does not answer {pending.name}",
+                        hint="see the broker",
+                    )
                 self._pending = None
                 answer = pending.result(0)
                 found = self._joined(answer) if self.state == JOINING else self._synced(answer)
@@ -158,7 +185,8 @@ class Membership:
         return None
 
     def _join_again(self) -> None:
-        """A leader's assignments were perhaps not taken: another sync without them would leave the whole group with nothing to read."""
+        """A leader's assignments were perhaps not taken: another sync without them would leave the
+        whole group with nothing to read."""
         with self._lock:
             if self.state == SYNCING:
                 self.state = JOINING
@@ -173,10 +201,15 @@ class Membership:
             member_id=self.member_id,
             group_instance_id=self._instance_id,
             protocol_type=PROTOCOL_TYPE,
-            protocols=[r.JoinGroupRequestProtocol(name=name, metadata=metadata) for name in self._strategies],
+            protocols=[
+                r.JoinGroupRequestProtocol(name=name, metadata=metadata)
+                for name in self._strategies
+            ],
             reason="",
         )
-        self._pending_until = time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        self._pending_until = (
+            time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        )
         return self._to_coordinator().submit(message)
 
     def _joined(self, answer: Any) -> list[TopicPartition] | None:
@@ -194,22 +227,31 @@ class Membership:
             self.state = SYNCING
         assignments: list[tuple[str, bytes]] = []
         if self.is_leader and not getattr(answer, "skip_assignment", False):
-            assignments = self._assign([(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members])
+            assignments = self._assign(
+                [(m.member_id, m.group_instance_id, bytes(m.metadata)) for m in answer.members]
+            )
         self._pending = self._send_sync(assignments)
         return None
 
     def _assign(self, members: list[tuple[str, str | None, bytes]]) -> list[tuple[str, bytes]]:
         assignor = ASSIGNORS.get(self._protocol)
         if assignor is None:
-            raise ProtocolError(f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not offered")
-        read = [(member_id, instance, decode_subscription(metadata)) for member_id, instance, metadata in members]
+            raise ProtocolError(
+                f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not offered"
+            )
+        read = [
+            (member_id, instance, decode_subscription(metadata))
+            for member_id, instance, metadata in members
+        ]
         counts: dict[str, int] = {}
         for topic in sorted(frozenset().union(*(m[2] for m in read))):
             try:
                 counts[topic] = len(self._cluster.partitions(topic, refresh=True))
             except UnknownTopicError:
                 log.warning("group %s reads topic %s, which does not exist", self.group_id, topic)
-        return [(member_id, encode_assignment(tps)) for member_id, tps in assignor(read, counts).items()]
+        return [
+            (member_id, encode_assignment(tps)) for member_id, tps in assignor(read, counts).items()
+        ]
 
     def _send_sync(self, assignments: list[tuple[str, bytes]]) -> Pending:
         r = p.SyncGroupRequest
@@ -220,9 +262,13 @@ class Membership:
             group_instance_id=self._instance_id,
             protocol_type=PROTOCOL_TYPE,
             protocol_name=self._protocol,
-            assignments=[r.SyncGroupRequestAssignment(member_id=m, assignment=a) for m, a in assignments],
+            assignments=[
+                r.SyncGroupRequestAssignment(member_id=m, assignment=a) for m, a in assignments
+            ],
         )
-        self._pending_until = time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        self._pending_until = (
+            time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+        )
         return self._to_coordinator().submit(message)
 
     def _synced(self, answer: Any) -> list[TopicPartition] | None:
@@ -237,7 +283,11 @@ class Membership:
             self._failures = 0
             self.rebalances += 1
         log.info(
-            "member %s of group %s, generation %d: %s", self.member_id, self.group_id, self.generation, ", ".join(map(str, tps)) or "none"
+            "member %s of group %s, generation %d: %s",
+            self.member_id,
+            self.group_id,
+            self.generation,
+            ", ".join(map(str, tps)) or "none",
         )
         return tps
 
@@ -264,15 +314,20 @@ class Membership:
         self._failures += 1
         log.info("group %s: %s; trying again", self.group_id, why)
         settings = self._cluster.settings
-        wait_ms = min(settings["reconnect.backoff.ms"] << min(self._failures, 10), settings["reconnect.backoff.max.ms"])
+        wait_ms = min(
+            settings["reconnect.backoff.ms"] << min(self._failures, 10),
+            settings["reconnect.backoff.max.ms"],
+        )
         self._not_before = time.monotonic() + wait_ms / 1000
         if drop:
             self._drop()
 
-    # -- the coordinator ---------------------------------------------------------------------------------------
+    # -- the coordinator
+    # ---------------------------------------------------------------------------------------
 
     def _to_coordinator(self) -> Connection:
-        """The private connection: a request that waits for the other members must hold up nobody else's."""
+        """The private connection: a request that waits for the other members must hold up nobody
+        else's."""
         with self._lock:
             connection = self._connection
             if connection is not None and not connection.closed:
@@ -293,13 +348,20 @@ class Membership:
         if connection is not None:
             connection.close()
 
-    # -- offsets -----------------------------------------------------------------------------------------------
+    # -- offsets
+    # -----------------------------------------------------------------------------------------------
 
     def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
-        """Send a commit in this member's name (of one that never joined, or left: in the group's); its answer goes to `check_commit`.
-        BrokerError when the member is outside of a generation."""
+        """Send a commit in this member's name (of one that never joined, or left: in the group's);
+        its answer goes to `check_commit`. BrokerError when the member is outside of a generation.
+        """
         with self._lock:
-            state, generation, member_id, member = self.state, self.generation, self.member_id, self._subscribed
+            state, generation, member_id, member = (
+                self.state,
+                self.generation,
+                self.member_id,
+                self._subscribed,
+            )
         if member and state != STABLE:
             code = ErrorCode.ILLEGAL_GENERATION if state == OUT else ErrorCode.REBALANCE_IN_PROGRESS
             raise broker_error(code, f"a commit for group {self.group_id!r}", hint=_GONE)
@@ -308,7 +370,10 @@ class Membership:
         for tp, offset in offsets.items():
             topics.setdefault(tp.topic, []).append(
                 r.OffsetCommitRequestTopic.OffsetCommitRequestPartition(
-                    partition_index=tp.partition, committed_offset=offset, committed_leader_epoch=-1, committed_metadata=metadata
+                    partition_index=tp.partition,
+                    committed_offset=offset,
+                    committed_leader_epoch=-1,
+                    committed_metadata=metadata,
                 )
             )
         return self._to_coordinator().submit(
@@ -318,7 +383,10 @@ class Membership:
                 member_id=member_id if member else "",
                 group_instance_id=self._instance_id if member else None,
                 retention_time_ms=-1,
-                topics=[r.OffsetCommitRequestTopic(name=name, partitions=partitions) for name, partitions in topics.items()],
+                topics=[
+                    r.OffsetCommitRequestTopic(name=name, partitions=partitions)
+                    for name, partitions in topics.items()
+                ],
             )
         )
 
@@ -340,11 +408,18 @@ class Membership:
                     hint=_GONE if gone else "",
                 )
 
-    def commit(self, offsets: Mapping[TopicPartition, int], timeout_ms: float | None = None) -> None:
-        """Commit and wait.  Passing errors are tried again until `timeout_ms` (default request.timeout.ms)."""
-        self._patiently(lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms)
+    def commit(
+        self, offsets: Mapping[TopicPartition, int], timeout_ms: float | None = None
+    ) -> None:
+        """Commit and wait.  Passing errors are tried again until `timeout_ms` (default
+        request.timeout.ms)."""
+        self._patiently(
+            lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms
+        )
 
-    def committed(self, tps: Iterable[TopicPartition], timeout_ms: float | None = None) -> dict[TopicPartition, int | None]:
+    def committed(
+        self, tps: Iterable[TopicPartition], timeout_ms: float | None = None
+    ) -> dict[TopicPartition, int | None]:
         """The offsets the group has committed, None where it has none."""
         wanted = list(tps)
         r = p.OffsetFetchRequest
@@ -353,14 +428,23 @@ class Membership:
             topics.setdefault(tp.topic, []).append(tp.partition)
 
         def ask(left_ms: float) -> dict[TopicPartition, int | None]:
-            items = [r.OffsetFetchRequestTopic(name=name, partition_indexes=numbers) for name, numbers in topics.items()]
-            answer = self._to_coordinator().submit(r(group_id=self.group_id, topics=items, require_stable=False)).result(left_ms)
+            items = [
+                r.OffsetFetchRequestTopic(name=name, partition_indexes=numbers)
+                for name, numbers in topics.items()
+            ]
+            answer = (
+                self._to_coordinator()
+                .submit(r(group_id=self.group_id, topics=items, require_stable=False))
+                .result(left_ms)
+            )
             self._check_fetch(answer.error_code)
             out: dict[TopicPartition, int | None] = dict.fromkeys(wanted)
             for t in answer.topics:
                 for x in t.partitions:
                     self._check_fetch(x.error_code)
-                    out[TopicPartition(t.name, x.partition_index)] = x.committed_offset if x.committed_offset >= 0 else None
+                    out[TopicPartition(t.name, x.partition_index)] = (
+                        x.committed_offset if x.committed_offset >= 0 else None
+                    )
             return out
 
         return self._patiently(ask, timeout_ms) if wanted else {}
@@ -372,7 +456,9 @@ class Membership:
             raise broker_error(code, f"committed offsets of group {self.group_id!r}")
 
     def _patiently(self, use: Any, timeout_ms: float | None) -> Any:
-        backoff = self._cluster.backoff(self._cluster.timeout_ms if timeout_ms is None else timeout_ms)
+        backoff = self._cluster.backoff(
+            self._cluster.timeout_ms if timeout_ms is None else timeout_ms
+        )
         while True:
             try:
                 return use(backoff.remaining_ms())
@@ -384,12 +470,15 @@ class Membership:
                 if not e.retriable or not backoff.wait():
                     raise
 
-    # -- staying -----------------------------------------------------------------------------------------------
+    # -- staying
+    # -----------------------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
         """The thread is started with the first join, or for an owner that has timers."""
         if self._thread is None or not self._thread.is_alive():
-            self._thread = threading.Thread(target=self._keep, name=f"kdirect-group-{self.group_id}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._keep, name=f"kdirect-group-{self.group_id}", daemon=True
+            )
             self._thread.start()
 
     def _keep(self) -> None:
@@ -439,14 +528,20 @@ class Membership:
         with self._lock:
             generation, member_id = self.generation, self.member_id
         message = p.HeartbeatRequest(
-            group_id=self.group_id, generation_id=generation, member_id=member_id, group_instance_id=self._instance_id
+            group_id=self.group_id,
+            generation_id=generation,
+            member_id=member_id,
+            group_instance_id=self._instance_id,
         )
-        answer = self._to_coordinator().request(message, min(self._cluster.timeout_ms, self._session_ms))
+        answer = self._to_coordinator().request(
+            message, min(self._cluster.timeout_ms, self._session_ms)
+        )
         code = answer.error_code
         if not code or (generation, member_id) != (self.generation, self.member_id):
             return
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            # Heartbeats go on: the owner may still work on what it was handed, and joins again with its next poll.
+            # Heartbeats go on: the owner may still work on what it was handed, and joins again with
+            # its next poll.
             self.rebalancing = True
             self._tell()
         elif code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
@@ -468,10 +563,13 @@ class Membership:
         if owner is not None:
             owner.group_news()
 
-    # -- leaving -----------------------------------------------------------------------------------------------
+    # -- leaving
+    # -----------------------------------------------------------------------------------------------
 
     def _send_leave(self) -> None:
-        if not self.member_id or self._instance_id is not None:  # a static member comes back within its session, to the same partitions
+        if (
+            not self.member_id or self._instance_id is not None
+        ):  # a static member comes back within its session, to the same partitions
             return
         r = p.LeaveGroupRequest
         message = r(

@@ -10,6 +10,7 @@ cdef class ProducerIdentity:
     cdef object _renew
 
     cdef int32_t c_stamp(self, uint8_t* p, uint64_t length) noexcept nogil
-    # Give the batches in p[0, length) that have no producer id this one's, and sequences from `next_sequence` on; the sequence behind them.
-    # `next_sequence` moves with c_sent, once they are on their way.
+    # Give the batches in p[0, length) that have no producer id this one's, and sequences from
+    # `next_sequence` on; the sequence behind them. `next_sequence` moves with c_sent, once they are
+    # on their way.
     cdef void c_sent(self, int32_t sequence) noexcept nogil

@@ -1,12 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Idempotent producing: producer id, epoch and sequence numbers, the same over every datapath (Kafka's KIP-98, KIP-360).
+"""Idempotent producing: producer id, epoch and sequence numbers, the same over every datapath
+(Kafka's KIP-98, KIP-360).
 
-Owns: the identity under which one producer writes one partition, and the stamp of batches with it.  A batch is stamped once, when it is
-first sent; a repetition goes out as it is, over whichever path, and the broker recognises it.
+Owns: the identity under which one producer writes one partition, and the stamp of batches with it.
+A batch is stamped once, when it is first sent; a repetition goes out as it is, over whichever path,
+and the broker recognises it.
 
-A batch that failed for good leaves a gap that the broker does not take anything behind.  Then the identity is renewed: the next
-epoch, sequences from 0, for what was refused behind the gap and all that comes.  Every batch that is stamped anew is known not to be in the
-log: its sequence lay behind one that was refused.
+A batch that failed for good leaves a gap that the broker does not take anything behind.  Then the
+identity is renewed: the next epoch, sequences from 0, for what was refused behind the gap and all
+that comes.  Every batch that is stamped anew is known not to be in the log: its sequence lay behind
+one that was refused.
 
 One thread at a time: the producer's lock.
 """
@@ -33,7 +36,8 @@ cdef int32_t add_one(int32_t sequence) noexcept nogil:
 
 
 cdef class ProducerIdentity:
-    """See the module.  `renew()` gives a new (producer id, epoch) when the epochs of this one are used up."""
+    """See the module.  `renew()` gives a new (producer id, epoch) when the epochs of this one are
+    used up."""
 
     def __init__(self, int64_t producer_id, int16_t epoch, renew):
         self.producer_id = producer_id
@@ -75,7 +79,8 @@ cdef class ProducerIdentity:
 
     @staticmethod
     def unstamped(data):
-        """`data` (whole batches) as bytes without producer id and sequences, to be stamped when it is sent."""
+        """`data` (whole batches) as bytes without producer id and sequences, to be stamped when it
+        is sent."""
         cdef const uint8_t[::1] view = data
         cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
         cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)

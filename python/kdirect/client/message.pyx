@@ -1,12 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Records as objects, one at a time: what `Consumer.poll` hands out and what delivery reports name.
 
-Owns: `Message`, and `MessageQueue`, which turns whole record batches into messages.  No I/O, no policy.
+Owns: `Message`, and `MessageQueue`, which turns whole record batches into messages.  No I/O, no
+policy.
 
 Invariants:
 
-- A queue holds batches of one partition, in a copy of its own: the READ buffer they came from is free as soon as `load` returns.
-- `load` checks frame, CRC and every record before it accepts a batch; a message is made only when it is asked for, and cannot fail then.
+- A queue holds batches of one partition, in a copy of its own: the READ buffer they came from is
+  free as soon as `load` returns.
+- `load` checks frame, CRC and every record before it accepts a batch; a message is made only when
+  it is asked for, and cannot fail then.
 - Whole batches before a broken one are accepted; the broken one is an error when it comes first.
 
 One thread at a time.
@@ -39,8 +42,9 @@ cdef enum:
 cdef class Message:
     """One record, or the report on one.  Accessors are methods, as confluent-kafka's.
 
-    `timestamp()` is (type, ms since 1970): type 0 CreateTime, 1 LogAppendTime, -1 none.  `headers()` is a list of (str, bytes or None),
-    or None.  `error()` is None but in a delivery report of a record that was not delivered.  ``len(message)`` is that of its value.
+    `timestamp()` is (type, ms since 1970): type 0 CreateTime, 1 LogAppendTime, -1 none.
+    `headers()` is a list of (str, bytes or None), or None.  `error()` is None but in a delivery
+    report of a record that was not delivered.  ``len(message)`` is that of its value.
     """
 
     def __init__(self, str topic=None, value=None, key=None, partition=-1, offset=-1, timestamp=(NO_TIMESTAMP, -1), headers=None, error=None,
@@ -62,7 +66,8 @@ cdef class Message:
         return self._partition
 
     def offset(self):
-        """-1 where it is not known: not delivered, acks=0, or repeated after more than five batches were committed unheard."""
+        """-1 where it is not known: not delivered, acks=0, or repeated after more than five batches
+        were committed unheard."""
         return self._offset
 
     def key(self):
@@ -111,7 +116,8 @@ cdef class Message:
 
 @cython.final
 cdef class MessageQueue:
-    """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used up, at most 64 KiB or one batch."""
+    """Messages of one partition, oldest first.  Memory: one copy of the batches that are not used
+    up, at most 64 KiB or one batch."""
 
     def __cinit__(self):
         self._parts = NULL
@@ -177,7 +183,8 @@ cdef class MessageQueue:
         self._count, other._count = other._count, self._count
         self._at, other._at = other._at, self._at
 
-    # -- out ---------------------------------------------------------------------------------------------
+    # -- out
+    # ---------------------------------------------------------------------------------------------
 
     cdef part_t* _skip(self) noexcept:
         """The part whose next record is wanted, behind those that are not; NULL: none is left."""
@@ -246,7 +253,8 @@ cdef class MessageQueue:
             n -= 1
         return out
 
-    # -- in ----------------------------------------------------------------------------------------------
+    # -- in
+    # ----------------------------------------------------------------------------------------------
 
     def load(self, data, str topic not None, int32_t partition, int64_t next_offset, uint64_t max_decompressed_bytes):
         """`load_address` over a bytes-like object."""
@@ -259,18 +267,21 @@ cdef class MessageQueue:
 
     cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
                                   uint64_t max_decompressed_bytes) except -1:
-        """Take whole batches from the start of `n` bytes at `address`, which must stay readable during the call; the bytes consumed.
+        """Take whole batches from the start of `n` bytes at `address`, which must stay readable
+        during the call; the bytes consumed.
 
-        The queue must be empty.  Records below `next_offset` are left out; `after` is the offset behind what was consumed.
-        0: no whole batch.  CorruptBatchError or UnsupportedFormatError when the first batch is not acceptable.
+        The queue must be empty.  Records below `next_offset` are left out; `after` is the offset
+        behind what was consumed. 0: no whole batch.  CorruptBatchError or UnsupportedFormatError
+        when the first batch is not acceptable.
         """
         return self.c_load(<const uint8_t*> <uintptr_t> address, n, topic, partition, next_offset, max_decompressed_bytes, NULL)
 
     cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition, int64_t next_offset,
                            uint64_t max_decompressed_bytes, chain_t* chain) except -1:
-        """`load_address`.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what is consumed.  Then batches are taken as
-        far as they continue the log, and 0 may mean too that the first one is not acceptable: `follow_batches` and a call without a
-        chain say why."""
+        """`load_address`.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what
+        is consumed.  Then batches are taken as far as they continue the log, and 0 may mean too
+        that the first one is not acceptable: `follow_batches` and a call without a chain say why.
+        """
         cdef size_t whole = 0, position = 0
         cdef batch_info info
         cdef int code
@@ -306,7 +317,8 @@ cdef class MessageQueue:
         return position
 
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1:
-        """Check the records of a batch whose frame and CRC are good, and queue them.  False: broken."""
+        """Check the records of a batch whose frame and CRC are good, and queue them.  False:
+        broken."""
         cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK
         cdef const uint8_t* q = p + BATCH_RECORDS
         cdef const uint8_t* end = p + info.size

@@ -1,15 +1,19 @@
-"""A connection whose requests and answers travel as SENDs: the two-sided produce path (`produce.path=send`).
+"""A connection whose requests and answers travel as SENDs: the two-sided produce path
+(`produce.path=send`).
 
-Owns: one queue pair to a broker for messages, with its buffers.  It has the face of a TCP connection (`kdirect.client.connection`), from
-which all but the bytes' way is inherited, so that the writer above (`TcpAppender`) retries, orders and counts as it does over TCP.  What
-may not enter: what requests mean.
+Owns: one queue pair to a broker for messages, with its buffers.  It has the face of a TCP
+connection (`kdirect.client.connection`), from which all but the bytes' way is inherited, so that
+the writer above (`TcpAppender`) retries, orders and counts as it does over TCP.  What may not
+enter: what requests mean.
 
-A message is one frame as it would stand in a TCP stream.  The broker has posted `count` receives of `message_bytes` each, and this side as
-many for the answers, so no more than `count` requests are under way.  The broker may post a receive later than it answers, when it is
-short of memory: the SEND that needs it waits in this queue pair.
+A message is one frame as it would stand in a TCP stream.  The broker has posted `count` receives of
+`message_bytes` each, and this side as many for the answers, so no more than `count` requests are
+under way.  The broker may post a receive later than it answers, when it is short of memory: the
+SEND that needs it waits in this queue pair.
 
-Memory.  Send buffer i belongs to the transport from the post of its SEND to its completion, receive buffer i from its post to its
-completion, after which the answer is copied and the receive posted again.  Both end with the channel.
+Memory.  Send buffer i belongs to the transport from the post of its SEND to its completion, receive
+buffer i from its post to its completion, after which the answer is copied and the receive posted
+again.  Both end with the channel.
 """
 
 from __future__ import annotations
@@ -46,18 +50,31 @@ class _End:
 
 
 class MessageConnection(Connection):
-    """See the module.  `control` is the TCP connection to the same broker, with which this one ends.  Raises TransportError or
-    AccessDeniedError where the broker has no such path."""
+    """See the module.  `control` is the TCP connection to the same broker, with which this one
+    ends.  Raises TransportError or AccessDeniedError where the broker has no such path."""
 
     def __init__(
         self, control: Connection, transport: str, *, message_bytes: int, requests: int, spin_us: int,
         device_options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
-        self._prepare(control.host, control.port, control.client_id, control.timeout_ms, control.max_response_bytes)
+        self._prepare(
+            control.host,
+            control.port,
+            control.client_id,
+            control.timeout_ms,
+            control.max_response_bytes,
+        )
         self._versions = control._versions
         self._spin_us = spin_us
         requests = min(requests, MAX_REQUESTS)
-        channel = Channel(control, transport, receives=requests, sends=requests, message_bytes=message_bytes, device_options=device_options)
+        channel = Channel(
+            control,
+            transport,
+            receives=requests,
+            sends=requests,
+            message_bytes=message_bytes,
+            device_options=device_options,
+        )
         try:
             self.channel = channel
             self.message_bytes = message_bytes
@@ -77,7 +94,8 @@ class MessageConnection(Connection):
         self.channel.qp.post_recv(slot, self._answers, slot * ANSWER_BYTES, ANSWER_BYTES)
 
     def _take_sent(self) -> None:
-        """Take the completions of SENDs, whose buffers are free again; a look at them also brings on what waits for a receive."""
+        """Take the completions of SENDs, whose buffers are free again; a look at them also brings
+        on what waits for a receive."""
         for completion in self.channel.send_cq.poll(64):
             if not completion.ok:
                 raise self._lost("sending", None)
@@ -87,13 +105,16 @@ class MessageConnection(Connection):
         """Send one frame, whole; its request is among those pending already."""
         if len(view) > self.message_bytes:
             raise ProtocolError(
-                f"a request of {len(view)} bytes is larger than a message of {self.message_bytes}", hint="lower batch.bytes"
+                f"a request of {len(view)} bytes is larger than a message of {self.message_bytes}",
+                hint="lower batch.bytes",
             )
         try:
             while True:
                 self._take_sent()
                 now = time.monotonic()
-                if len(self._pending) - len(self._unsent) >= self.count:  # those that are at the broker; this one is among both
+                if (
+                    len(self._pending) - len(self._unsent) >= self.count
+                ):  # those that are at the broker; this one is among both
                     self._read_one(min(deadline, now + 0.1), None)
                 elif not self._free and now < deadline:
                     self.channel.send_cq.wait(10, self._spin_us)
@@ -103,7 +124,8 @@ class MessageConnection(Connection):
                     raise self._lost("sending", None)
                 if now >= deadline:
                     raise TimedOutError(
-                        f"the broker at {self.peer} does not take requests", hint="it is overloaded or stopped; see its log"
+                        f"the broker at {self.peer} does not take requests",
+                        hint="it is overloaded or stopped; see its log",
                     )
             slot = self._free.popleft()
             start = slot * self.message_bytes
@@ -125,9 +147,14 @@ class MessageConnection(Connection):
                     if not completion.ok or completion.opcode != Opcode.RECV:
                         raise self._lost("answering", None)
                     start = completion.wr_id * ANSWER_BYTES
-                    answer = bytes(memoryview(self._answers.memory)[start : start + completion.byte_len])
+                    answer = bytes(
+                        memoryview(self._answers.memory)[start : start + completion.byte_len]
+                    )
                     if len(answer) < 8 or _SIZE.unpack_from(answer)[0] != len(answer) - 4:
-                        raise ProtocolError(f"{self.peer} sent a message that is no answer", hint="check that it is a kdirect broker")
+                        raise ProtocolError(
+                            f"{self.peer} sent a message that is no answer",
+                            hint="check that it is a kdirect broker",
+                        )
                     self._arrived.append(answer[4:])
                     self._post_receive(completion.wr_id)
                 if not self._arrived:

@@ -1,8 +1,10 @@
 # cython: boundscheck=False, wraparound=False
-"""The compiled loops behind `partitioner.py`: Kafka's hash of keys, runs of rows without a key, rows sorted by partition.
+"""The compiled loops behind `partitioner.py`: Kafka's hash of keys, runs of rows without a key,
+rows sorted by partition.
 
-Nothing here holds the GIL over rows, allocates, or keeps a pointer after it returns.  Addresses are those of Arrow buffers that the
-caller keeps alive; offsets in them are checked against the data before they are followed.
+Nothing here holds the GIL over rows, allocates, or keeps a pointer after it returns.  Addresses are
+those of Arrow buffers that the caller keeps alive; offsets in them are checked against the data
+before they are followed.
 """
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint32_t, uintptr_t
@@ -69,8 +71,9 @@ def murmur2(const uint8_t[::1] key):
 
 def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t data, int64_t data_bytes, int64_t first, int64_t rows,
               int32_t partitions, int32_t[::1] out, bint crc=False):
-    """Partition of each key to `out`, by murmur2 or CRC-32, -1 for null keys.  `validity` 0: no nulls.  `offset_bytes` 4, 8, or 0: keys of `data_bytes` each, side by
-    side.  `first` is the row the slice begins at.  Returns (null rows, first row whose offsets are broken or -1)."""
+    """Partition of each key to `out`, by murmur2 or CRC-32, -1 for null keys.  `validity` 0: no
+    nulls.  `offset_bytes` 4, 8, or 0: keys of `data_bytes` each, side by side.  `first` is the row
+    the slice begins at.  Returns (null rows, first row whose offsets are broken or -1)."""
     cdef const uint8_t* valid = <const uint8_t*>validity
     cdef const uint8_t* bytes_ = <const uint8_t*>data
     cdef const int32_t* offsets32 = <const int32_t*>offsets
@@ -104,8 +107,8 @@ def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t
 
 
 def fill_runs(int32_t[::1] out, int32_t partition, int64_t left, int64_t run, int32_t partitions):
-    """Replace -1 in `out`: `left` more rows to `partition`, then runs of `run` rows to each partition in turn.  Returns the new
-    (partition, left)."""
+    """Replace -1 in `out`: `left` more rows to `partition`, then runs of `run` rows to each
+    partition in turn.  Returns the new (partition, left)."""
     cdef int64_t i
     with nogil:
         for i in range(out.shape[0]):
@@ -119,8 +122,8 @@ def fill_runs(int32_t[::1] out, int32_t partition, int64_t left, int64_t run, in
 
 
 def sort_rows(const int32_t[::1] assigned, int64_t[::1] starts, int64_t[::1] order):
-    """Counting sort, stable.  `starts` (partitions + 1 zeros) receives where each partition's rows begin in `order`.  Returns the first
-    row whose partition is out of range, or -1."""
+    """Counting sort, stable.  `starts` (partitions + 1 zeros) receives where each partition's rows
+    begin in `order`.  Returns the first row whose partition is out of range, or -1."""
     cdef int64_t i, at, total = 0, rows = assigned.shape[0], count
     cdef int64_t partitions = starts.shape[0] - 1
     cdef int64_t broken = -1

@@ -1,12 +1,16 @@
-"""The paths on which an encoded request reaches its partition: over RDMA, over Kafka's protocol, or none for now.
+"""The paths on which an encoded request reaches its partition: over RDMA, over Kafka's protocol, or
+none for now.
 
-Law of the room: a path knows one partition and its requests under way; it says what became of them to the `ProducePaths` that it is
-given.  Which path a partition has, and what follows when one ends, is decided there (`kdirect.client.produce_paths`).
+Law of the room: a path knows one partition and its requests under way; it says what became of them
+to the `ProducePaths` that it is given.  Which path a partition has, and what follows when one ends,
+is decided there (`kdirect.client.produce_paths`).
 
-Every path has the same face: `accept` a request (False: look again, this path may have ended), `settle`, `collect` outcomes, `lost` (what
-is under way will not be answered here) and `bring_on` (so take it elsewhere), `take_pending` when it ends, `in_flight`, `last_offset`,
-`statistics`, `close`; and the `backlog`, requests that are repeated here and have found no room yet, oldest first, with its
-`backlog_deadline`, when they have failed.  What is in the backlog counts as under way.
+Every path has the same face: `accept` a request (False: look again, this path may have ended),
+`settle`, `collect` outcomes, `lost` (what is under way will not be answered here) and `bring_on`
+(so take it elsewhere), `take_pending` when it ends, `in_flight`, `last_offset`, `statistics`,
+`close`; and the `backlog`, requests that are repeated here and have found no room yet, oldest
+first, with its `backlog_deadline`, when they have failed.  What is in the backlog counts as under
+way.
 """
 
 from __future__ import annotations
@@ -46,8 +50,13 @@ log = logging.getLogger("kdirect.client")
 # What FileWriter.try_* return.
 SENT, NO_ROOM_FILE, NO_ROOM_BUFFER, NOT_GRANTED, BROKEN, SENT_AND_ASK = range(6)
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0  # between two attempts to reach a partition that was lost
-AHEAD_WITHIN_S = 5.0  # a producer that fills half a file within this time asks for the next one ahead
+FIRST_PAUSE_S, LONGEST_PAUSE_S = (
+    0.01,
+    1.0,
+)  # between two attempts to reach a partition that was lost
+AHEAD_WITHIN_S = (
+    5.0  # a producer that fills half a file within this time asks for the next one ahead
+)
 RELEASE_WAIT_MS = 500  # for the answer to a release; the broker acts on it all the same
 REFUSALS = 5  # times that requests are repeated which the broker refuses for a passing reason, without one that it takes
 
@@ -67,14 +76,16 @@ class Outcome(NamedTuple):
 class DirectPath:
     """One partition whose head file this producer holds.
 
-    The send buffer holds several batches (and the largest batch the topic takes); each half of the acknowledgement ring twice the
-    window.
+    The send buffer holds several batches (and the largest batch the topic takes); each half of the
+    acknowledgement ring twice the window.
 
-    While it fills a file that it holds exclusively, it asks for the next one (`ask_next`, when half is full) and goes on there
-    without a pause (`take_next`).
+    While it fills a file that it holds exclusively, it asks for the next one (`ask_next`, when half
+    is full) and goes on there without a pause (`take_next`).
     """
 
-    def __init__(self, paths: ProducePaths, tp: TopicPartition, timeout_ms: float | None = None) -> None:
+    def __init__(
+        self, paths: ProducePaths, tp: TopicPartition, timeout_ms: float | None = None
+    ) -> None:
         self.tp = tp
         self.backlog: deque[Request] = deque()
         self.backlog_deadline = math.inf
@@ -90,7 +101,9 @@ class DirectPath:
         self._mode = paths.mode
         self._ring = self.channel.remote_writable_memory(2 * entries * layout.ACK_BYTES)
         self._next: Pending | None = None  # the request for the next file
-        self._filling_since = 0.0  # when the present file was granted, or the next one was asked for
+        self._filling_since = (
+            0.0  # when the present file was granted, or the next one was asked for
+        )
         self.writer = FileWriter(str(tp), self.router, self.channel.qp, self._ring, entries // 2)
         self.writer.identity = paths.identity(tp)
         self.writer.compare_and_swap = self._settings["rdma.produce.atomic"] == "cas"
@@ -98,14 +111,18 @@ class DirectPath:
             self.writer.set_notices(self.channel.local_memory(entries // 2 * layout.NOTICE_BYTES))
         self.max_request_bytes = 0
         self._window = entries // 2
-        self.tags: deque[tuple[int, Any]] = deque()  # (sequence number, tag) of requests that want an outcome
+        self.tags: deque[tuple[int, Any]] = (
+            deque()
+        )  # (sequence number, tag) of requests that want an outcome
         self._refused_tags: dict[int, Any] = {}
         self._restamp = False  # what is not answered lies behind a gap
         self._further = 0  # records sent beyond one a request
         self._refusals = (0, 0)  # refusals in a row, and requests acknowledged before them
         try:
             self.grant(1, timeout_ms)
-        except TimedOutError:  # it may still be granted, and recalled through the ring, which goes with the channel
+        except (
+            TimedOutError
+        ):  # it may still be granted, and recalled through the ring, which goes with the channel
             raise
         except BaseException:
             self.writer.close()
@@ -113,19 +130,29 @@ class DirectPath:
 
     def grant(self, min_bytes: int, timeout_ms: float | None = None) -> None:
         """Get access to a head file with room for `min_bytes`; nothing may be under way."""
-        self._enter(self.channel.produce_access(*self._wanted(min_bytes), **self._terms(), timeout_ms=timeout_ms))
+        self._enter(
+            self.channel.produce_access(
+                *self._wanted(min_bytes), **self._terms(), timeout_ms=timeout_ms
+            )
+        )
 
     def grant_by(self, min_bytes: int, deadline: float) -> None:
-        """As `grant`, when the file is full.  TimedOutError when the broker has not answered by the deadline; a later call takes the answer
-        then, and until it has come nothing more goes into the old file, of which the broker was told that it is finished."""
+        """As `grant`, when the file is full.  TimedOutError when the broker has not answered by the
+        deadline; a later call takes the answer then, and until it has come nothing more goes into
+        the old file, of which the broker was told that it is finished."""
         if self._asked is None:
             self._asked = self.channel.ask_produce_access(*self._wanted(min_bytes), **self._terms())
             self.writer.finish_file()
         if not self._asked.wait(max(0.0, (deadline - time.monotonic()) * 1000)):
-            raise TimedOutError(f"{self.tp}: access to the next file is not granted yet", hint="the broker may be stopped or overloaded")
+            raise TimedOutError(
+                f"{self.tp}: access to the next file is not granted yet",
+                hint="the broker may be stopped or overloaded",
+            )
         asked, self._asked = self._asked, None
         answer = granted(self.tp, asked.result(0))
-        if self.router.take_stray(answer.file_id):  # recalled or revoked before the answer was here: ask again
+        if self.router.take_stray(
+            answer.file_id
+        ):  # recalled or revoked before the answer was here: ask again
             self._passed_over = answer.file_id
             return
         self._passed_over = -1
@@ -136,31 +163,51 @@ class DirectPath:
 
     def _terms(self) -> dict[str, Any]:
         writer = self.writer
-        finished, end = writer.file_id if writer.granted else -1, (writer.end_order, writer.end_position)
+        finished, end = (
+            writer.file_id if writer.granted else -1,
+            (writer.end_order, writer.end_position),
+        )
         if self._passed_over >= 0:
             finished, end = self._passed_over, (-1, -1)
-        return {"mode": self._mode, "max_in_flight": self._settings["max.in.flight"], "finished": finished, "end": end}
+        return {
+            "mode": self._mode,
+            "max_in_flight": self._settings["max.in.flight"],
+            "finished": finished,
+            "end": end,
+        }
 
     def _enter(self, answer: Any) -> None:
         """Go on in the file that was granted."""
         writer = self.writer
         self.max_request_bytes = answer.max_message_bytes
-        wanted = max(2 * self._settings["batch.bytes"], self._settings["send.buffer.bytes"] // 8, answer.max_message_bytes + 4096)
+        wanted = max(
+            2 * self._settings["batch.bytes"],
+            self._settings["send.buffer.bytes"] // 8,
+            answer.max_message_bytes + 4096,
+        )
         if writer.buffer_bytes < wanted:
             writer.set_buffer(self.channel.local_memory(wanted))
         shared = answer.mode == layout.PRODUCE_SHARED
         if shared and not writer.has_landing:
             writer.set_landing(self.channel.local_memory(layout.SHARED_WORD_BYTES))
         word = (answer.word_address, answer.word_rkey) if shared else (0, 0)
-        writer.open(answer.file_id, answer.address, answer.rkey, answer.length, answer.position, *word, answer.max_in_flight)
+        writer.open(
+            answer.file_id,
+            answer.address,
+            answer.rkey,
+            answer.length,
+            answer.position,
+            *word,
+            answer.max_in_flight,
+        )
         self._next = None  # what it brought has ended with the file before
         self._filling_since = time.monotonic()
         if not shared and self.channel.grants_ahead and answer.length >= answer.full_length:
             writer.ask_when_half_full()
 
     def ask_next(self) -> None:
-        """The file is half full: ask for the next one.  Not where files fill slowly: there a roll that takes a moment does no
-        harm, and a file that is prepared and lies idle does."""
+        """The file is half full: ask for the next one.  Not where files fill slowly: there a roll
+        that takes a moment does no harm, and a file that is prepared and lies idle does."""
         writer = self.writer
         since, self._filling_since = self._filling_since, time.monotonic()
         if self._filling_since - since > AHEAD_WITHIN_S or writer.recalled:
@@ -174,15 +221,16 @@ class DirectPath:
             log.debug("%s: the next file was not asked for: %s", self.tp, e)
 
     def take_next(self, deadline: float) -> bool:
-        """This file is full.  Was the next one granted?  Waits for the answer, if it was asked for; False: ask for access in the
-        ordinary way.  TimedOutError at the deadline."""
+        """This file is full.  Was the next one granted?  Waits for the answer, if it was asked for;
+        False: ask for access in the ordinary way.  TimedOutError at the deadline."""
         pending, writer = self._next, self.writer
         if pending is None or self._asked is not None or writer.recalled or writer.revoked:
             return False
         left = max(0, math.ceil((deadline - time.monotonic()) * 1000))
         if not pending.done and not pending.wait(left):
             raise TimedOutError(
-                f"{self.tp}: the broker did not grant the next file in time", hint="the broker may be stopped or overloaded"
+                f"{self.tp}: the broker did not grant the next file in time",
+                hint="the broker may be stopped or overloaded",
             )
         # The file before the present one shares its half of the ring with the next.
         first = writer.first_of_file
@@ -203,20 +251,27 @@ class DirectPath:
     def in_flight(self) -> int:
         """Records not acknowledged."""
         w = self.writer
-        sent = int(w.appended + self._further - w.records_answered) if w.in_flight else int(w.failures)
+        sent = (
+            int(w.appended + self._further - w.records_answered) if w.in_flight else int(w.failures)
+        )
         return sent + sum(records for _, records, _ in self.backlog) if self.backlog else sent
 
     @property
     def last_offset(self) -> int:
         return int(self.writer.last_offset_base)
 
-    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
-        """Send a request; False: look again, this path may have ended.  BufferFullError at the deadline."""
+    def accept(
+        self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float
+    ) -> bool:
+        """Send a request; False: look again, this path may have ended.  BufferFullError at the
+        deadline."""
         writer, tp = self.writer, self.tp
         if len(data) > self.max_request_bytes:
             # What the broker would answer, without the way to it.
             cause = broker_error(
-                ErrorCode.MESSAGE_TOO_LARGE, str(tp), f"a batch of {len(data)} bytes is over max.message.bytes ({self.max_request_bytes})"
+                ErrorCode.MESSAGE_TOO_LARGE,
+                str(tp),
+                f"a batch of {len(data)} bytes is over max.message.bytes ({self.max_request_bytes})",
             )
             raise DeliveryError(cause.message, hint=cause.hint) from cause
         if self.tags and not self.remember(paths, max(0.0, (deadline - time.monotonic()) * 1000)):
@@ -239,7 +294,10 @@ class DirectPath:
                     paths.recover(self)
             elif code == NO_ROOM_FILE and self.take_next(deadline):
                 pass
-            elif code == NO_ROOM_FILE and (not writer.in_flight or writer.wait_acknowledged(writer.appended - 1, left_ms(tp, deadline))):
+            elif code == NO_ROOM_FILE and (
+                not writer.in_flight
+                or writer.wait_acknowledged(writer.appended - 1, left_ms(tp, deadline))
+            ):
                 self.collect(paths)
                 self.grant_by(len(data), deadline)
             else:
@@ -251,14 +309,17 @@ class DirectPath:
         return False
 
     def remember(self, paths: ProducePaths, room_ms: float) -> bool:
-        """Make sure that another request does not make the writer forget the offset of one with a tag: it remembers one window.  False: the
-        writer can no longer be used."""
+        """Make sure that another request does not make the writer forget the offset of one with a
+        tag: it remembers one window.  False: the writer can no longer be used."""
         writer = self.writer
         self.collect(paths)
         while self.tags and writer.appended - self.tags[0][0] >= self._window:
             try:
-                # A quarter of the window at once, so that a full one costs one sleep and not one a record.
-                if not writer.wait_acknowledged(writer.acknowledged + (writer.in_flight >> 2), math.ceil(room_ms)):
+                # A quarter of the window at once, so that a full one costs one sleep and not one a
+                # record.
+                if not writer.wait_acknowledged(
+                    writer.acknowledged + (writer.in_flight >> 2), math.ceil(room_ms)
+                ):
                     return False
             except TimedOutError:
                 raise full(self.tp, room_ms) from None
@@ -270,7 +331,10 @@ class DirectPath:
         writer = self.writer
         tags = dict(self.tags)
         self.tags.clear()
-        pending = deque((d, n, tags.get(writer.acknowledged + i)) for i, (d, n) in enumerate(writer.unacknowledged()))
+        pending = deque(
+            (d, n, tags.get(writer.acknowledged + i))
+            for i, (d, n) in enumerate(writer.unacknowledged())
+        )
         pending.extend(self.backlog)
         self.backlog.clear()
         if self._restamp:
@@ -286,16 +350,23 @@ class DirectPath:
                 self.backlog[i] = ProducerIdentity.unstamped(data), records, tag
 
     def take_failures(self, paths: ProducePaths) -> deque[Request]:
-        """Report the requests that were refused for good; (bytes, records, tag) of the others, to be sent again before anything that is not
-        answered.  Behind one that was refused for good an idempotent producer begins a new sequence."""
+        """Report the requests that were refused for good; (bytes, records, tag) of the others, to
+        be sent again before anything that is not answered.  Behind one that was refused for good an
+        idempotent producer begins a new sequence."""
         writer = self.writer
         failures = writer.take_failures()
         if not failures:
             return deque()
         count, before = self._refusals
-        self._refusals = count, before = (count + 1 if before == writer.requests_acknowledged else 1), writer.requests_acknowledged
+        self._refusals = count, before = (
+            (count + 1 if before == writer.requests_acknowledged else 1),
+            writer.requests_acknowledged,
+        )
         again: deque[Request] = deque()
-        renew = writer.identity is not None and failures[0][3] in (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH)
+        renew = writer.identity is not None and failures[0][3] in (
+            ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+            ErrorCode.INVALID_PRODUCER_EPOCH,
+        )
         for sequence, data, records, code in failures:
             tag = self._refused_tags.pop(sequence, None)
             if count <= REFUSALS and _may_repeat(code, data, writer.identity is not None):
@@ -303,14 +374,21 @@ class DirectPath:
                 continue
             renew = writer.identity is not None
             cause = broker_error(code, f"{self.tp}: a batch of {records} records")
-            error = DeliveryError(cause.message, hint=cause.hint or "the batch was not committed", maybe_committed=False)
+            error = DeliveryError(
+                cause.message,
+                hint=cause.hint or "the batch was not committed",
+                maybe_committed=False,
+            )
             error.__cause__ = cause
             paths.fail(error, tag)
         if renew:
             log.info("%s: %d requests go on under a new sequence", self.tp, len(again))
             paths.renew(self.tp)
-            # What is not answered lies behind the gap, so it will not be taken, or belongs to a path that has ended.
-            again = deque((ProducerIdentity.unstamped(data), records, tag) for data, records, tag in again)
+            # What is not answered lies behind the gap, so it will not be taken, or belongs to a
+            # path that has ended.
+            again = deque(
+                (ProducerIdentity.unstamped(data), records, tag) for data, records, tag in again
+            )
             self._restamp = True
         return again
 
@@ -320,7 +398,9 @@ class DirectPath:
             return False
         writer = self.writer
         try:
-            if writer.wait_acknowledged(writer.appended - 1, max(0, math.ceil((deadline - time.monotonic()) * 1000))):
+            if writer.wait_acknowledged(
+                writer.appended - 1, max(0, math.ceil((deadline - time.monotonic()) * 1000))
+            ):
                 return True
         except TimedOutError:
             return False
@@ -331,7 +411,8 @@ class DirectPath:
 
     @property
     def ended(self) -> bool:
-        """The queue pair broke, or the control connection ended, with which the broker takes its grants back."""
+        """The queue pair broke, or the control connection ended, with which the broker takes its
+        grants back."""
         return self.channel.closed or bool(self.router.broken)
 
     @property
@@ -360,8 +441,9 @@ class DirectPath:
         }  # fmt: skip
 
     def close(self) -> None:
-        """Give access back, then free the memory: until the broker has answered it may write into the ring, and a WRITE into one that
-        is gone would break the queue pair.  Where it does not answer, the ring goes with the channel."""
+        """Give access back, then free the memory: until the broker has answered it may write into
+        the ring, and a WRITE into one that is gone would break the queue pair.  Where it does not
+        answer, the ring goes with the channel."""
         if self.channel.closed or self._release():
             self.writer.close()
         else:
@@ -388,7 +470,8 @@ class DirectPath:
 
 
 class MessageRoute(Route):
-    """The way of requests in SENDs: the producer's queue pair for them, or TCP where the broker has none."""
+    """The way of requests in SENDs: the producer's queue pair for them, or TCP where the broker has
+    none."""
 
     def __init__(self, paths: ProducePaths, tp: TopicPartition) -> None:
         super().__init__(paths.session.cluster, tp)
@@ -407,7 +490,8 @@ class MessageRoute(Route):
 
 
 class TcpPath:
-    """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs.  It repeats by itself what it lost."""
+    """One partition written by Kafka's Produce, over TCP or, with `produce.path=send`, in SENDs.
+    It repeats by itself what it lost."""
 
     lost = False
 
@@ -427,7 +511,9 @@ class TcpPath:
         self._in_flight = 0
         self._records = self._bytes = self._requests = 0
 
-    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
+    def accept(
+        self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float
+    ) -> bool:
         """Send a request; BufferFullError when the window is full at the deadline."""
         if self.two_sided and len(data) > paths.settings["batch.bytes"]:
             raise DeliveryError(
@@ -447,7 +533,11 @@ class TcpPath:
     @property
     def in_flight(self) -> int:
         """Records not answered."""
-        return self._in_flight + sum(records for _, records, _ in self.backlog) if self.backlog else self._in_flight
+        return (
+            self._in_flight + sum(records for _, records, _ in self.backlog)
+            if self.backlog
+            else self._in_flight
+        )
 
     def settle(self, paths: ProducePaths, deadline: float) -> bool:
         """Wait for every answer until the deadline; False: not all."""
@@ -497,7 +587,11 @@ class TcpPath:
 
     def statistics(self) -> dict[str, int]:
         way = "send" if self.two_sided else "tcp"
-        return {f"{way}_records": self._records, f"{way}_bytes": self._bytes, f"{way}_requests": self._requests}
+        return {
+            f"{way}_records": self._records,
+            f"{way}_bytes": self._bytes,
+            f"{way}_requests": self._requests,
+        }
 
     def close(self) -> None:
         try:
@@ -507,10 +601,11 @@ class TcpPath:
 
 
 class LostPath:
-    """Requests of a partition to which there is no way now: the broker is away, or was a moment ago.
+    """Requests of a partition to which there is no way now: the broker is away, or was a moment
+    ago.
 
-    Every call on it tries once to open a path and to send them, and so does every look at outcomes; those that are not on their way by
-    their deadline have failed.
+    Every call on it tries once to open a path and to send them, and so does every look at outcomes;
+    those that are not on their way by their deadline have failed.
     """
 
     last_offset = -1
@@ -520,7 +615,9 @@ class LostPath:
         self.tp = ended.tp
         self.backlog: deque[Request] = deque()  # stays empty: everything of this path waits
         self._connection = ended.channel.connection
-        self._doubted = ended.ended  # it may not answer: to be asked first, for opening waits as long as request.timeout.ms
+        self._doubted = (
+            ended.ended
+        )  # it may not answer: to be asked first, for opening waits as long as request.timeout.ms
         self._pending = pending
         self._deadline = deadline
         self._not_before = 0.0
@@ -552,7 +649,13 @@ class LostPath:
                 return False
             paths._paths.pop(tp, None)
             paths.open(tp)
-        except (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError, AccessDeniedError) as e:
+        except (
+            QueuePairError,
+            BrokerUnavailableError,
+            ClosedError,
+            TimedOutError,
+            AccessDeniedError,
+        ) as e:
             paths._paths[tp] = self
             self._why = e
             if now + self._pause < self._deadline and not paths.session.closed:
@@ -572,13 +675,19 @@ class LostPath:
 
     def _give_up(self, paths: ProducePaths, why: KdirectError | None) -> None:
         paths._paths.pop(self.tp, None)
-        text, hint = (why.message, why.hint) if why is not None else ("no way to its leader", "see the broker's log")
+        text, hint = (
+            (why.message, why.hint)
+            if why is not None
+            else ("no way to its leader", "see the broker's log")
+        )
         error = DeliveryError(f"{self.tp}: not delivered: {text}", hint=hint, maybe_committed=True)
         paths.renew(self.tp)
         for _, _, tag in self.take_pending(paths):
             paths.fail(error, tag)
 
-    def accept(self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float) -> bool:
+    def accept(
+        self, paths: ProducePaths, data: Any, records: int, tag: Any, deadline: float
+    ) -> bool:
         if not self.revive(paths):
             self._wait(paths, time.monotonic() + left_ms(self.tp, deadline) / 1000)
         return False

@@ -1,19 +1,24 @@
 """Which datapath carries an encoded request to its partition, and what happens when access ends.
 
-Owns: one path a partition (`DirectPath` over RDMA, `TcpPath` over Kafka's protocol, `LostPath` while neither can be had), the producer's
-queue pair, and recovery: requests that were not acknowledged are repeated, in order.  A request whose acknowledgement was lost with its
-connection may have been committed and is sent again; with `enable.idempotence`, the default, it was stamped when it was first sent
-(`kdirect.client.idempotence`), and the broker drops what it has.  What may not enter: records, columns, the choice of partitions.
+Owns: one path a partition (`DirectPath` over RDMA, `TcpPath` over Kafka's protocol, `LostPath`
+while neither can be had), the producer's queue pair, and recovery: requests that were not
+acknowledged are repeated, in order.  A request whose acknowledgement was lost with its connection
+may have been committed and is sent again; with `enable.idempotence`, the default, it was stamped
+when it was first sent (`kdirect.client.idempotence`), and the broker drops what it has.  What may
+not enter: records, columns, the choice of partitions.
 
-`rdma.produce` says how RDMA is used: exclusively, shared, or as the broker likes.  Where the broker refuses (it is switched off, the
-partition is written over another transport) records travel over TCP, and RDMA is tried again after a second.
+`rdma.produce` says how RDMA is used: exclusively, shared, or as the broker likes.  Where the broker
+refuses (it is switched off, the partition is written over another transport) records travel over
+TCP, and RDMA is tried again after a second.
 
-The face to the layer above is `ProducePaths`: `send` takes an encoded request and may wait for room (`room_ms`), never for its answer; a
-request sent with a `tag` is answered by exactly one `Outcome` from `outcomes`, in order within its partition; errors of requests without a
-tag are raised by `flush`.  No call waits longer than it is told: while a broker is away its requests are kept on a `LostPath`, and each
-call tries once to bring them on their way again.  Where the new path takes fewer at a time than the one that ended, the rest are its
-`backlog`: every look at outcomes sends as many as there is room for, nothing newer overtakes them, and they fail when the delivery
-timeout is over.  Callers hold one lock around every call.
+The face to the layer above is `ProducePaths`: `send` takes an encoded request and may wait for room
+(`room_ms`), never for its answer; a request sent with a `tag` is answered by exactly one `Outcome`
+from `outcomes`, in order within its partition; errors of requests without a tag are raised by
+`flush`.  No call waits longer than it is told: while a broker is away its requests are kept on a
+`LostPath`, and each call tries once to bring them on their way again.  Where the new path takes
+fewer at a time than the one that ended, the rest are its `backlog`: every look at outcomes sends as
+many as there is room for, nothing newer overtakes them, and they fail when the delivery timeout is
+over.  Callers hold one lock around every call.
 """
 
 from __future__ import annotations
@@ -71,7 +76,12 @@ DIRECT_TURN_S = 0.1  # how long requests under way over TCP may hold up the retu
 DIRECT_ATTEMPTS = 5
 EXCLUSIVE_WAIT_S = 1.0  # for an exclusive holder that is about to leave, or was lost
 REFUSED_WAIT_MS = 1000  # for the answers to what was sent behind a refused request
-MODES = {"exclusive": layout.PRODUCE_EXCLUSIVE, "shared": layout.PRODUCE_SHARED, "auto": layout.PRODUCE_AUTO, "off": -1}
+MODES = {
+    "exclusive": layout.PRODUCE_EXCLUSIVE,
+    "shared": layout.PRODUCE_SHARED,
+    "auto": layout.PRODUCE_AUTO,
+    "off": -1,
+}
 
 
 class ProducePaths:
@@ -95,15 +105,26 @@ class ProducePaths:
         self._channel: Channel | None = None
         self._outcomes: deque[Outcome] = deque()
         self._asked: dict[tuple[str, int], Attempt[None]] = {}  # brokers that were lost
-        self._away: dict[tuple[str, int], tuple[float, float]] = {}  # brokers that did not answer: when to ask again, for how long (s)
+        self._away: dict[
+            tuple[str, int], tuple[float, float]
+        ] = {}  # brokers that did not answer: when to ask again, for how long (s)
         self._retired: dict[str, int] = {}
         self._closed = False
 
-    # -- sending ---------------------------------------------------------------------------------------
+    # -- sending
+    # ---------------------------------------------------------------------------------------
 
-    def send(self, tp: TopicPartition, data: Any, records: int, tag: Any = None, room_ms: float | None = None) -> None:
-        """Send one request of whole batches, through whatever it takes.  Waits for room, not for the answer: BufferFullError when there is
-        none within `room_ms` (None: the delivery timeout).  DeliveryError when the request can never be taken.  Neither has an outcome."""
+    def send(
+        self,
+        tp: TopicPartition,
+        data: Any,
+        records: int,
+        tag: Any = None,
+        room_ms: float | None = None,
+    ) -> None:
+        """Send one request of whole batches, through whatever it takes.  Waits for room, not for
+        the answer: BufferFullError when there is none within `room_ms` (None: the delivery
+        timeout).  DeliveryError when the request can never be taken.  Neither has an outcome."""
         deadline = time.monotonic() + (self.timeout_ms if room_ms is None else room_ms) / 1000
         while True:
             path = self._paths.get(tp) or self.open(tp)
@@ -116,10 +137,16 @@ class ProducePaths:
             self._maybe_direct_again(path)
 
     def try_record(
-        self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int, tag: Any = None, room_ms: int = 60000
+        self,
+        tp: TopicPartition,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int,
+        tag: Any = None,
+        room_ms: int = 60000,
     ) -> bool:
-        """Send one record at once as a batch of its own, where the path is RDMA; False: not taken, use `send`.  BufferFullError when there
-        is no room within `room_ms`."""
+        """Send one record at once as a batch of its own, where the path is RDMA; False: not taken,
+        use `send`.  BufferFullError when there is no room within `room_ms`."""
         path = self._paths.get(tp) or self.open(tp)
         if path.__class__ is not DirectPath or path.backlog:
             return False
@@ -133,10 +160,13 @@ class ProducePaths:
             try:
                 if code == NO_ROOM_FILE and path.take_next(time.monotonic() + room_ms / 1000):  # type: ignore[union-attr]
                     continue
-                # Wait for a quarter of the window, so that a full one costs one sleep and not one a record.
+                # Wait for a quarter of the window, so that a full one costs one sleep and not one a
+                # record.
                 if code != NO_ROOM_BUFFER or not writer.in_flight:
                     return False
-                if not writer.wait_acknowledged(writer.acknowledged + (writer.in_flight >> 2), room_ms):
+                if not writer.wait_acknowledged(
+                    writer.acknowledged + (writer.in_flight >> 2), room_ms
+                ):
                     return False
             except TimedOutError:
                 raise full(tp, room_ms) from None
@@ -144,9 +174,11 @@ class ProducePaths:
             path.tags.append((writer.appended - 1, tag))  # type: ignore[union-attr]
         return True
 
-    def record_sync(self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int) -> int | None:
-        """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the broker did not say.  None: not taken, use
-        `send` and `finish`."""
+    def record_sync(
+        self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int
+    ) -> int | None:
+        """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the
+        broker did not say.  None: not taken, use `send` and `finish`."""
         path = self._paths.get(tp) or self.open(tp)
         if path.__class__ is not DirectPath or path.backlog:
             return None
@@ -173,11 +205,12 @@ class ProducePaths:
             raise DeliveryError(e.message, hint=e.hint, maybe_committed=True) from e
         return self.finish(tp)
 
-    # -- answers ---------------------------------------------------------------------------------------
+    # -- answers
+    # ---------------------------------------------------------------------------------------
 
     def outcomes(self) -> list[Outcome]:
-        """Take the outcomes that are known, without waiting for more, and bring on its way again what was lost: whoever looks for outcomes
-        need not call anything else to have them."""
+        """Take the outcomes that are known, without waiting for more, and bring on its way again
+        what was lost: whoever looks for outcomes need not call anything else to have them."""
         if self._router is not None and not self._router.broken:
             self._router.drain()
         for tp, path in list(self._paths.items()):
@@ -200,8 +233,8 @@ class ProducePaths:
         return sum(path.in_flight for path in self._paths.values())
 
     def settle(self, timeout_ms: float) -> bool:
-        """Wait until everything sent is answered, at most about `timeout_ms`; True when it is.  Errors become outcomes, or wait for
-        `raise_errors`."""
+        """Wait until everything sent is answered, at most about `timeout_ms`; True when it is.
+        Errors become outcomes, or wait for `raise_errors`."""
         deadline = time.monotonic() + timeout_ms / 1000
         return all(self._settle(tp, deadline) for tp in list(self._paths))
 
@@ -212,15 +245,16 @@ class ProducePaths:
         return True
 
     def flush(self) -> None:
-        """Wait until everything sent is answered, for the delivery timeout; what is not by then has failed.  Raises the first error of a
-        request without a tag."""
+        """Wait until everything sent is answered, for the delivery timeout; what is not by then has
+        failed.  Raises the first error of a request without a tag."""
         if not self.settle(self.timeout_ms):
             for tp in list(self._paths):
                 self.expire(tp)
         self.raise_errors()
 
     def finish(self, tp: TopicPartition) -> int:
-        """Wait for the answers of one partition, as `flush` does; the base offset of its last request."""
+        """Wait for the answers of one partition, as `flush` does; the base offset of its last
+        request."""
         if not self._settle(tp, time.monotonic() + self.timeout_ms / 1000):
             self.expire(tp)
         self.raise_errors()
@@ -258,7 +292,11 @@ class ProducePaths:
         if self.errors:
             errors, self.errors = self.errors, []
             if len(errors) > 1:
-                log.error("%d more requests failed: %s", len(errors) - 1, "; ".join(map(str, errors[1:10])))
+                log.error(
+                    "%d more requests failed: %s",
+                    len(errors) - 1,
+                    "; ".join(map(str, errors[1:10])),
+                )
             raise errors[0]
 
     def fail(self, error: DeliveryError, tag: Any) -> None:
@@ -268,14 +306,20 @@ class ProducePaths:
         else:
             self._outcomes.append(Outcome(tag, -1, error))
 
-    # -- paths -----------------------------------------------------------------------------------------
+    # -- paths
+    # -----------------------------------------------------------------------------------------
 
     def open(self, tp: TopicPartition, timeout_ms: float | None = None) -> Path:
-        """The path of `tp`, opened now if it is not yet.  TimedOutError when the broker does not grant access within `timeout_ms`."""
+        """The path of `tp`, opened now if it is not yet.  TimedOutError when the broker does not
+        grant access within `timeout_ms`."""
         path = self._paths.get(tp)
         if path is not None:
             return path
-        if self.mode >= 0 and self.session.transport != "tcp" and time.monotonic() >= self._direct_retry.get(tp, 0.0):
+        if (
+            self.mode >= 0
+            and self.session.transport != "tcp"
+            and time.monotonic() >= self._direct_retry.get(tp, 0.0)
+        ):
             direct = self._open_direct(tp, timeout_ms)
             if direct is not None:
                 self._paths[tp] = direct
@@ -289,8 +333,8 @@ class ProducePaths:
         return self._paths.get(tp)
 
     def is_direct(self, tp: TopicPartition, timeout_ms: float | None = None) -> bool:
-        """Can `tp` be written by RDMA now?  Opens its path; tries again where it was refused a while ago.  TimedOutError when that is not
-        known in time."""
+        """Can `tp` be written by RDMA now?  Opens its path; tries again where it was refused a
+        while ago.  TimedOutError when that is not known in time."""
         path = self.open(tp, timeout_ms)
         if isinstance(path, TcpPath):
             self._maybe_direct_again(path, timeout_ms)
@@ -301,7 +345,8 @@ class ProducePaths:
         return True
 
     def give_back(self, tp: TopicPartition) -> None:
-        """End RDMA access to `tp`, if there is any, once everything under way is answered.  Does not wait for that."""
+        """End RDMA access to `tp`, if there is any, once everything under way is answered.  Does
+        not wait for that."""
         path = self._paths.get(tp)
         if not isinstance(path, DirectPath):
             return
@@ -312,7 +357,11 @@ class ProducePaths:
 
     def release(self) -> None:
         """Give all access back, for nothing is under way; waits for the broker a moment."""
-        held = [p for p in self._paths.values() if isinstance(p, DirectPath) and p.writer.granted and not p.ended and not p.in_flight]
+        held = [
+            p
+            for p in self._paths.values()
+            if isinstance(p, DirectPath) and p.writer.granted and not p.ended and not p.in_flight
+        ]
         if held:
             try:
                 held[0].channel.release([p.writer.file_id for p in held], RELEASE_WAIT_MS)
@@ -320,10 +369,13 @@ class ProducePaths:
                 log.debug("release of %d partitions: %s", len(held), e)
 
     def _open_direct(self, tp: TopicPartition, timeout_ms: float | None) -> DirectPath | None:
-        """Access to `tp`, or None when TCP has to do for now: it is refused, or the path is lost (for a moment, or for good, as with a
-        broker that came back without RDMA).  AccessDeniedError when it was asked for exclusively and somebody else has it."""
+        """Access to `tp`, or None when TCP has to do for now: it is refused, or the path is lost
+        (for a moment, or for good, as with a broker that came back without RDMA).
+        AccessDeniedError when it was asked for exclusively and somebody else has it."""
         attempt = 0
-        exclusive_until = time.monotonic() + (EXCLUSIVE_WAIT_S if timeout_ms is None else min(EXCLUSIVE_WAIT_S, timeout_ms / 1000))
+        exclusive_until = time.monotonic() + (
+            EXCLUSIVE_WAIT_S if timeout_ms is None else min(EXCLUSIVE_WAIT_S, timeout_ms / 1000)
+        )
         while True:
             try:
                 return DirectPath(self, tp, timeout_ms)
@@ -342,7 +394,8 @@ class ProducePaths:
                     return None
                 time.sleep(0.001 * 4 ** (attempt - 1))
 
-    # -- idempotence -----------------------------------------------------------------------------------
+    # -- idempotence
+    # -----------------------------------------------------------------------------------
 
     def identity(self, tp: TopicPartition) -> ProducerIdentity | None:
         """Under which this producer writes `tp`; None without idempotence."""
@@ -351,10 +404,14 @@ class ProducePaths:
             if self._producer_id is None:
                 self._producer_id = self.session.new_producer_id()
                 if self._producer_id is None:
-                    log.warning("the broker gives out no producer ids: what is repeated may be there twice")
+                    log.warning(
+                        "the broker gives out no producer ids: what is repeated may be there twice"
+                    )
                     self._idempotent = False
                     return None
-            identity = self._identities[tp] = ProducerIdentity(*self._producer_id, self.session.new_producer_id)
+            identity = self._identities[tp] = ProducerIdentity(
+                *self._producer_id, self.session.new_producer_id
+            )
         return identity
 
     def renew(self, tp: TopicPartition) -> None:
@@ -365,15 +422,24 @@ class ProducePaths:
 
     def ack_router(self, tp: TopicPartition) -> tuple[Channel, AckRouter]:
         """The producer's queue pair, opened when first needed and again when it broke."""
-        if self._channel is not None and (self._channel.closed or self._router is None or self._router.broken):
+        if self._channel is not None and (
+            self._channel.closed or self._router is None or self._router.broken
+        ):
             self._drop_channel()
         if self._channel is None:
             window = self.settings["max.in.flight"]
-            requests = 2 * window if self.settings["rdma.notify"] == "send" else window  # a WRITE and a SEND each
+            requests = (
+                2 * window if self.settings["rdma.notify"] == "send" else window
+            )  # a WRITE and a SEND each
             channel = self.session.channel(tp, receives=window + NOTICES, sends=requests + NOTICES)
             self._channel = channel
             self._router = AckRouter(
-                channel.qp, channel.send_cq, channel.recv_cq, window + NOTICES, min(window, channel.max_in_flight), self.settings["spin.us"]
+                channel.qp,
+                channel.send_cq,
+                channel.recv_cq,
+                window + NOTICES,
+                min(window, channel.max_in_flight),
+                self.settings["spin.us"],
             )
         assert self._router is not None
         return self._channel, self._router
@@ -390,8 +456,8 @@ class ProducePaths:
         return self._messages is not None
 
     def message_connection(self, tp: TopicPartition) -> MessageConnection | None:
-        """The queue pair that carries Produce requests, opened when first needed and again when it broke; None where the broker has none.
-        May be called by any thread."""
+        """The queue pair that carries Produce requests, opened when first needed and again when it
+        broke; None where the broker has none. May be called by any thread."""
         with self._messages_lock:
             messages = self.messages_at_hand
             if messages is None and not self.messages_refused:
@@ -406,11 +472,16 @@ class ProducePaths:
             return messages
 
     def _drop_channel(self) -> None:
-        """End the queue pair, and with it the access to every partition.  What they have under way is repeated over the next one."""
+        """End the queue pair, and with it the access to every partition.  What they have under way
+        is repeated over the next one."""
         channel, self._channel, self._router = self._channel, None, None
         if channel is None:
             return
-        ended = [path for path in self._paths.values() if isinstance(path, DirectPath) and path.channel is channel]
+        ended = [
+            path
+            for path in self._paths.values()
+            if isinstance(path, DirectPath) and path.channel is channel
+        ]
         pending = []
         for path in ended:
             path.collect(self)
@@ -421,16 +492,20 @@ class ProducePaths:
         for path, again in zip(ended, pending, strict=True):
             self._retire(path.tp)
             if again:
-                self._paths[path.tp] = LostPath(path, again, time.monotonic() + self.timeout_ms / 1000)
+                self._paths[path.tp] = LostPath(
+                    path, again, time.monotonic() + self.timeout_ms / 1000
+                )
 
     def answers(self, connection: Connection) -> bool:
-        """Does the broker of `connection` answer on another?  Opening a path to one that does not would wait long.  Raises when it does
-        not; False while that is not known."""
+        """Does the broker of `connection` answer on another?  Opening a path to one that does not
+        would wait long.  Raises when it does not; False while that is not known."""
         address = connection.host, connection.port
         asked = self._asked.get(address)
         if asked is None:
             client_id, timeout_ms = connection.client_id, self.settings["connect.timeout.ms"]
-            asked = self._asked[address] = Attempt(lambda: Connection(*address, client_id, timeout_ms).close())
+            asked = self._asked[address] = Attempt(
+                lambda: Connection(*address, client_id, timeout_ms).close()
+            )
         if not asked.done:
             return False
         del self._asked[address]
@@ -450,21 +525,32 @@ class ProducePaths:
         return asked is not None
 
     def away_until(self, connection: Connection) -> float:
-        """When to look again for a broker that did not answer; its partitions do it by turns, not each."""
+        """When to look again for a broker that did not answer; its partitions do it by turns, not
+        each."""
         return self._away.get((connection.host, connection.port), (0.0, 0.0))[0]
 
     def wait_router(self, tp: TopicPartition, deadline: float) -> None:
         """The window is taken by other partitions of this queue pair: wait for any acknowledgement."""
         assert self._router is not None
-        for _ in range(1000):  # or only for completions of WRITEs that are acknowledged already, which come at once
+        for _ in range(
+            1000
+        ):  # or only for completions of WRITEs that are acknowledged already, which come at once
             if self._router.drain() != 0 or not self._router.sends_under_way:
                 return
         self._router.wait(min(100, left_ms(tp, deadline)))
 
     def _maybe_direct_again(self, path: TcpPath, timeout_ms: float | None = None) -> None:
         key = path.tp
-        if self.mode >= 0 and self.session.transport != "tcp" and time.monotonic() >= self._direct_retry.get(key, float("inf")):
-            if path.settle(self, time.monotonic() + (DIRECT_TURN_S if timeout_ms is None else min(DIRECT_TURN_S, timeout_ms / 1000))):
+        if (
+            self.mode >= 0
+            and self.session.transport != "tcp"
+            and time.monotonic() >= self._direct_retry.get(key, float("inf"))
+        ):
+            if path.settle(
+                self,
+                time.monotonic()
+                + (DIRECT_TURN_S if timeout_ms is None else min(DIRECT_TURN_S, timeout_ms / 1000)),
+            ):
                 self._retire(key)
                 self.open(key, timeout_ms)
             else:
@@ -477,8 +563,9 @@ class ProducePaths:
         path.close()
 
     def recover(self, path: DirectPath) -> None:
-        """Access ended, a request was refused, or the queue pair broke.  Take what was not committed, and bring it on its way again, in
-        order.  A request that was refused for good is reported and left out."""
+        """Access ended, a request was refused, or the queue pair broke.  Take what was not
+        committed, and bring it on its way again, in order.  A request that was refused for good is
+        reported and left out."""
         if self._paths.get(path.tp) is not path:
             return  # it ended with the queue pair of another
         router, writer = path.router, path.writer
@@ -496,22 +583,35 @@ class ProducePaths:
         if again:
             again.extend(pending)
             pending = again
-        # Whichever is noticed first: the queue pair's end, or the control connection's, with which the broker takes its grants back.
+        # Whichever is noticed first: the queue pair's end, or the control connection's, with which
+        # the broker takes its grants back.
         if router.broken:
-            log.warning("%s: the RDMA connection broke (%s); %d requests are repeated", path.tp, router.broken, len(pending))
+            log.warning(
+                "%s: the RDMA connection broke (%s); %d requests are repeated",
+                path.tp,
+                router.broken,
+                len(pending),
+            )
         elif path.channel.closed:
             why = path.channel.connection.error or "closed with its queue pair"
-            log.warning("%s: the connection to its leader ended (%s); %d requests are repeated", path.tp, why, len(pending))
+            log.warning(
+                "%s: the connection to its leader ended (%s); %d requests are repeated",
+                path.tp,
+                why,
+                len(pending),
+            )
         elif pending:
             log.info("%s: access ended; %d requests are repeated", path.tp, len(pending))
         self._retire(path.tp)
         if pending or path.ended:
-            lost = self._paths[path.tp] = LostPath(path, pending, time.monotonic() + self.timeout_ms / 1000)
+            lost = self._paths[path.tp] = LostPath(
+                path, pending, time.monotonic() + self.timeout_ms / 1000
+            )
             lost.revive(self)
 
     def resend(self, tp: TopicPartition, pending: deque[Request], deadline: float) -> None:
-        """Send again, before anything else of `tp`, what was not delivered: as much as there is room for now.  The rest is sent as room
-        comes, and has failed at the `deadline`."""
+        """Send again, before anything else of `tp`, what was not delivered: as much as there is
+        room for now.  The rest is sent as room comes, and has failed at the `deadline`."""
         if not pending:
             return
         path = self._paths[tp]
@@ -521,9 +621,11 @@ class ProducePaths:
         self.send_backlog(path, 0.0)
 
     def send_backlog(self, path: Path, until: float) -> bool:
-        """Send what is repeated on `path`, in order, and wait for room `until` then (monotonic seconds).
+        """Send what is repeated on `path`, in order, and wait for room `until` then (monotonic
+        seconds).
 
-        True when all of it is on its way; False when there is no room for the rest, or the path has ended and the next one has the rest."""
+        True when all of it is on its way; False when there is no room for the rest, or the path has
+        ended and the next one has the rest."""
         backlog, tp = path.backlog, path.tp
         if backlog and time.monotonic() >= path.backlog_deadline:
             self.expire(tp)
@@ -536,7 +638,9 @@ class ProducePaths:
                 return False
             except KdirectError as e:
                 if not isinstance(e, DeliveryError):
-                    e = DeliveryError(f"{tp}: not delivered again: {e.message}", hint=e.hint, maybe_committed=True)
+                    e = DeliveryError(
+                        f"{tp}: not delivered again: {e.message}", hint=e.hint, maybe_committed=True
+                    )
                 backlog.popleft()
                 self.fail(e, tag)
                 continue
@@ -547,14 +651,20 @@ class ProducePaths:
         path.backlog_deadline = math.inf
         return True
 
-    # -- the end ---------------------------------------------------------------------------------------
+    # -- the end
+    # ---------------------------------------------------------------------------------------
 
     def abort(self) -> None:
-        """Give access back without waiting; what is not acknowledged may or may not be committed, and has failed."""
+        """Give access back without waiting; what is not acknowledged may or may not be committed,
+        and has failed."""
         if self._closed:
             return
         self._closed = True
-        error = DeliveryError("the producer was closed before the broker answered", hint="flush before closing", maybe_committed=True)
+        error = DeliveryError(
+            "the producer was closed before the broker answered",
+            hint="flush before closing",
+            maybe_committed=True,
+        )
         for path in list(self._paths.values()):
             path.collect(self)
             pending = path.take_failures(self) if isinstance(path, DirectPath) else deque()
@@ -568,8 +678,8 @@ class ProducePaths:
             self._messages.close()
 
     def statistics(self) -> dict[str, int]:
-        """Records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`, `tcp_records`, `tcp_bytes`,
-        `tcp_requests`, and `send_...` for those in SENDs."""
+        """Records and bytes acknowledged, by path: `rdma_records`, `rdma_bytes`, `rdma_requests`,
+        `tcp_records`, `tcp_bytes`, `tcp_requests`, and `send_...` for those in SENDs."""
         out = dict(self._retired)
         for path in self._paths.values():
             for name, value in path.statistics().items():
@@ -581,5 +691,8 @@ def _idempotent(settings: dict[str, Any]) -> bool:
     wanted = settings["enable.idempotence"]
     waits = settings["acks"] in ("all", "-1")
     if wanted and not waits:
-        raise ConfigError(f"enable.idempotence with acks={settings['acks']}", hint="use acks=all, or switch enable.idempotence off")
+        raise ConfigError(
+            f"enable.idempotence with acks={settings['acks']}",
+            hint="use acks=all, or switch enable.idempotence off",
+        )
     return waits if wanted is None else bool(wanted)

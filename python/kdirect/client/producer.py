@@ -1,22 +1,26 @@
 """`kdirect.Producer`: records and Arrow batches into topics, and word of what became of them.
 
-Owns: the choice of partition, records on their way into batches, back-pressure, delivery reports, and the one thread that sends what
-lingers.  How a request reaches its partition, over which datapath, and what is repeated when that breaks is `produce_paths`; how many
-partitions there are is `topics`.
+Owns: the choice of partition, records on their way into batches, back-pressure, delivery reports,
+and the one thread that sends what lingers.  How a request reaches its partition, over which
+datapath, and what is repeated when that breaks is `produce_paths`; how many partitions there are is
+`topics`.
 
-Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs inside `poll` and `flush`.  What
-differs is a table in docs/clients.md; the rules that matter:
+Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs
+inside `poll` and `flush`.  What differs is a table in docs/clients.md; the rules that matter:
 
-- With linger.ms=0 (the default) a plain record over RDMA leaves inside `produce`, as a batch of its own.  Everything else is gathered by
-  partition and leaves when a batch is full, when linger.ms is over, or, over TCP, as soon as the thread gets to it.
+- With linger.ms=0 (the default) a plain record over RDMA leaves inside `produce`, as a batch of its
+  own.  Everything else is gathered by partition and leaves when a batch is full, when linger.ms is
+  over, or, over TCP, as soon as the thread gets to it.
 - Records of one partition leave in the order of the calls, whichever way they go.
-- `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a BufferError.
-- Nothing is lost in silence: what fails is told to its callback or future, and where there is none raised by `flush` and `close`.
+- `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a
+  BufferError.
+- Nothing is lost in silence: what fails is told to its callback or future, and where there is none
+  raised by `flush` and `close`.
 - A producer belongs to the process that made it: in a forked child every call is a ClosedError.
 
-Thread-safe: one lock a producer; callbacks, of futures too, run without it, and who waits with it lets others in every few ms.  Records
-without a key go where RDMA access can be had: a producer keeps to one partition for a while, gives it back, and takes the next that is
-free.
+Thread-safe: one lock a producer; callbacks, of futures too, run without it, and who waits with it
+lets others in every few ms.  Records without a key go where RDMA access can be had: a producer
+keeps to one partition for a while, gives it back, and takes the next that is free.
 """
 
 from __future__ import annotations
@@ -44,23 +48,38 @@ from kdirect.client.partitioner import Keys, murmur2
 from kdirect.client.produce_paths import DirectPath, ProducePaths
 from kdirect.client.session import Session, connect
 from kdirect.client.topics import Topics
-from kdirect.errors import AccessDeniedError, BufferFullError, ConfigError, DeliveryError, KdirectError
+from kdirect.errors import (
+    AccessDeniedError,
+    BufferFullError,
+    ConfigError,
+    DeliveryError,
+    KdirectError,
+)
 from kdirect.format.codec import ArrowEncoder
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
 
 log = logging.getLogger("kdirect.client")
 
-STICKY_BYTES = 8 << 20  # records without a key stay with one partition for so long: access to another costs two requests
+STICKY_BYTES = (
+    8 << 20
+)  # records without a key stay with one partition for so long: access to another costs two requests
 LEAST_MOVE_MS = 50  # for access to another partition, when max.block.ms is shorter
 SLICE_MS = 10.0  # longest wait with the lock held, but for room
-TURN_S = 0.0002  # between two such waits, for those who want the lock: it is not handed on by itself
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01  # of the thread between two looks at what is under way
+TURN_S = (
+    0.0002  # between two such waits, for those who want the lock: it is not handed on by itself
+)
+FIRST_PAUSE_S, LONGEST_PAUSE_S = (
+    0.0005,
+    0.01,
+)  # of the thread between two looks at what is under way
 REPORTS_AHEAD = 1000  # reports that may wait for poll before produce serves them
 ERRORS_KEPT = 100
 EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
 RECORD_OVERHEAD = 64  # beside key and value, about
-IDLE, LINGERING, BUSY = range(3)  # what the thread waits for: to be roused, for linger.ms, for room and answers
+IDLE, LINGERING, BUSY = range(
+    3
+)  # what the thread waits for: to be roused, for linger.ms, for room and answers
 Header = tuple[str, bytes | None]
 
 _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -77,7 +96,10 @@ def _forked() -> None:
 def _at_exit() -> None:
     for producer in list(_alive):
         if not producer._closed and len(producer):
-            log.warning("the process ends with %d records not delivered: flush or close the producer", len(producer))
+            log.warning(
+                "the process ends with %d records not delivered: flush or close the producer",
+                len(producer),
+            )
             try:
                 producer.flush(EXIT_S)
             except KdirectError as e:
@@ -89,11 +111,13 @@ atexit.register(_at_exit)
 
 
 class Producer:
-    """Sends records.  `settings`: client settings (docs/options.md), or "host:port"; made here or by `Session.producer`.
+    """Sends records.  `settings`: client settings (docs/options.md), or "host:port"; made here or
+    by `Session.producer`.
 
-    `produce` sends a record and may be told by a callback, `send` returns a future, `produce_sync` waits for the offset, `send_arrow`
-    sends columns.  `flush` waits for everything.  Use as a context manager, or call `close`.  `partitioner`: a function (key or None,
-    partitions) -> partition in place of the setting; `on_delivery`: the callback of records that name none.
+    `produce` sends a record and may be told by a callback, `send` returns a future, `produce_sync`
+    waits for the offset, `send_arrow` sends columns.  `flush` waits for everything.  Use as a
+    context manager, or call `close`.  `partitioner`: a function (key or None, partitions) ->
+    partition in place of the setting; `on_delivery`: the callback of records that name none.
     """
 
     def __init__(
@@ -112,7 +136,11 @@ class Producer:
         self._java_keys = self._keys.is_default
         self._on_delivery = on_delivery
         self.topics = Topics(self._session, self.settings)
-        self._partition_count, self._place, self._check = self.topics.count, self.topics.place, self.topics.check
+        self._partition_count, self._place, self._check = (
+            self.topics.count,
+            self.topics.place,
+            self.topics.check,
+        )
         self._sticky: dict[str, list[int]] = {}
         self._compression: str = self.settings["compression.type"]
         self._batch_bytes: int = self.settings["batch.bytes"]
@@ -155,7 +183,8 @@ class Producer:
     def __bool__(self) -> bool:
         return True
 
-    # -- sending ---------------------------------------------------------------------------------------
+    # -- sending
+    # ---------------------------------------------------------------------------------------
 
     def produce(
         self,
@@ -167,11 +196,13 @@ class Producer:
         timestamp: int | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
-        """Send one record.  `partition` None or -1: by the key, or with the others that have none.  `timestamp`: ms since 1970, None: now.
-        `headers`: (name, value) pairs, or a mapping; None and an empty collection are the same.
+        """Send one record.  `partition` None or -1: by the key, or with the others that have none.
+        `timestamp`: ms since 1970, None: now. `headers`: (name, value) pairs, or a mapping; None
+        and an empty collection are the same.
 
-        `on_delivery(error, message)` is called by a later `poll` or `flush`, in the order of the partition; `message` has the offset.
-        BufferFullError when there is no room within max.block.ms; DeliveryError when the record is larger than its topic takes.
+        `on_delivery(error, message)` is called by a later `poll` or `flush`, in the order of the
+        partition; `message` has the offset. BufferFullError when there is no room within
+        max.block.ms; DeliveryError when the record is larger than its topic takes.
         """
         if value.__class__ is not bytes and value is not None:
             value = as_bytes(value, "value")
@@ -221,14 +252,22 @@ class Producer:
         headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
         timestamp: int | None = None,
     ) -> int:
-        """Send one record and wait for its acknowledgement; the record's offset (-1 with acks=0 over TCP).  Raises DeliveryError."""
-        if self._at_once and not headers and value.__class__ is bytes and (key is None or key.__class__ is bytes):
+        """Send one record and wait for its acknowledgement; the record's offset (-1 with acks=0
+        over TCP).  Raises DeliveryError."""
+        if (
+            self._at_once
+            and not headers
+            and value.__class__ is bytes
+            and (key is None or key.__class__ is bytes)
+        ):
             with self._lock:
                 if partition is None or partition == -1:
                     partition = self._choose(topic, key, len(value))  # type: ignore[arg-type]
                 tp = self._place(topic, partition)
                 if tp not in self._open:
-                    offset = self.paths.record_sync(tp, value, key, -1 if timestamp is None else timestamp)  # type: ignore[arg-type]
+                    offset = self.paths.record_sync(
+                        tp, value, key, -1 if timestamp is None else timestamp
+                    )  # type: ignore[arg-type]
                     if offset is not None:
                         return offset
         delivery = Delivery(self)
@@ -243,10 +282,11 @@ class Producer:
         timestamp: int | None = None,
         on_delivery: Callable[[KdirectError | None, DeliveredBatch], None] | None = None,
     ) -> int:
-        """Send columns: `value` (binary or string) and optionally `key`, `headers` (list<struct<key:string,value:binary>>), `topic`,
-        `partition` (int), `timestamp` (timestamp or ms; else the argument, else now).  The argument `topic` goes before the column.
-        Batches have `batch.bytes`; `on_delivery` is called for each as `DeliveredBatch`.  Waits for room, up to the delivery timeout.
-        Returns the number of records."""
+        """Send columns: `value` (binary or string) and optionally `key`, `headers`
+        (list<struct<key:string,value:binary>>), `topic`, `partition` (int), `timestamp` (timestamp
+        or ms; else the argument, else now).  The argument `topic` goes before the column. Batches
+        have `batch.bytes`; `on_delivery` is called for each as `DeliveredBatch`.  Waits for room,
+        up to the delivery timeout. Returns the number of records."""
         with self._lock:
             self._check()
             if data.num_rows == 0:
@@ -254,32 +294,55 @@ class Producer:
             now = timestamp if timestamp is not None else time.time_ns() // 1_000_000
             for name, columns, rows in by_topic(data, topic):
                 given = columns.get("partition")
-                highest = (pc.max(given).as_py() or 0) if given is not None and pa.types.is_integer(given.type) else 0
+                highest = (
+                    (pc.max(given).as_py() or 0)
+                    if given is not None and pa.types.is_integer(given.type)
+                    else 0
+                )
                 count = self.topics.count_for(name, highest)
-                for partition, part in by_partition(name, columns, rows, count, self._keys, partial(self._run, name, count)):
+                for partition, part in by_partition(
+                    name, columns, rows, count, self._keys, partial(self._run, name, count)
+                ):
                     self._send_columns(self._place(name, partition), part, now, on_delivery)
         self._tell()
         return int(data.num_rows)
 
-    def _send_columns(self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any) -> None:
+    def _send_columns(
+        self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any
+    ) -> None:
         batches = self._encoder.encode(
-            columns["value"], columns.get("key"), columns.get("headers"), timestamps_ms(columns.get("timestamp")), default_timestamp_ms=now
+            columns["value"],
+            columns.get("key"),
+            columns.get("headers"),
+            timestamps_ms(columns.get("timestamp")),
+            default_timestamp_ms=now,
         )
         if tp in self._open:
             self._push(self._open[tp], self._delivery_s * 1000)
         for batch in batches:
             tag = None
             if on_delivery is not None:
-                tag = Sent(tp, None, batch.records_count, [], time.monotonic() + self._delivery_s, 0, on_delivery)
+                tag = Sent(
+                    tp,
+                    None,
+                    batch.records_count,
+                    [],
+                    time.monotonic() + self._delivery_s,
+                    0,
+                    on_delivery,
+                )
             self.paths.send(tp, batch.data, batch.records_count, tag)
             if tag is not None:
                 self._sent.append(tag)
 
     def _send_tagged(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> bool:
-        """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing is remembered."""
+        """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing
+        is remembered."""
         if stamp < 0:
             stamp = time.time_ns() // 1_000_000
-        tag = Sent(tp, None, 1, [(0, sink, key, value, None, stamp)], time.monotonic() + self._delivery_s)
+        tag = Sent(
+            tp, None, 1, [(0, sink, key, value, None, stamp)], time.monotonic() + self._delivery_s
+        )
         if not self.paths.try_record(tp, value, key, stamp, tag, self._block_ms):
             return False
         self._sent.append(tag)
@@ -287,18 +350,33 @@ class Producer:
             self._drive()
         return True
 
-    # -- batches -----------------------------------------------------------------------------------------
+    # -- batches
+    # -----------------------------------------------------------------------------------------
 
-    def _gather(self, tp: TopicPartition, value: Any, key: Any, headers: Any, timestamp: int | None, sink: Any) -> None:
+    def _gather(
+        self,
+        tp: TopicPartition,
+        value: Any,
+        key: Any,
+        headers: Any,
+        timestamp: int | None,
+        sink: Any,
+    ) -> None:
         """Put a record into its partition's open batch; send what is full or due."""
         if headers:
-            # The batch and the report both read them, and the report comes later: a generator would be used up by then, and a list that
-            # the caller goes on with would have changed.
+            # The batch and the report both read them, and the report comes later: a generator would
+            # be used up by then, and a list that the caller goes on with would have changed.
             headers = list(headers.items()) if isinstance(headers, Mapping) else list(headers)
-        size = RECORD_OVERHEAD + (len(value) if value is not None else 0) + (len(key) if key is not None else 0)
+        size = (
+            RECORD_OVERHEAD
+            + (len(value) if value is not None else 0)
+            + (len(key) if key is not None else 0)
+        )
         if self._held + size > self._most_held and self._held:
             self._wait_for_room(size)
-        at_once = self._linger_s == 0 and self._leads_direct(tp)  # asked before the record is taken: what it raises is not sent
+        at_once = self._linger_s == 0 and self._leads_direct(
+            tp
+        )  # asked before the record is taken: what it raises is not sent
         stamp = timestamp if timestamp is not None else time.time_ns() // 1_000_000
         gathering = self._open.get(tp)
         if gathering is None:
@@ -335,7 +413,8 @@ class Producer:
             raise
 
     def _push(self, gathering: Gathering, room_ms: float) -> bool:
-        """Hand a partition's batches to its path, in order; False when there is no room for one within `room_ms`."""
+        """Hand a partition's batches to its path, in order; False when there is no room for one
+        within `room_ms`."""
         gathering.close_batch()
         full = gathering.full
         while full:
@@ -353,7 +432,11 @@ class Producer:
                 if e.retriable and not isinstance(e, DeliveryError):
                     return False  # no way to the broker now
                 full.popleft()
-                error = e if isinstance(e, DeliveryError) else DeliveryError(f"{sent.tp}: {e.message}", hint=e.hint)
+                error = (
+                    e
+                    if isinstance(e, DeliveryError)
+                    else DeliveryError(f"{sent.tp}: {e.message}", hint=e.hint)
+                )
                 if error is not e:
                     error.__cause__ = e
                 self._resolve(sent, -1, error)
@@ -411,21 +494,26 @@ class Producer:
                 else:
                     log.error("%s", error)
 
-    # -- the thread ----------------------------------------------------------------------------------------
+    # -- the thread
+    # ----------------------------------------------------------------------------------------
 
     def _rouse(self, *, sent: bool = False) -> None:
-        """There is something for the thread: the first record of a batch, or a request under way whose answer is awaited."""
+        """There is something for the thread: the first record of a batch, or a request under way
+        whose answer is awaited."""
         if self._thread_state == IDLE or (sent and self._thread_state == LINGERING):
             self._thread_state = BUSY
             if self._thread is None or not self._thread.is_alive():
                 wake = self._wake
                 arguments = (weakref.ref(self, lambda _: wake.set()), wake)
-                self._thread = threading.Thread(target=_send_what_lingers, args=arguments, name="kdirect-producer", daemon=True)
+                self._thread = threading.Thread(
+                    target=_send_what_lingers, args=arguments, name="kdirect-producer", daemon=True
+                )
                 self._thread.start()
             self._wake.set()
 
     def work(self, pause: float) -> float | None:
-        """One turn of the thread: send what is due, take in outcomes.  How long to wait before the next; None: until roused."""
+        """One turn of the thread: send what is due, take in outcomes.  How long to wait before the
+        next; None: until roused."""
         with self._lock:
             if self._closed:
                 return None
@@ -446,7 +534,8 @@ class Producer:
                 due = min(due, now + (FIRST_PAUSE_S if moved else pause))
             return max(0.0, due - time.monotonic())
 
-    # -- partitions ------------------------------------------------------------------------------------
+    # -- partitions
+    # ------------------------------------------------------------------------------------
 
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
         """The partition of a record with `key` and about `size` bytes."""
@@ -470,15 +559,18 @@ class Producer:
         return sticky[0]
 
     def _next_free(self, topic: str, current: int, count: int) -> int:
-        """The next partition that can be written by RDMA, giving back the current one; the next at all if there is none.  Waits up to
-        max.block.ms (a little in any case) for the broker; when that does not answer, the run goes on where it is."""
+        """The next partition that can be written by RDMA, giving back the current one; the next at
+        all if there is none.  Waits up to max.block.ms (a little in any case) for the broker; when
+        that does not answer, the run goes on where it is."""
         place = self._place(topic, current)
         if count > 1 and self._session.transport != "tcp":
             until = time.monotonic() + max(self._block_ms, LEAST_MOVE_MS) / 1000
             for step in range(1, count):
                 partition = (current + step) % count
                 try:
-                    if not self.paths.is_direct(self._place(topic, partition), max(0.0, (until - time.monotonic()) * 1000)):
+                    if not self.paths.is_direct(
+                        self._place(topic, partition), max(0.0, (until - time.monotonic()) * 1000)
+                    ):
                         continue
                 except AccessDeniedError:
                     continue  # another has it for itself
@@ -498,11 +590,13 @@ class Producer:
         self._check()
         return self._session.admin.list_topics()
 
-    # -- finishing -------------------------------------------------------------------------------------
+    # -- finishing
+    # -------------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0) -> int:
-        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to `timeout` seconds for a first one, as long
-        as something is under way; a negative one: for ever."""
+        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to
+        `timeout` seconds for a first one, as long as something is under way; a negative one: for
+        ever."""
         deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
         while True:
             with self._lock:
@@ -534,8 +628,9 @@ class Producer:
         return served
 
     def _tell(self, *, within: bool = False) -> None:
-        """Resolve futures, outside of the lock: what is done then may wait for another thread, which produces.  A callback that sends
-        again leaves the next to the call that it is in, however many there are, unless it waits (`within`)."""
+        """Resolve futures, outside of the lock: what is done then may wait for another thread,
+        which produces.  A callback that sends again leaves the next to the call that it is in,
+        however many there are, unless it waits (`within`)."""
         me = threading.get_ident()
         outer = me not in self._telling
         if not self._resolved or not (outer or within):
@@ -572,8 +667,9 @@ class Producer:
         return delivery.done()
 
     def flush(self, timeout: float | None = None) -> int:
-        """Send everything, wait for the answers, call back.  The number of records not delivered after `timeout` seconds; None, or below 0:
-        wait until each is delivered or has failed (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future
+        """Send everything, wait for the answers, call back.  The number of records not delivered
+        after `timeout` seconds; None, or below 0: wait until each is delivered or has failed
+        (delivery.timeout.ms), 0 then.  Raises the first DeliveryError that no callback or future
         was told."""
         if timeout is not None and timeout < 0:
             timeout = None
@@ -585,7 +681,9 @@ class Producer:
                 stuck = False
                 for gathering in list(self._open.values()):
                     stuck |= not self._push(gathering, 0.0 if stuck else min(left_ms, SLICE_MS))
-                done = self.paths.settle(min(max(0.0, (deadline - time.monotonic()) * 1000), SLICE_MS))
+                done = self.paths.settle(
+                    min(max(0.0, (deadline - time.monotonic()) * 1000), SLICE_MS)
+                )
                 if self._sent:
                     self._drive()
                 if done and not stuck and not self._open:
@@ -611,8 +709,9 @@ class Producer:
         self._drive()
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
-        """Give up records: those not sent yet (`in_queue`) were not committed; those under way (`in_flight`) may be.  Their callbacks and
-        futures are told; without one it is nobody's error."""
+        """Give up records: those not sent yet (`in_queue`) were not committed; those under way
+        (`in_flight`) may be.  Their callbacks and futures are told; without one it is nobody's
+        error."""
         with self._lock:
             self._check()
             if in_queue:
@@ -634,8 +733,8 @@ class Producer:
             del self._open[tp]
 
     def close(self, timeout: float | None = None) -> None:
-        """Flush, then give access back.  What is not delivered after `timeout` seconds has failed: DeliveryError, unless its callback or
-        future was told."""
+        """Flush, then give access back.  What is not delivered after `timeout` seconds has failed:
+        DeliveryError, unless its callback or future was told."""
         if self._closed:
             return
         try:
@@ -647,8 +746,8 @@ class Producer:
         self.paths.raise_errors()
 
     def abort(self) -> None:
-        """Give access back without waiting.  Records not sent are dropped, those under way may or may not be committed; callbacks and
-        futures are told."""
+        """Give access back without waiting.  Records not sent are dropped, those under way may or
+        may not be committed; callbacks and futures are told."""
         with self._lock:
             if self._closed:
                 return
@@ -664,7 +763,8 @@ class Producer:
         self._serve()
 
     def statistics(self) -> dict[str, int]:
-        """Records, bytes and requests acknowledged, by path (`rdma_records`, `tcp_bytes`, ...), and what waits; see docs/metrics.md."""
+        """Records, bytes and requests acknowledged, by path (`rdma_records`, `tcp_bytes`, ...), and
+        what waits; see docs/metrics.md."""
         with self._lock:
             out = self.paths.statistics()
             out["waiting_records"] = sum(g.records for g in self._open.values())
@@ -683,7 +783,9 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
             return
         try:
             wait = p.work(pause)
-        except KdirectError as e:  # of a path that cannot be had now: records wait for their delivery timeout
+        except (
+            KdirectError
+        ) as e:  # of a path that cannot be had now: records wait for their delivery timeout
             log.info("%s", e)
             wait = LONGEST_PAUSE_S
         p._tell()
@@ -692,7 +794,9 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
             del p  # nothing is under way: the producer may go
             wake.wait(60)
         else:
-            wake.wait(wait)  # and `p` is held: what lingers is sent though nobody else may have the producer any more
+            wake.wait(
+                wait
+            )  # and `p` is held: what lingers is sent though nobody else may have the producer any more
         wake.clear()
 
 

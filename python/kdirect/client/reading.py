@@ -1,19 +1,25 @@
-"""The partitions a consumer reads: where each stands, which path brings its bytes, and what went wrong with it.
+"""The partitions a consumer reads: where each stands, which path brings its bytes, and what went
+wrong with it.
 
-Owns: positions, paused partitions, errors that concern one partition alone, one decoder's worth of messages in hand, and the two paths:
-`DirectFetcher` over RDMA for all partitions that its broker grants, `TcpRound` for the others.  Groups, callbacks, waiting and the
-order of polls are the consumer's.
+Owns: positions, paused partitions, errors that concern one partition alone, one decoder's worth of
+messages in hand, and the two paths: `DirectFetcher` over RDMA for all partitions that its broker
+grants, `TcpRound` for the others.  Groups, callbacks, waiting and the order of polls are the
+consumer's.
 
 Invariants:
 
-- A position is the offset of the next record to hand out; it moves only when a record was handed out, or on `seek`.
-- Nothing READ and checked is thrown away by pausing: what is in hand is kept until the partition is resumed.
-- A partition with an error of its own (unknown topic, offset out of range, a broken batch) is set aside; the others go on.  The error is
-  told once, and again only when nothing else is left to read; `seek`, `assign` and `resume` take the partition up again.
+- A position is the offset of the next record to hand out; it moves only when a record was handed
+  out, or on `seek`.
+- Nothing READ and checked is thrown away by pausing: what is in hand is kept until the partition is
+  resumed.
+- A partition with an error of its own (unknown topic, offset out of range, a broken batch) is set
+  aside; the others go on.  The error is told once, and again only when nothing else is left to
+  read; `seek`, `assign` and `resume` take the partition up again.
 - What is done for a record does not grow with the number of partitions: over RDMA those that had
   nothing sleep until a slot READ shows that their slots changed, over TCP `TcpRound` names those
   that have something.  The two paths take turns.
-- Lost connections are not errors of partitions: they are raised as they are, and the next call opens the paths anew.
+- Lost connections are not errors of partitions: they are raised as they are, and the next call
+  opens the paths anew.
 
 One thread at a time.
 """
@@ -55,7 +61,9 @@ class Reading:
     """See the module.  `settings`: rows of the client table."""
 
     def __init__(self, session: Session, settings: Mapping[str, Any]) -> None:
-        self.queue = MessageQueue()  # messages of the partition being handed out; the same object for the consumer's life
+        self.queue = (
+            MessageQueue()
+        )  # messages of the partition being handed out; the same object for the consumer's life
         self.positions: dict[TopicPartition, int] = {}  # behind what is in hand
         self.paused: set[TopicPartition] = set()
         self.failed: dict[TopicPartition, KdirectError] = {}
@@ -77,13 +85,17 @@ class Reading:
         self._tcp_first = False  # of two paths, which has the next turn
         self._told_over_tcp = False
         self.fetcher: DirectFetcher | None = None
-        self.alone: Feed | None = None  # of the one partition there is, once it was polled: polls may go to it directly
+        self.alone: Feed | None = (
+            None  # of the one partition there is, once it was polled: polls may go to it directly
+        )
         self.tcp: TcpRound | None = None
 
-    # -- what is read --------------------------------------------------------------------------------------------
+    # -- what is read
+    # --------------------------------------------------------------------------------------------
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
-        """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that stay where they are go on undisturbed."""
+        """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that
+        stay where they are go on undisturbed."""
         resolved = self.resolve(offsets)
         self.alone = None
         self.release([tp for tp in self.positions if tp not in resolved])
@@ -122,7 +134,10 @@ class Reading:
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on at `offset` (-1, -2) on this partition."""
         if tp not in self.positions:
-            raise ConfigError(f"{tp} is not assigned", hint="assign it, or seek in on_assign once the group has given it out")
+            raise ConfigError(
+                f"{tp} is not assigned",
+                hint="assign it, or seek in on_assign once the group has given it out",
+            )
         self._move(tp, self.resolve({tp: offset})[tp])
 
     def position(self, tp: TopicPartition) -> int:
@@ -157,8 +172,8 @@ class Reading:
                 self.tcp.resume([tp])
 
     def next_alone(self) -> Message | None:
-        """The next record of the only partition there is, where that needs no more than READs.  None: `pull` sees to the rest, errors too;
-        only with ``alone.idle`` has it nothing to do."""
+        """The next record of the only partition there is, where that needs no more than READs.
+        None: `pull` sees to the rest, errors too; only with ``alone.idle`` has it nothing to do."""
         alone = self.alone
         if alone is None:
             return None
@@ -175,7 +190,10 @@ class Reading:
         latest = [tp for tp, o in out.items() if o == LATEST_OFFSET]
         for tp, offset in out.items():
             if offset < EARLIEST_OFFSET:
-                raise ConfigError(f"offset {offset} of {tp} cannot be", hint="give an offset, -1 (latest) or -2 (earliest)")
+                raise ConfigError(
+                    f"offset {offset} of {tp} cannot be",
+                    hint="give an offset, -1 (latest) or -2 (earliest)",
+                )
         if earliest:
             out |= self._session.earliest_offsets(earliest)
         if latest:
@@ -183,10 +201,12 @@ class Reading:
         return out
 
     def reset_offset(self) -> int:
-        """Where a partition without a committed offset starts; with auto.offset.reset=none an error."""
+        """Where a partition without a committed offset starts; with auto.offset.reset=none an
+        error."""
         if self._reset == "none":
             raise OffsetOutOfRangeError(
-                "a partition has no committed offset", hint="auto.offset.reset=none is set: commit one, or assign with an offset"
+                "a partition has no committed offset",
+                hint="auto.offset.reset=none is set: commit one, or assign with an offset",
             )
         return EARLIEST_OFFSET if self._reset == "earliest" else LATEST_OFFSET
 
@@ -199,7 +219,9 @@ class Reading:
             self._move(tp, offset)
 
     def _is_read(self, tp: TopicPartition) -> bool:
-        return (self.fetcher is not None and tp in self.fetcher) or (self.tcp is not None and tp in self.tcp)
+        return (self.fetcher is not None and tp in self.fetcher) or (
+            self.tcp is not None and tp in self.tcp
+        )
 
     def _known(self, tp: TopicPartition) -> None:
         if tp not in self.positions:
@@ -221,10 +243,12 @@ class Reading:
         self.failed.pop(tp, None)
         self._stale.add(tp)
 
-    # -- paths -----------------------------------------------------------------------------------------------------
+    # -- paths
+    # -----------------------------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """A connection broke: open the paths anew at the positions, when they are next needed.  What is in hand stays."""
+        """A connection broke: open the paths anew at the positions, when they are next needed.
+        What is in hand stays."""
         self._drop_direct()
         tcp, self.tcp = self.tcp, None
         if tcp is not None:
@@ -241,7 +265,8 @@ class Reading:
             fetcher.close()
 
     def enter(self) -> None:
-        """Open the files, or the places in the round, of partitions that were moved or are new.  One request for all."""
+        """Open the files, or the places in the round, of partitions that were moved or are new.
+        One request for all."""
         for _ in range(3):  # a reset may have to be entered again
             stale = {tp: self.positions[tp] for tp in self._stale if tp not in self.failed}
             if not stale:
@@ -254,7 +279,9 @@ class Reading:
                     self.lost()
                     continue
                 try:
-                    self.fetcher = DirectFetcher(self._session.channel(next(iter(stale))), self._settings)
+                    self.fetcher = DirectFetcher(
+                        self._session.channel(next(iter(stale))), self._settings
+                    )
                 except AccessDeniedError as e:  # no queue pair is to be had, by the broker's limits
                     self._read_over_tcp(stale, e)
                     continue
@@ -283,7 +310,9 @@ class Reading:
         except KdirectError as e:
             self._refused(tp, e)
 
-    def _entered(self, offsets: Mapping[TopicPartition, int], refused: Mapping[TopicPartition, KdirectError]) -> None:
+    def _entered(
+        self, offsets: Mapping[TopicPartition, int], refused: Mapping[TopicPartition, KdirectError]
+    ) -> None:
         """The fetcher reads `offsets` but for what was `refused`: that goes over TCP where it is
         access that was refused."""
         self._stale.difference_update(offsets)
@@ -323,7 +352,12 @@ class Reading:
             except KdirectError:
                 self._stale.add(tp)  # entered again by the next call, which comes to the same place
                 raise
-            log.warning("%s; going on at offset %d (auto.offset.reset=%s)", error.message, offset, self._reset)
+            log.warning(
+                "%s; going on at offset %d (auto.offset.reset=%s)",
+                error.message,
+                offset,
+                self._reset,
+            )
             self._move(tp, offset)
             return
         self.alone = None
@@ -334,21 +368,27 @@ class Reading:
         if self.tcp is not None:
             self.tcp.release([tp])
 
-    # -- bytes to messages -------------------------------------------------------------------------------------------
+    # -- bytes to messages
+    # -------------------------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Raise an error that was not told yet; or the first again, when no partition is left that could bring a record."""
+        """Raise an error that was not told yet; or the first again, when no partition is left that
+        could bring a record."""
         if self.untold:
             raise self.untold.pop(0)
         if self.failed and len(self.failed) == len(self.positions):
             raise next(iter(self.failed.values()))
 
     def pull(self, wait_ms: float) -> bool:
-        """Go round the partitions once: True when `queue` has messages then.  Waits up to `wait_ms` only where TCP alone can bring any."""
+        """Go round the partitions once: True when `queue` has messages then.  Waits up to `wait_ms`
+        only where TCP alone can bring any."""
         return self._go_round(self._messages, wait_ms)
 
-    def pull_arrow(self, wait_ms: float, *, max_bytes: int, max_rows: int, include_headers: bool) -> pa.RecordBatch | None:
-        """The same for columns: records of one partition, about `max_bytes` or `max_rows` of them at most."""
+    def pull_arrow(
+        self, wait_ms: float, *, max_bytes: int, max_rows: int, include_headers: bool
+    ) -> pa.RecordBatch | None:
+        """The same for columns: records of one partition, about `max_bytes` or `max_rows` of them
+        at most."""
         found: list[pa.RecordBatch] = []
 
         def take(tp: TopicPartition) -> bool:
@@ -369,7 +409,12 @@ class Reading:
             self.enter()
         while self._held_again:
             tp = self._held_again.pop()
-            if tp in self._held and tp not in self.paused and tp not in self.failed and self._attempt(take, tp):
+            if (
+                tp in self._held
+                and tp not in self.paused
+                and tp not in self.failed
+                and self._attempt(take, tp)
+            ):
                 return True
         if self._tcp_first and self._go_round_tcp(take):
             self._tcp_first = False
@@ -417,7 +462,9 @@ class Reading:
             if self._attempt(take, tp):
                 self._since_wake += 1
                 return True
-            slot = fetcher.slot_that_tells(tp, self.positions[tp]) if len(self.positions) > 1 else -1
+            slot = (
+                fetcher.slot_that_tells(tp, self.positions[tp]) if len(self.positions) > 1 else -1
+            )
             if slot >= 0 and tp not in self.failed:
                 turns.pop()
                 self._in_turns.discard(tp)
@@ -448,7 +495,9 @@ class Reading:
             return take(tp)
         except LOST:
             raise
-        except AccessDeniedError as e:  # between two files of a partition: the next one's slot is not to be had
+        except (
+            AccessDeniedError
+        ) as e:  # between two files of a partition: the next one's slot is not to be had
             self._read_over_tcp({tp: self.positions[tp]}, e)
             return False
         except KdirectError as e:
@@ -488,7 +537,9 @@ class Reading:
                 return True
         return False
 
-    def _columns(self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool) -> pa.RecordBatch | None:
+    def _columns(
+        self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool
+    ) -> pa.RecordBatch | None:
         start = self.position(tp)
         in_hand = b""
         if self._in_hand(tp):
@@ -504,7 +555,13 @@ class Reading:
             while fed < len(in_hand) and not decoder.full:
                 fed += decoder.feed(memoryview(in_hand)[fed:])
             if fed < len(in_hand):  # the target was reached: the rest stays messages
-                self.queue.load(memoryview(in_hand)[fed:], tp.topic, tp.partition, decoder.next_offset, self._max_batch)
+                self.queue.load(
+                    memoryview(in_hand)[fed:],
+                    tp.topic,
+                    tp.partition,
+                    decoder.next_offset,
+                    self._max_batch,
+                )
                 return decoder.take() if decoder.rows else None
             try:
                 self._feed(tp, decoder, after)
@@ -523,7 +580,9 @@ class Reading:
         fetcher, tcp = self.fetcher, self.tcp
         if fetcher is not None and tp in fetcher:
             while not decoder.full:
-                if not fetcher.decode(tp, decoder) and not fetcher.fill(tp, max(after, decoder.next_offset)):
+                if not fetcher.decode(tp, decoder) and not fetcher.fill(
+                    tp, max(after, decoder.next_offset)
+                ):
                     return
         elif tcp is not None and tp in tcp:
             tcp.take_error(tp)
@@ -533,7 +592,8 @@ class Reading:
                 if not consumed:
                     return
 
-    # -- the end -------------------------------------------------------------------------------------------------------
+    # -- the end
+    # -------------------------------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
         out = dict(self.fetcher.statistics()) if self.fetcher is not None else {}

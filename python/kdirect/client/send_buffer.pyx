@@ -1,16 +1,19 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The bytes of a writer's requests, from the call that sends them until nobody needs them any more.
 
-Owns: the ring of registered memory that requests are encoded into, the window of requests, and the values that are not copied.
-What may not enter: when a request is done with (`kdirect.client.direct_write` says so), and the transport.
+Owns: the ring of registered memory that requests are encoded into, the window of requests, and the
+values that are not copied. What may not enter: when a request is done with
+(`kdirect.client.direct_write` says so), and the transport.
 
-A request takes one contiguous stretch of the ring.  Where the transport reads a large value from where the caller has it, the
-stretch has a *hole* of the value's length: nobody writes it, and the value itself, a `bytes`, which never changes, is kept
-here by reference for as long as the request may have to be repeated.  The hole takes its room of the ring all the same, so that
-the values that are kept are never more than the ring holds.
+A request takes one contiguous stretch of the ring.  Where the transport reads a large value from
+where the caller has it, the stretch has a *hole* of the value's length: nobody writes it, and the
+value itself, a `bytes`, which never changes, is kept here by reference for as long as the request
+may have to be repeated.  The hole takes its room of the ring all the same, so that the values that
+are kept are never more than the ring holds.
 
-A value is given up at the next call that has the GIL after its request's bytes were freed (`drop`), not by whoever takes the
-acknowledgement, who has none.  One thread at a time, as `direct_write` says.
+A value is given up at the next call that has the GIL after its request's bytes were freed (`drop`),
+not by whoever takes the acknowledgement, who has none.  One thread at a time, as `direct_write`
+says.
 """
 
 from cpython.bytes cimport PyBytes_GET_SIZE
@@ -21,7 +24,8 @@ from kdirect.rdma.contract cimport MemoryRegion
 
 
 cdef class SendBuffer:
-    """See the module.  Requests are named by their sequence numbers; `window` (a power of two) bounds those that are not freed."""
+    """See the module.  Requests are named by their sequence numbers; `window` (a power of two)
+    bounds those that are not freed."""
 
     def __cinit__(self):
         self.requests = NULL
@@ -62,7 +66,8 @@ cdef class SendBuffer:
         return data[:r.hole] + value + data[after:r.length]
 
     cdef void keep(self, uint64_t sequence, bytes value) noexcept:
-        """Hold on to what fills the hole of the request that was sent last.  `drop` comes first: its slot was another's."""
+        """Hold on to what fills the hole of the request that was sent last.  `drop` comes first:
+        its slot was another's."""
         if self._dropped >= self._kept:
             self._dropped = sequence
         self._values[sequence & (self.window - 1)] = value

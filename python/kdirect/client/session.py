@@ -1,8 +1,9 @@
 """A process's way to the log: one `Session` per settings, with the transport chosen and proven.
 
-Owns: the cluster connection, the choice of transport, idle readers kept warm between uses (so that a
-micro-batch costs no request to the broker), and the slots that answer `watermarks`.  Everything a caller
-needs of records goes through `reader` and `producer`; both work over RDMA or over Kafka's protocol.
+Owns: the cluster connection, the choice of transport, idle readers kept warm between uses (so that
+a micro-batch costs no request to the broker), and the slots that answer `watermarks`.  Everything a
+caller needs of records goes through `reader` and `producer`; both work over RDMA or over Kafka's
+protocol.
 
 `connect` caches sessions by process id and settings: PySpark forks its workers, and a device, queue
 pair or socket opened before a fork is of no use after it.
@@ -70,10 +71,11 @@ _sessions_lock = threading.Lock()
 
 
 def connect(settings: Mapping[str, Any] | str) -> Session:
-    """The session of this process for these client settings (a mapping of CLIENT options, or just "host:port").
+    """The session of this process for these client settings (a mapping of CLIENT options, or just
+    "host:port").
 
-    Sessions are cached by process id and settings and shared by threads.  Raises ConfigError for settings that cannot be; the
-    broker is contacted on first use.
+    Sessions are cached by process id and settings and shared by threads.  Raises ConfigError for
+    settings that cannot be; the broker is contacted on first use.
     """
     given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
     resolved = CLIENT.resolve(given)
@@ -102,13 +104,18 @@ class Session:
         self._idle: deque[_DirectSource] = deque()  # parked, the latest last
         self._spare: list[Channel] = []
         self._watcher: DirectFetcher | None = None
-        self._slotless: dict[TopicPartition, float] = {}  # partitions that the broker has no slot for, and until when not to ask again
+        self._slotless: dict[
+            TopicPartition, float
+        ] = {}  # partitions that the broker has no slot for, and until when not to ask again
 
     def _check(self) -> None:
         if self.closed:
             raise ClosedError("the session is closed", hint="call kdirect.connect again")
         if self._pid != os.getpid():
-            raise ClosedError("the session belongs to the process that was forked from", hint="call kdirect.connect in this process")
+            raise ClosedError(
+                "the session belongs to the process that was forked from",
+                hint="call kdirect.connect in this process",
+            )
 
     @property
     def cluster(self) -> Cluster:
@@ -126,7 +133,8 @@ class Session:
                 self._admin = Admin(self.cluster)
             return self._admin
 
-    # -- transport -------------------------------------------------------------------------------------
+    # -- transport
+    # -------------------------------------------------------------------------------------
 
     @property
     def transport(self) -> str:
@@ -159,25 +167,38 @@ class Session:
                     continue
                 self._spare.append(channel)
                 self._transport = transport
-                self._reason = _WHY[transport].format(peer=connection.peer, device=getattr(channel.device, "choice", ""))
+                self._reason = _WHY[transport].format(
+                    peer=connection.peer, device=getattr(channel.device, "choice", "")
+                )
                 if failures:
                     self._reason += "; " + "; ".join(f"not {name}: {e}" for name, e in failures)
                 log.info("transport %s: %s", transport, self._reason)
                 return
         else:
             no_rdma = TransportError(
-                f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)", hint="use transport=tcp"
+                f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)",
+                hint="use transport=tcp",
             )
             failures.append((wanted, no_rdma))
         if wanted != "auto":
             why = failures[0][1]
-            raise TransportError(f"transport={wanted} cannot be had: {why.message}", hint=why.hint or "use transport=auto or tcp")
+            raise TransportError(
+                f"transport={wanted} cannot be had: {why.message}",
+                hint=why.hint or "use transport=auto or tcp",
+            )
         self._transport = "tcp"
-        self._reason = "no RDMA path: " + "; ".join(str(e) if name == "auto" else f"{name}: {e}" for name, e in failures)
+        self._reason = "no RDMA path: " + "; ".join(
+            str(e) if name == "auto" else f"{name}: {e}" for name, e in failures
+        )
         log.warning("transport tcp: %s", self._reason)
 
     def _open_channel(self, connection: Connection, transport: str, **sizes: int) -> Channel:
-        return Channel(connection, transport, device_options=self._device_options(connection, transport), **sizes)
+        return Channel(
+            connection,
+            transport,
+            device_options=self._device_options(connection, transport),
+            **sizes,
+        )
 
     def _device_options(self, connection: Connection, transport: str) -> dict[str, Any]:
         if transport != "verbs":
@@ -202,7 +223,8 @@ class Session:
         return self._open_channel(self.cluster.connection_for(tp), self.transport, **sizes)
 
     def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
-        """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError and the like when it cannot be had."""
+        """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError
+        and the like when it cannot be had."""
         self._check()
         connection = self.cluster.connection_for(tp)
         return MessageConnection(
@@ -217,7 +239,12 @@ class Session:
             if not connection.supports(INIT_PRODUCER_ID):
                 return None
             answer = connection.request(
-                protocol.InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=60_000, producer_id=-1, producer_epoch=-1)
+                protocol.InitProducerIdRequest(
+                    transactional_id=None,
+                    transaction_timeout_ms=60_000,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                )
             )
             if answer.error_code:
                 raise broker_error(answer.error_code, "a new producer id")
@@ -225,7 +252,8 @@ class Session:
 
         return self.cluster.call(self.cluster.control_connection, ask)
 
-    # -- topics and offsets ----------------------------------------------------------------------------
+    # -- topics and offsets
+    # ----------------------------------------------------------------------------
 
     def list_topics(self) -> dict[str, int]:
         """Partitions of every topic that is not internal."""
@@ -233,22 +261,30 @@ class Session:
 
     def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """First offset of each partition."""
-        return {tp: x[0] for tp, x in self.admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET)).items()}
+        return {
+            tp: x[0]
+            for tp, x in self.admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET)).items()
+        }
 
     def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """High watermark of each partition (last stable offset with read_committed)."""
         return {tp: mark for tp, (_, mark) in self.watermarks(list(tps)).items()}
 
-    def offsets_for_times(self, times_ms: Mapping[TopicPartition, int]) -> dict[TopicPartition, int | None]:
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
         """First offset whose timestamp is at or after the time; None: no such record."""
         found = self.admin.list_offsets(dict(times_ms))
         return {tp: (x[0] if x is not None and x[0] >= 0 else None) for tp, x in found.items()}
 
-    def watermarks(self, tps: Iterable[TopicPartition], *, same: bool = False) -> dict[TopicPartition, tuple[int, int]]:
+    def watermarks(
+        self, tps: Iterable[TopicPartition], *, same: bool = False
+    ) -> dict[TopicPartition, tuple[int, int]]:
         """(log start offset, high watermark) of each partition.
 
-        Over RDMA one slot READ for all of them once their slots are granted, without the broker's CPU; over TCP two requests.  With `same`,
-        UnknownTopicError tells over RDMA, once, of a partition that was deleted since the last call, even if there is another of its name.
+        Over RDMA one slot READ for all of them once their slots are granted, without the broker's
+        CPU; over TCP two requests.  With `same`, UnknownTopicError tells over RDMA, once, of a
+        partition that was deleted since the last call, even if there is another of its name.
         """
         wanted = list(tps)
         if not wanted:
@@ -267,10 +303,20 @@ class Session:
                     if attempt:
                         raise
                 except AccessDeniedError as e:
-                    # Most likely there are more partitions than slots: those that have one keep it, the others are asked for.
-                    without = [tp for tp in wanted if self._watcher is None or tp not in self._watcher] or wanted
-                    log.warning("watermarks of %d partitions, %s among them, are asked for over TCP: %s", len(without), without[0], e)
-                    self._slotless |= dict.fromkeys(without, now + self.settings["metadata.max.age.ms"] / 1000)
+                    # Most likely there are more partitions than slots: those that have one keep it,
+                    # the others are asked for.
+                    without = [
+                        tp for tp in wanted if self._watcher is None or tp not in self._watcher
+                    ] or wanted
+                    log.warning(
+                        "watermarks of %d partitions, %s among them, are asked for over TCP: %s",
+                        len(without),
+                        without[0],
+                        e,
+                    )
+                    self._slotless |= dict.fromkeys(
+                        without, now + self.settings["metadata.max.age.ms"] / 1000
+                    )
             return self._asked_watermarks(wanted)
 
     def _asked_watermarks(self, tps: list[TopicPartition]) -> dict[TopicPartition, tuple[int, int]]:
@@ -284,7 +330,9 @@ class Session:
         if watcher is not None:
             watcher.close()
 
-    def _slot_watermarks(self, wanted: list[TopicPartition], same: bool) -> dict[TopicPartition, tuple[int, int]]:
+    def _slot_watermarks(
+        self, wanted: list[TopicPartition], same: bool
+    ) -> dict[TopicPartition, tuple[int, int]]:
         if not wanted:
             return {}
         if self._watcher is None or self._watcher.channel.closed:
@@ -294,13 +342,18 @@ class Session:
         ended = [tp for tp in wanted if same and tp in watcher and watcher.stream(tp).revoked]
         if ended:
             watcher.release(ended)
-            raise UnknownTopicError(f"{ended[0]} was deleted while it was watched", hint="list the topics again")
-        again = [tp for tp in wanted if tp not in watcher] + [tp for tp in watcher.stale() if tp in set(wanted)]
+            raise UnknownTopicError(
+                f"{ended[0]} was deleted while it was watched", hint="list the topics again"
+            )
+        again = [tp for tp in wanted if tp not in watcher] + [
+            tp for tp in watcher.stale() if tp in set(wanted)
+        ]
         if again:
             watcher.assign(dict.fromkeys(again, LATEST_OFFSET))
         return {tp: watcher.watermarks(tp) for tp in wanted}
 
-    # -- reading ---------------------------------------------------------------------------------------
+    # -- reading
+    # ---------------------------------------------------------------------------------------
 
     def reader(
         self,
@@ -321,12 +374,23 @@ class Session:
     def _source(self, tp: TopicPartition, offset: int) -> _DirectSource | _TcpSource:
         """A source of bytes that stands at `offset`: a warm one if there is one."""
         if self.transport == "tcp":
-            return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
+            return _TcpSource(
+                TcpFetcher(
+                    self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]
+                ),
+                self.settings,
+            )
         while (warm := self._warm(tp, offset)) is not None:
             try:
                 if warm.go_on(offset):
                     return warm
-            except (QueuePairError, BrokerUnavailableError, ClosedError, ProtocolError, AccessDeniedError) as e:
+            except (
+                QueuePairError,
+                BrokerUnavailableError,
+                ClosedError,
+                ProtocolError,
+                AccessDeniedError,
+            ) as e:
                 log.debug("%s: a parked reader is of no use any more: %s", tp, e)
             except BaseException:
                 warm.close()
@@ -342,20 +406,30 @@ class Session:
             if not isinstance(e, AccessDeniedError):
                 raise
             log.warning("%s is read over TCP: %s", tp, e)
-            return _TcpSource(TcpFetcher(self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]), self.settings)
+            return _TcpSource(
+                TcpFetcher(
+                    self.cluster, tp, offset, isolation_level=self.settings["isolation.level"]
+                ),
+                self.settings,
+            )
         return _DirectSource(fetcher, tp, offset)
 
     def _warm(self, tp: TopicPartition, offset: int) -> _DirectSource | None:
-        """Take a parked source of `tp`: one that stands at `offset`, else the one that was parked last."""
+        """Take a parked source of `tp`: one that stands at `offset`, else the one that was parked
+        last."""
         with self._lock:
             parked = [source for source in self._idle if source.tp == tp]
-            found = next((source for source in parked if source.next_offset == offset), parked[-1] if parked else None)
+            found = next(
+                (source for source in parked if source.next_offset == offset),
+                parked[-1] if parked else None,
+            )
             if found is not None:
                 self._idle.remove(found)
             return found
 
     def _park(self, source: _DirectSource | _TcpSource) -> None:
-        """Keep a source for the next reader of its partition; too many, and one of those that were there is closed."""
+        """Keep a source for the next reader of its partition; too many, and one of those that were
+        there is closed."""
         if isinstance(source, _DirectSource):
             stream = source.fetcher.stream(source.tp) if source.tp in source.fetcher else None
             if stream is not None and stream.buffer_bytes > PARKED_BUFFER_BYTES:
@@ -365,16 +439,19 @@ class Session:
                     self._idle.append(source)
                     if len(self._idle) <= IDLE_READERS:
                         return
-                    # Any of the others.  If the oldest went, a worker that reads more partitions in turn than are kept would find none.
+                    # Any of the others.  If the oldest went, a worker that reads more partitions in
+                    # turn than are kept would find none.
                     other = random.randrange(IDLE_READERS)
                     source = self._idle[other]
                     del self._idle[other]
         source.close()
 
-    # -- writing ---------------------------------------------------------------------------------------
+    # -- writing
+    # ---------------------------------------------------------------------------------------
 
     def producer(self, **settings: Any) -> Producer:
-        """A new producer; `settings` override the session's (`acks="1"`, or `compression_type="zstd"` with underscores)."""
+        """A new producer; `settings` override the session's (`acks="1"`, or
+        `compression_type="zstd"` with underscores)."""
         from kdirect.client.producer import Producer
 
         overrides = {k.replace("_", "."): v for k, v in settings.items()}
@@ -409,12 +486,14 @@ class _DirectSource:
         self.next_offset = offset
 
     def go_on(self, offset: int) -> bool:
-        """Stand at `offset` after a pause; False: make a new source.  What was READ before counts only while a slot says that the partition
-        is still the one it was READ from: it may have been deleted meanwhile, and another made under its name."""
+        """Stand at `offset` after a pause; False: make a new source.  What was READ before counts
+        only while a slot says that the partition is still the one it was READ from: it may have
+        been deleted meanwhile, and another made under its name."""
         if self.fetcher.channel.closed:
             return False
         stream = self.fetcher.stream(self.tp)
-        # Bytes that were READ before the pause were compared with the log then: they are looked at anew.
+        # Bytes that were READ before the pause were compared with the log then: they are looked at
+        # anew.
         stays = self.next_offset == offset and not stream.sealed and not stream.buffered
         if stays and self.fetcher.feed(self.tp).slot_index >= 0:
             self.fetcher.refresh()
@@ -482,10 +561,12 @@ class _TcpSource:
 class Reader:
     """Reads [start, stop) of one partition.
 
-    `batches()` yields pyarrow.RecordBatches (schema of `kdirect.format.codec.ArrowDecoder`), in offset order, never a record outside the
-    range; offsets that hold no record (compacted, or control records) are skipped.  Raises OffsetOutOfRangeError when the start
-    has been deleted, TimedOutError when the range is not there `timeout_ms` after the last progress.  A connection lost on the way is
-    replaced and reading goes on behind the last record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
+    `batches()` yields pyarrow.RecordBatches (schema of `kdirect.format.codec.ArrowDecoder`), in
+    offset order, never a record outside the range; offsets that hold no record (compacted, or
+    control records) are skipped.  Raises OffsetOutOfRangeError when the start has been deleted,
+    TimedOutError when the range is not there `timeout_ms` after the last progress.  A connection
+    lost on the way is replaced and reading goes on behind the last record handed out.  Memory: one
+    batch of `target_bytes`, and the READ buffer.
     """
 
     def __init__(
@@ -533,7 +614,12 @@ class Reader:
                 failures += 1
                 if failures > 3 or self._session.closed:
                     raise
-                log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, e, decoder.next_offset)
+                log.warning(
+                    "%s: connection lost (%s); reading on from offset %d",
+                    self.tp,
+                    e,
+                    decoder.next_offset,
+                )
                 self._account()
                 source, self._source = self._source, None
                 self._before = {}
@@ -552,7 +638,13 @@ class Reader:
             yield decoder.take()
 
     def _decoder(self, offset: int) -> ArrowDecoder:
-        return ArrowDecoder(self.tp.topic, self.tp.partition, start_offset=offset, stop_offset=self._stop, **self._decoder_settings)
+        return ArrowDecoder(
+            self.tp.topic,
+            self.tp.partition,
+            start_offset=offset,
+            stop_offset=self._stop,
+            **self._decoder_settings,
+        )
 
     def _open(self, offset: int) -> None:
         self._source = self._session._source(self.tp, offset)
@@ -570,7 +662,8 @@ class Reader:
         return self._source.transport if self._source is not None else self._session.transport
 
     def statistics(self) -> dict[str, int]:
-        """What this reader has moved: `reads` and `read_bytes` one-sidedly, or `fetched_bytes` over TCP."""
+        """What this reader has moved: `reads` and `read_bytes` one-sidedly, or `fetched_bytes` over
+        TCP."""
         self._account()
         return dict(self._totals)
 

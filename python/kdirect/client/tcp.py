@@ -1,20 +1,26 @@
 """Records over Kafka's own TCP protocol: the datapath when no RDMA path leads to the broker.
 
-Owns: Fetch and Produce of one partition, the retries they need, and the order of batches on the wire.  Bytes in
-and out are whole record batches; what is in them is the codec's business.  Works with any Kafka broker of 2.1 or later.
+Owns: Fetch and Produce of one partition, the retries they need, and the order of batches on the
+wire.  Bytes in and out are whole record batches; what is in them is the codec's business.  Works
+with any Kafka broker of 2.1 or later.
 
 Invariants:
 
-- `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts behind the last one.
-- `TcpAppender` keeps several requests under way.  Batches are committed in the order they were given, but for one case:
-  a batch that the broker refuses for a passing reason while it takes the next one is sent again behind it.
-- A batch whose connection broke before the answer is sent again, and may then be there twice (at-least-once), unless the appender has
-  an identity: then its batches carry a producer id and a sequence, the broker drops the second, and what it refuses because one before it
-  is missing is sent again behind that one.  A batch that was given up may have left a gap: when the broker says so, by refusing the
-  next, that one and those behind it, which cannot be in the log, go on under the next epoch.
+- `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts behind
+  the last one.
+- `TcpAppender` keeps several requests under way.  Batches are committed in the order they were
+  given, but for one case: a batch that the broker refuses for a passing reason while it takes the
+  next one is sent again behind it.
+- A batch whose connection broke before the answer is sent again, and may then be there twice
+  (at-least-once), unless the appender has an identity: then its batches carry a producer id and a
+  sequence, the broker drops the second, and what it refuses because one before it is missing is
+  sent again behind that one.  A batch that was given up may have left a gap: when the broker says
+  so, by refusing the next, that one and those behind it, which cannot be in the log, go on under
+  the next epoch.
 - An error says whether the batch may have been committed nevertheless.
-- No call waits longer than it is told, but for the first connection of all (`Route.reached`): another one is looked for by a thread
-  (`Attempt`), also by an appender that takes the place of one that was given up.
+- No call waits longer than it is told, but for the first connection of all (`Route.reached`):
+  another one is looked for by a thread (`Attempt`), also by an appender that takes the place of one
+  that was given up.
 """
 
 from __future__ import annotations
@@ -60,15 +66,24 @@ ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
 
 RENUMBERED_AT_MOST = 2
 UNANSWERED_WAIT_S = 0.01  # with acks=0 nothing tells that a request has left
-_OUT_OF_SEQUENCE = frozenset((ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH))
+_OUT_OF_SEQUENCE = frozenset(
+    (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH)
+)
 
 # The broker may have written the batch although it answers with an error.
-_MAYBE_COMMITTED = frozenset((ErrorCode.REQUEST_TIMED_OUT, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND, ErrorCode.UNKNOWN_SERVER_ERROR))
+_MAYBE_COMMITTED = frozenset(
+    (
+        ErrorCode.REQUEST_TIMED_OUT,
+        ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND,
+        ErrorCode.UNKNOWN_SERVER_ERROR,
+    )
+)
 
 
 class Fetched(NamedTuple):
-    """`data` holds whole batches, or nothing.  The first may begin before the offset asked for.  Offsets as of the answer;
-    `aborted` are (producer id, first offset) of aborted transactions in `data`, for read_committed."""
+    """`data` holds whole batches, or nothing.  The first may begin before the offset asked for.
+    Offsets as of the answer; `aborted` are (producer id, first offset) of aborted transactions in
+    `data`, for read_committed."""
 
     data: memoryview
     high_watermark: int
@@ -80,9 +95,10 @@ class Fetched(NamedTuple):
 class TcpFetcher:
     """Reads one partition from `start_offset` on.  For one thread at a time.
 
-    It leases a connection with the first fetch, because a fetch that waits for records would hold up other requests,
-    and gives it back with `close`.  With `read_ahead` the next request is under way while the caller works on the answer of the
-    last; it then waits for records as long as the fetch before it was allowed to.
+    It leases a connection with the first fetch, because a fetch that waits for records would hold
+    up other requests, and gives it back with `close`.  With `read_ahead` the next request is under
+    way while the caller works on the answer of the last; it then waits for records as long as the
+    fetch before it was allowed to.
     """
 
     def __init__(
@@ -98,7 +114,9 @@ class TcpFetcher:
         self.topic_partition = tp
         self.next_offset = start_offset
         self._cluster = cluster
-        self._isolation_level = int((isolation_level or cluster.settings["isolation.level"]) == "read_committed")
+        self._isolation_level = int(
+            (isolation_level or cluster.settings["isolation.level"]) == "read_committed"
+        )
         self._max_batch_bytes: int = cluster.settings["max.batch.bytes"]
         self._min_bytes = min_bytes
         self._read_ahead = read_ahead
@@ -108,11 +126,14 @@ class TcpFetcher:
         self._closed = False
         self._fetches = self._bytes = self._retries = 0
 
-    def fetch(self, max_bytes: int = DEFAULT_FETCH_BYTES, max_wait_ms: int = DEFAULT_MAX_WAIT_MS) -> Fetched:
-        """The next batches, about `max_bytes` of them (more if one batch is larger); nothing after `max_wait_ms` without new records.
+    def fetch(
+        self, max_bytes: int = DEFAULT_FETCH_BYTES, max_wait_ms: int = DEFAULT_MAX_WAIT_MS
+    ) -> Fetched:
+        """The next batches, about `max_bytes` of them (more if one batch is larger); nothing after
+        `max_wait_ms` without new records.
 
-        OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), UnsupportedFormatError (a batch over `max.batch.bytes`).
-        Passing errors are waited out for `request.timeout.ms`.
+        OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), UnsupportedFormatError
+        (a batch over `max.batch.bytes`). Passing errors are waited out for `request.timeout.ms`.
         """
         self._check()
         backoff: Backoff | None = None
@@ -121,7 +142,11 @@ class TcpFetcher:
                 self._connect(max_bytes)
                 return self._fetch(max_bytes, max_wait_ms)
             except KdirectError as e:
-                if isinstance(e, BrokerUnavailableError) and self._connection is None and backoff is None:
+                if (
+                    isinstance(e, BrokerUnavailableError)
+                    and self._connection is None
+                    and backoff is None
+                ):
                     raise  # nobody answered the first attempt to connect, and that has waited already
                 if e.retriable or isinstance(e, ProtocolError):
                     self._drop()
@@ -165,13 +190,17 @@ class TcpFetcher:
             kind = protocol.error_kind(partition.error_code)
             error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
             if not isinstance(error, CorruptLogError):
-                error.retriable = kind.retriable  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
+                error.retriable = (
+                    kind.retriable
+                )  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
             raise error
         records = partition.records
         data = memoryview(records) if records is not None else memoryview(b"")
         whole, next_offset, needed, wrong = whole_batches(data, offset)
         if wrong is not None and whole == 0:
-            raise CorruptBatchError(f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT)
+            raise CorruptBatchError(
+                f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT
+            )
         if whole == 0 and needed:
             if needed > self._max_batch_bytes:
                 raise UnsupportedFormatError(
@@ -180,7 +209,8 @@ class TcpFetcher:
                 )
             if max_bytes >= needed:
                 raise ProtocolError(
-                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes", hint="use a broker of Kafka 2.1 or later"
+                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
+                    hint="use a broker of Kafka 2.1 or later",
                 )
             return self._fetch(needed, max_wait_ms)
         self.next_offset = next_offset
@@ -188,11 +218,23 @@ class TcpFetcher:
         self._bytes += whole
         if self._read_ahead and whole:
             self._send(max_bytes, max_wait_ms)
-        aborted = tuple((t.producer_id, t.first_offset) for t in partition.aborted_transactions or ()) if self._isolation_level else ()
-        return Fetched(data[:whole], partition.high_watermark, partition.last_stable_offset, partition.log_start_offset, aborted)
+        aborted = (
+            tuple((t.producer_id, t.first_offset) for t in partition.aborted_transactions or ())
+            if self._isolation_level
+            else ()
+        )
+        return Fetched(
+            data[:whole],
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log_start_offset,
+            aborted,
+        )
 
     def _connect(self, max_bytes: int) -> None:
-        if self._ahead is not None and (self._ahead[0] != self.next_offset or self._ahead[1] < max_bytes):
+        if self._ahead is not None and (
+            self._ahead[0] != self.next_offset or self._ahead[1] < max_bytes
+        ):
             self._drop()  # its answer is not wanted any more and would come first
         if self._connection is None:
             self._connection = self._cluster.lease(self.topic_partition)
@@ -208,10 +250,14 @@ class TcpFetcher:
             raise broker_error(response.error_code, f"fetch of {self.topic_partition}")
         for topic in response.responses:
             for partition in topic.partitions:
-                if topic.topic == self.topic_partition.topic and partition.partition_index == self.topic_partition.partition:
+                if (
+                    topic.topic == self.topic_partition.topic
+                    and partition.partition_index == self.topic_partition.partition
+                ):
                     return partition
         raise ProtocolError(
-            f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition", hint="see the broker's log"
+            f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition",
+            hint="see the broker's log",
         )
 
     def _send(self, max_bytes: int, max_wait_ms: int) -> None:
@@ -232,7 +278,11 @@ class TcpFetcher:
                 r.FetchTopic(
                     topic=tp.topic,
                     partitions=[
-                        r.FetchTopic.FetchPartition(partition=tp.partition, fetch_offset=self.next_offset, partition_max_bytes=max_bytes)
+                        r.FetchTopic.FetchPartition(
+                            partition=tp.partition,
+                            fetch_offset=self.next_offset,
+                            partition_max_bytes=max_bytes,
+                        )
                     ],
                 )
             ],
@@ -249,7 +299,10 @@ class TcpFetcher:
         if self._closed:
             raise ClosedError(f"the reader of {self.topic_partition} is closed")
         if self._pid != os.getpid():
-            raise ClosedError(f"the reader of {self.topic_partition} belongs to process {self._pid}", hint="open a new one in this process")
+            raise ClosedError(
+                f"the reader of {self.topic_partition} belongs to process {self._pid}",
+                hint="open a new one in this process",
+            )
 
 
 def _range_of(partition: Any) -> str:
@@ -259,7 +312,8 @@ def _range_of(partition: Any) -> str:
 
 
 class Append:
-    """A batch on its way.  `base_offset` and `log_append_time` (ms, -1 for none) are set when `done`."""
+    """A batch on its way.  `base_offset` and `log_append_time` (ms, -1 for none) are set when
+    `done`."""
 
     __slots__ = (
         "_appender",
@@ -293,12 +347,14 @@ class Append:
         self.log_append_time = -1
 
     def result(self) -> int:
-        """Wait until the broker has answered: the base offset (-1 with acks=0).  DeliveryError when it gave up."""
+        """Wait until the broker has answered: the base offset (-1 with acks=0).  DeliveryError when
+        it gave up."""
         return self._appender._settle(self)
 
 
 class Route:
-    """How an appender comes to the leader of its partition: over the cluster's connection for data.  Thread-safe."""
+    """How an appender comes to the leader of its partition: over the cluster's connection for data.
+    Thread-safe."""
 
     def __init__(self, cluster: Cluster, tp: TopicPartition) -> None:
         self._cluster = cluster
@@ -310,7 +366,8 @@ class Route:
 
     @property
     def reached(self) -> bool:
-        """Was a broker reached on this route, by whichever appender?  Then no call waits for the next connection."""
+        """Was a broker reached on this route, by whichever appender?  Then no call waits for the
+        next connection."""
         return self._cluster.has_reached("data")
 
     def connect(self, timeout_ms: float | None = None) -> Connection:
@@ -319,10 +376,12 @@ class Route:
 
 
 class TcpAppender:
-    """Writes batches to one partition.  Thread-safe; requests go out and answers come in while a caller is inside, there is no thread.
+    """Writes batches to one partition.  Thread-safe; requests go out and answers come in while a
+    caller is inside, there is no thread.
 
-    `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the requests under way at most
-    (1: strictly one after the other); `route` leads over other connections than the cluster's.
+    `acks` as the option of that name, `timeout_ms` the delivery timeout of a batch, `window` the
+    requests under way at most (1: strictly one after the other); `route` leads over other
+    connections than the cluster's.
     """
 
     def __init__(
@@ -353,26 +412,31 @@ class TcpAppender:
         self._not_before = 0.0  # no attempt to send
         self._reaching: Attempt[Connection] | None = None  # another connection, once there was one
         self._look_again = False  # for the leader, once nothing is under way any more
-        self._out_of_sequence = False  # what is queued needs a new sequence, once nothing is under way any more
+        self._out_of_sequence = (
+            False  # what is queued needs a new sequence, once nothing is under way any more
+        )
         self._heard = 0.0  # the last answer, or when a request went out before which there was none
         self._pid = os.getpid()
         self._closed = False
         self._batches = self._bytes = self._retries = 0
 
     def append(self, data: Any) -> int:
-        """Write whole batches (one, as a rule) and wait: the base offset.  Errors as `Append.result`."""
+        """Write whole batches (one, as a rule) and wait: the base offset.  Errors as
+        `Append.result`."""
         return self.submit(data).result()
 
     def submit(self, data: Any, room_ms: float | None = None) -> Append:
-        """Send batches without waiting for their acknowledgement; waits only while the window is full, BufferFullError after `room_ms`.
-        `data` must not change until the Append is done."""
+        """Send batches without waiting for their acknowledgement; waits only while the window is
+        full, BufferFullError after `room_ms`. `data` must not change until the Append is done."""
         room = None if room_ms is None else time.monotonic() + room_ms / 1000
         with self._lock:
             self._check()
             data = memoryview(data).cast("B")
             append = Append(self, data, time.monotonic() + self.timeout_ms / 1000)
             size = len(data)
-            while self._queue and (len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes):
+            while self._queue and (
+                len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes
+            ):
                 before = len(self._queue)
                 self._step()
                 if len(self._queue) < before:
@@ -392,7 +456,8 @@ class TcpAppender:
             return append
 
     def poll(self) -> int:
-        """Take in acknowledgements that have arrived, and send again what has to be, without waiting; the number of batches under way."""
+        """Take in acknowledgements that have arrived, and send again what has to be, without
+        waiting; the number of batches under way."""
         with self._lock:
             self._check()
             self._step()
@@ -407,8 +472,8 @@ class TcpAppender:
             self._failed.clear()
 
     def flush(self, timeout_ms: float | None = None) -> None:
-        """Wait for all batches given so far.  Raises the first DeliveryError that no `result` has raised yet; TimedOutError after
-        `timeout_ms`, and the batches stay under way."""
+        """Wait for all batches given so far.  Raises the first DeliveryError that no `result` has
+        raised yet; TimedOutError after `timeout_ms`, and the batches stay under way."""
         deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
         with self._lock:
             self._check()
@@ -448,9 +513,15 @@ class TcpAppender:
         self.close()
 
     def statistics(self) -> dict[str, int]:
-        return {"batches": self._batches, "written_bytes": self._bytes, "retries": self._retries, "in_flight": len(self._queue)}
+        return {
+            "batches": self._batches,
+            "written_bytes": self._bytes,
+            "retries": self._retries,
+            "in_flight": len(self._queue),
+        }
 
-    # -- within: all with the lock held ------------------------------------------------------------------------
+    # -- within: all with the lock held
+    # ------------------------------------------------------------------------
 
     def _settle(self, append: Append) -> int:
         with self._lock:
@@ -465,14 +536,19 @@ class TcpAppender:
             return append.base_offset
 
     def _step(self) -> None:
-        """Take in the answers that are here, give up what is overdue, send what may be sent.  Waits for nothing."""
+        """Take in the answers that are here, give up what is overdue, send what may be sent.  Waits
+        for nothing."""
         queue, connection = self._queue, self._connection
         if connection is not None and not connection.closed:
             try:
                 connection.poll()
             except KdirectError:
                 pass  # the requests under way have it
-        while (first := self._first_under_way()) is not None and first._pending is not None and first._pending.done:
+        while (
+            (first := self._first_under_way()) is not None
+            and first._pending is not None
+            and first._pending.done
+        ):
             self._heard = time.monotonic()
             self._take_in(first, first._pending)
         now = time.monotonic()
@@ -486,7 +562,11 @@ class TcpAppender:
             self._lose(silent)
             self._again(queue[0], silent)
         while queue and now >= queue[0]._deadline:
-            self._give_up(queue[0], queue[0]._cause or TimedOutError("it could not be sent", hint="see the broker's log"))
+            self._give_up(
+                queue[0],
+                queue[0]._cause
+                or TimedOutError("it could not be sent", hint="see the broker's log"),
+            )
         self._send()
 
     def _wait(self, until: float | None) -> None:
@@ -500,14 +580,19 @@ class TcpAppender:
         elif first is None or first._pending is None:
             time.sleep(max(0.0, min(end, self._not_before) - now))
         elif not first._pending.done:
-            end = min(end, self._heard + self._cluster.timeout_ms / 1000, now + UNANSWERED_WAIT_S if self.acks == 0 else end)
+            end = min(
+                end,
+                self._heard + self._cluster.timeout_ms / 1000,
+                now + UNANSWERED_WAIT_S if self.acks == 0 else end,
+            )
             first._pending.wait(max(0.0, (end - now) * 1000))
 
     def _first_under_way(self) -> Append | None:
         return next((a for a in self._queue if a._pending is not None), None)
 
     def _send(self) -> None:
-        """Send what is queued and not under way, in order, as far as the window goes.  What fails is told by the batches."""
+        """Send what is queued and not under way, in order, as far as the window goes.  What fails
+        is told by the batches."""
         waiting = [a for a in self._queue if a._pending is None]
         under_way = len(self._queue) - len(waiting)
         if not waiting or time.monotonic() < self._not_before:
@@ -544,7 +629,11 @@ class TcpAppender:
                 self._give_up(head, e)
         else:
             if self.acks == 0:
-                while self._queue and (pending := self._queue[0]._pending) is not None and pending.done:
+                while (
+                    self._queue
+                    and (pending := self._queue[0]._pending) is not None
+                    and pending.done
+                ):
                     self._take_in(self._queue[0], pending)
 
     def _reach(self) -> Connection | None:
@@ -564,9 +653,14 @@ class TcpAppender:
         return reaching.result()
 
     def _window_at(self, connection: Connection) -> int:
-        """How many requests may be under way: of an idempotent producer as many batches as Kafka remembers, for it refuses an older one
-        that is repeated as if there were a gap; kdirect's broker knows a duplicate however old."""
-        return self.window if self._identity is None or connection.is_kdirect else min(self.window, KAFKA_REMEMBERS)
+        """How many requests may be under way: of an idempotent producer as many batches as Kafka
+        remembers, for it refuses an older one that is repeated as if there were a gap; kdirect's
+        broker knows a duplicate however old."""
+        return (
+            self.window
+            if self._identity is None or connection.is_kdirect
+            else min(self.window, KAFKA_REMEMBERS)
+        )
 
     def _message(self, append: Append) -> Any:
         r, tp = protocol.ProduceRequest, self.topic_partition
@@ -576,7 +670,12 @@ class TcpAppender:
             timeout_ms=min(self._cluster.timeout_ms, self.timeout_ms),
             topic_data=[
                 r.TopicProduceData(
-                    name=tp.topic, partition_data=[r.TopicProduceData.PartitionProduceData(index=tp.partition, records=append.data)]
+                    name=tp.topic,
+                    partition_data=[
+                        r.TopicProduceData.PartitionProduceData(
+                            index=tp.partition, records=append.data
+                        )
+                    ],
                 )
             ],
         )
@@ -607,34 +706,52 @@ class TcpAppender:
             for partition in topic.partition_responses:
                 if topic.name == tp.topic and partition.index == tp.partition:
                     return partition
-        raise ProtocolError(f"the broker's answer to an append to {tp} does not hold that partition", hint="see the broker's log")
+        raise ProtocolError(
+            f"the broker's answer to an append to {tp} does not hold that partition",
+            hint="see the broker's log",
+        )
 
     def _take(self, append: Append, answer: Any) -> KdirectError | None:
-        """Settle `append` by its answer; returns the error, and settles nothing, when it may be sent again."""
+        """Settle `append` by its answer; returns the error, and settles nothing, when it may be
+        sent again."""
         append._pending = None
         if answer.error_code in (ErrorCode.NONE, ErrorCode.DUPLICATE_SEQUENCE_NUMBER):
-            append.base_offset, append.log_append_time = answer.base_offset, answer.log_append_time_ms
+            append.base_offset, append.log_append_time = (
+                answer.base_offset,
+                answer.log_append_time_ms,
+            )
             self._done(append)
             return None
         append._maybe_committed |= answer.error_code in _MAYBE_COMMITTED
         if self._identity is not None and answer.error_code in _OUT_OF_SEQUENCE:
-            if append._maybe_committed and self._connection is not None and not self._connection.is_kdirect:
+            if (
+                append._maybe_committed
+                and self._connection is not None
+                and not self._connection.is_kdirect
+            ):
                 self._give_up_uncertain(append)
                 return None
             if self._queue[0] is append and append._renumbered < RENUMBERED_AT_MOST:
                 self._out_of_sequence = True
                 return broker_error(answer.error_code, f"append to {self.topic_partition}")
             if self._queue[0] is not append:
-                return broker_error(answer.error_code, f"append to {self.topic_partition}")  # again, behind the one that it waits for
-        error = broker_error(answer.error_code, f"append to {self.topic_partition}", answer.error_message)
+                return broker_error(
+                    answer.error_code, f"append to {self.topic_partition}"
+                )  # again, behind the one that it waits for
+        error = broker_error(
+            answer.error_code, f"append to {self.topic_partition}", answer.error_message
+        )
         if protocol.error_kind(answer.error_code).retriable:
-            error.retriable = True  # UNKNOWN_TOPIC_OR_PARTITION too: it passes when only the leader has moved
+            error.retriable = (
+                True  # UNKNOWN_TOPIC_OR_PARTITION too: it passes when only the leader has moved
+            )
             return error
         self._give_up(append, error)
         return None
 
     def _lose(self, error: KdirectError) -> None:
-        """The connection is gone, silent or was never had.  Answers come in order: behind one that does not come there is none."""
+        """The connection is gone, silent or was never had.  Answers come in order: behind one that
+        does not come there is none."""
         lost = [a for a in self._queue if a._pending is not None]
         for append in lost:
             append._maybe_committed = True
@@ -679,15 +796,23 @@ class TcpAppender:
         self._done(append)
 
     def _give_up_uncertain(self, append: Append) -> None:
-        """It is out of sequence for want of one before it, or because it is there and Kafka has forgotten that: a new number could make two
-        of it.  A kdirect broker says which."""
-        self._give_up(append, broker_error(ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"append to {self.topic_partition}"))
+        """It is out of sequence for want of one before it, or because it is there and Kafka has
+        forgotten that: a new number could make two of it.  A kdirect broker says which."""
+        self._give_up(
+            append,
+            broker_error(
+                ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, f"append to {self.topic_partition}"
+            ),
+        )
 
     def _renumber(self, connection: Connection) -> None:
-        """The oldest batch does not follow what the broker has, and nothing is under way: what is queued goes on under a new sequence."""
+        """The oldest batch does not follow what the broker has, and nothing is under way: what is
+        queued goes on under a new sequence."""
         assert self._identity is not None
         self._out_of_sequence = False
-        log.info("%s: %d batches go on under a new sequence", self.topic_partition, len(self._queue))
+        log.info(
+            "%s: %d batches go on under a new sequence", self.topic_partition, len(self._queue)
+        )
         self._identity.renew()
         for append in list(self._queue):
             if append._maybe_committed and not connection.is_kdirect:
@@ -700,4 +825,7 @@ class TcpAppender:
         if self._closed:
             raise ClosedError(f"the writer of {self.topic_partition} is closed")
         if self._pid != os.getpid():
-            raise ClosedError(f"the writer of {self.topic_partition} belongs to process {self._pid}", hint="open a new one in this process")
+            raise ClosedError(
+                f"the writer of {self.topic_partition} belongs to process {self._pid}",
+                hint="open a new one in this process",
+            )

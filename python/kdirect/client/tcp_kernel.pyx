@@ -1,9 +1,10 @@
 # cython: boundscheck=False, wraparound=False
 """The compiled loop of the TCP fallback: where the whole batches of fetched bytes end.
 
-Looks at frames only (length, magic, offsets, leader epochs); CRC and records are the decoder's.  No I/O, no state.  Whether offsets may be
-missing a client cannot know over Fetch: batches have to rise, and to reach the offset asked for.  The high watermark of an answer is no
-bound: Kafka looks at it before it reads.  A kdirect broker has compared the batches with its log before it sent them.
+Looks at frames only (length, magic, offsets, leader epochs); CRC and records are the decoder's.  No
+I/O, no state.  Whether offsets may be missing a client cannot know over Fetch: batches have to
+rise, and to reach the offset asked for.  The high watermark of an answer is no bound: Kafka looks
+at it before it reads.  A kdirect broker has compared the batches with its log before it sent them.
 """
 
 from libc.stdint cimport INT64_MAX, int64_t, uint8_t, uint64_t
@@ -13,7 +14,8 @@ from kdirect.format.chain cimport CHAIN_OK, chain_t, chain_text, follow_batches,
 
 
 def whole_batches(const uint8_t[::1] data, int64_t asked):
-    """(bytes of whole batches at the start of `data`, offset after them, bytes that the next batch needs or 0, what is wrong or None).
+    """(bytes of whole batches at the start of `data`, offset after them, bytes that the next batch
+    needs or 0, what is wrong or None).
 
     `asked` is the offset that `data` was asked for; its first batch may begin before it.
     """

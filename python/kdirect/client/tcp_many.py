@@ -23,8 +23,9 @@ these places, and a step looks at how many are in a place, never at each of them
 - under way: named in a request that is not answered.
 - paused: whatever it has is kept.
 
-A partition that turns hungry while a request waits at the broker (it was assigned, moved or resumed)
-makes that request be given up, and sent again with it, but not before the next look is due.
+A partition that turns hungry while a request waits at the broker (it was assigned, moved or
+resumed) makes that request be given up, and sent again with it, but not before the next look is
+due.
 
 While nothing is ready, a request names all that are hungry or quiet.  While something is, a request
 names the hungry ones once they are as many as those that are ready, so each partition is named
@@ -180,7 +181,8 @@ class TcpRound:
             self._settle(tp, partition)
 
     def take_error(self, tp: TopicPartition) -> None:
-        """Raise what the broker answered for `tp`, once: OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), ..."""
+        """Raise what the broker answered for `tp`, once: OffsetOutOfRangeError, UnknownTopicError,
+        CorruptBatchError (frame), ..."""
         partition = self._partitions[tp]
         error, partition.error = partition.error, None
         if error is not None:
@@ -285,7 +287,12 @@ class TcpRound:
         if self._new:
             self._find_leaders()
         for leader in self._leaders.values():
-            if leader.pending is not None and leader.waits and leader.hungry and now >= leader.next_look:
+            if (
+                leader.pending is not None
+                and leader.waits
+                and leader.hungry
+                and now >= leader.next_look
+            ):
                 self._cut(leader)
             if leader.pending is None and (leader.hungry or leader.quiet):
                 self._ask_leader(leader, now)
@@ -352,13 +359,17 @@ class TcpRound:
             replica_id=-1,
             max_wait_ms=wait_ms,
             min_bytes=self._min_bytes,
-            max_bytes=max(self._partitions[tp].max_bytes for tp in tps) * min(len(tps), ANSWER_PARTITIONS),
+            max_bytes=max(self._partitions[tp].max_bytes for tp in tps)
+            * min(len(tps), ANSWER_PARTITIONS),
             isolation_level=int(self._committed_only),
             session_id=0,
             session_epoch=-1,
             forgotten_topics_data=[],
             rack_id="",
-            topics=[r.FetchTopic(topic=name, partitions=partitions) for name, partitions in topics.items()],
+            topics=[
+                r.FetchTopic(topic=name, partitions=partitions)
+                for name, partitions in topics.items()
+            ],
         )
         leader.pending = connection.submit(message)
         leader.asked = asked
@@ -389,7 +400,11 @@ class TcpRound:
             for x in topic.partitions:
                 tp = TopicPartition(topic.topic, x.partition_index)
                 partition = self._partitions.get(tp)
-                if partition is None or asked.pop(tp, None) != partition.next_offset or partition.leader is not leader:
+                if (
+                    partition is None
+                    or asked.pop(tp, None) != partition.next_offset
+                    or partition.leader is not leader
+                ):
                     continue
                 came = self._arrived(tp, partition, x)
                 news |= came is _Came.NEWS
@@ -439,7 +454,9 @@ class TcpRound:
             self._held_bytes += whole
             return _Came.NEWS
         if wrong is not None:
-            partition.error = CorruptBatchError(f"record batch at {tp} offset {offset} {wrong}", hint=DAMAGED_HINT)
+            partition.error = CorruptBatchError(
+                f"record batch at {tp} offset {offset} {wrong}", hint=DAMAGED_HINT
+            )
             return _Came.NEWS
         if needed > self._max_batch_bytes:
             partition.error = UnsupportedFormatError(

@@ -1,9 +1,11 @@
 """The topics that a producer writes: how many partitions each has, and their places.
 
-Owns: the counts, asked anew every metadata.max.age.ms (partitions can become more) and before it is said that a partition does not exist,
-and one `TopicPartition` each.  Which of them a record goes to is the producer's.
+Owns: the counts, asked anew every metadata.max.age.ms (partitions can become more) and before it is
+said that a partition does not exist, and one `TopicPartition` each.  Which of them a record goes to
+is the producer's.
 
-Law: every record passes `place`, so a producer that was closed or forked is told there, at no cost to the others: the places are gone.
+Law: every record passes `place`, so a producer that was closed or forked is told there, at no cost
+to the others: the places are gone.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class Topics:
     def check(self) -> None:
         """ClosedError unless the producer may be used."""
         if self._pid != os.getpid():
-            raise ClosedError("the producer belongs to the process that was forked from", hint="make one in this process")
+            raise ClosedError(
+                "the producer belongs to the process that was forked from",
+                hint="make one in this process",
+            )
         if self.closed:
             raise ClosedError("the producer is closed", hint="make a new one")
 
@@ -50,7 +55,8 @@ class Topics:
         self._places = {}
 
     def count(self, topic: str) -> int:
-        """How many partitions `topic` has.  While its broker is away, or does not answer, the old count stands."""
+        """How many partitions `topic` has.  While its broker is away, or does not answer, the old
+        count stands."""
         now = time.monotonic()
         if now >= self._again_at:
             self._again_at = now + self._age_s

@@ -1,4 +1,5 @@
-"""C face of record batch v2: frame checks and single-record encoding, shared by broker and client."""
+"""C face of record batch v2: frame checks and single-record encoding, shared by broker and client.
+"""
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t
 
 cdef enum:
@@ -34,11 +35,13 @@ cdef void stamp_batch(uint8_t* p, int64_t base_offset, int32_t leader_epoch) noe
 cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) noexcept nogil
 # Sets the timestamp type bit and max timestamp and recomputes the CRC.
 cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil
-# Producer id, epoch and sequence in place.  The CRC is changed by their difference, not computed anew: a batch that was damaged before stays so.
+# Producer id, epoch and sequence in place.  The CRC is changed by their difference, not computed
+# anew: a batch that was damaged before stays so.
 cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value, int64_t value_length, int64_t timestamp,
                            int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil
-# One uncompressed batch of one record without headers, base offset 0; producer id, epoch and sequence -1: none.  Length -1 = null.
-# Returns the bytes written, or -1 when capacity is too small.
+# One uncompressed batch of one record without headers, base offset 0; producer id, epoch and
+# sequence -1: none.  Length -1 = null. Returns the bytes written, or -1 when capacity is too small.
 cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value, int64_t value_length,
                                   int64_t timestamp, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence, uint32_t* hole) noexcept nogil
-# The same without the value, which is read for the CRC and not copied: its place, value_length bytes from `hole` on, is left as it was.
+# The same without the value, which is read for the CRC and not copied: its place, value_length
+# bytes from `hole` on, is left as it was.

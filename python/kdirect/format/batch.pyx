@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The frame of record batch v2: parse, check, stamp; and the smallest encoder.
 
-Law of the room: ``kdirect.format`` knows bytes and nothing else: no files, no sockets, no clocks.  This
-file owns the 61-byte batch header and its CRC; records inside a batch belong to ``codec``.
+Law of the room: ``kdirect.format`` knows bytes and nothing else: no files, no sockets, no clocks.
+This file owns the 61-byte batch header and its CRC; records inside a batch belong to ``codec``.
 
-- The C functions never read outside the ``n`` bytes they are given, whatever those bytes say, and read
-  each field once: the memory may belong to a peer that is still writing.
+- The C functions never read outside the ``n`` bytes they are given, whatever those bytes say, and
+  read each field once: the memory may belong to a peer that is still writing.
 - The CRC-32C covers ``attributes`` to the end, so base offset and leader epoch are stamped in place
   without touching it.
 - A batch that the broker accepts has offsets without gaps (``check_batch``); a batch that a reader
@@ -52,7 +52,8 @@ cdef enum:
     MAX_BATCH_LENGTH = 0x7FFFFFFF - BATCH_LENGTH_PREFIX_BYTES
 
 
-# -- C face ---------------------------------------------------------------------------------------------
+# -- C face
+# ---------------------------------------------------------------------------------------------
 
 cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcept nogil:
     cdef uint32_t length
@@ -62,7 +63,8 @@ cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcep
     out.base_offset = <int64_t>kd_get64(p + BATCH_BASE_OFFSET)
     length = kd_get32(p + BATCH_LENGTH)
     if length < BATCH_MIN_LENGTH or length > <uint32_t>MAX_BATCH_LENGTH:
-        # A batch of magic 0 or 1 may be shorter than our header: say what it is rather than that its length is bad.
+        # A batch of magic 0 or 1 may be shorter than our header: say what it is rather than that
+        # its length is bad.
         if n > BATCH_MAGIC and length <= <uint32_t>MAX_BATCH_LENGTH and length > BATCH_MAGIC - BATCH_LENGTH_PREFIX_BYTES \
                 and kd_get8(p + BATCH_MAGIC) < BATCH_MAGIC_V2:
             out.size = BATCH_LENGTH_PREFIX_BYTES + length
@@ -159,7 +161,8 @@ cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t
     kd_put32(p + BATCH_BASE_SEQUENCE, <uint32_t> base_sequence)
     for i in range(<int> sizeof(changed)):
         changed[i] ^= p[BATCH_PRODUCER_ID + i]
-    # The CRC is linear: that of the difference, from an empty register, is the difference of the CRCs.
+    # The CRC is linear: that of the difference, from an empty register, is the difference of the
+    # CRCs.
     register = ~kd_crc32c(0xFFFFFFFF, changed, sizeof(changed))
     behind = size - BATCH_RECORDS_COUNT
     while behind:
@@ -239,7 +242,8 @@ cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* 
     return size
 
 
-# -- Python face ----------------------------------------------------------------------------------------
+# -- Python face
+# ----------------------------------------------------------------------------------------
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 
@@ -256,8 +260,9 @@ _OLD_FORMAT_HINT = ("magic 0 and 1 were written by Kafka clients before 0.11: le
 
 
 def batch_error(int code, where, const uint8_t[::1] head=None):
-    """The exception for a non-zero result of the C functions above; `where` names the thing (a topic
-    partition and offset, a file and position), `head` is the start of the batch when there is one."""
+    """The exception for a non-zero result of the C functions above; `where` names the thing (a
+    topic partition and offset, a file and position), `head` is the start of the batch when there is
+    one."""
     cdef int magic = head[BATCH_MAGIC] if head is not None and head.shape[0] > BATCH_MAGIC else -1
     if code == BATCH_BAD_MAGIC:
         if magic in (0, 1):
@@ -273,8 +278,8 @@ def batch_error(int code, where, const uint8_t[::1] head=None):
 class BatchInfo:
     """The header of one record batch, as Python sees it.
 
-    `position` and `size` are bytes in the buffer that was given; `base_offset` and `next_offset` are
-    record offsets; timestamps are in ms since 1970; `attributes` is the raw 16-bit field."""
+    `position` and `size` are bytes in the buffer that was given; `base_offset` and `next_offset`
+    are record offsets; timestamps are in ms since 1970; `attributes` is the raw 16-bit field."""
 
     position: int
     size: int
@@ -360,7 +365,8 @@ def crc32c_by(str name not None, data, uint32_t crc=0):
 
 
 def check_batch_bytes(data):
-    """Check the one batch at the start of `data` as the broker checks a produced one: frame, CRC, counts.
+    """Check the one batch at the start of `data` as the broker checks a produced one: frame, CRC,
+    counts.
 
     Bytes after the batch are not looked at.  Returns its `BatchInfo`; raises CorruptBatchError, or
     UnsupportedFormatError for an old record format."""
@@ -380,8 +386,8 @@ def check_batch_bytes(data):
 def iterate_batches(data, *, bint check_crc=True):
     """Yield a `BatchInfo` for each whole batch in `data`; a partial batch at the end is left out.
 
-    Raises CorruptBatchError or UnsupportedFormatError at the first batch that is broken; batches that
-    compaction has thinned are accepted."""
+    Raises CorruptBatchError or UnsupportedFormatError at the first batch that is broken; batches
+    that compaction has thinned are accepted."""
     cdef Py_ssize_t position = 0
     cdef const uint8_t[::1] view = memoryview(data).cast("B")
     cdef Py_ssize_t n = view.shape[0]
@@ -403,7 +409,8 @@ def iterate_batches(data, *, bint check_crc=True):
 
 
 def stamp(data, int64_t base_offset, int32_t leader_epoch, log_append_time=None):
-    """Stamp the batch at the start of the writable buffer `data`, as a commit does; for tools and tests."""
+    """Stamp the batch at the start of the writable buffer `data`, as a commit does; for tools and
+    tests."""
     cdef uint8_t[::1] view = data
     cdef batch_info info
     cdef int error
@@ -418,7 +425,8 @@ def stamp(data, int64_t base_offset, int32_t leader_epoch, log_append_time=None)
 
 
 def encode_single_bytes(value, key=None, int64_t timestamp_ms=0):
-    """`encode_single` as bytes: one uncompressed batch with one record; None is a null key or value."""
+    """`encode_single` as bytes: one uncompressed batch with one record; None is a null key or
+    value."""
     cdef const uint8_t[::1] v = value
     cdef const uint8_t[::1] k = key
     cdef int64_t value_length = -1 if value is None else v.shape[0]

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Memory for columns and batches, reused while it is warm.
 
-Owns: blocks of a power of two bytes, 64-byte aligned, and the free lists they return to.  A fresh page
-costs more to touch than to fill, so a stream of batches of about the same size must get the same memory
-again: a Block that nobody refers to any more goes back to the free list of its size.
+Owns: blocks of a power of two bytes, 64-byte aligned, and the free lists they return to.  A fresh
+page costs more to touch than to fill, so a stream of batches of about the same size must get the
+same memory again: a Block that nobody refers to any more goes back to the free list of its size.
 
-Invariants: at most RETAINED_BYTES lie in free lists of a process; a block is in a free list or in one
-Block object, never in both; the lists are touched only under the GIL.  A forked child has its own copy.
-Blocks of HUGE_BYTES and more are mapped on their own and ask for huge pages.
+Invariants: at most RETAINED_BYTES lie in free lists of a process; a block is in a free list or in
+one Block object, never in both; the lists are touched only under the GIL.  A forked child has its
+own copy. Blocks of HUGE_BYTES and more are mapped on their own and ask for huge pages.
 """
 
 from cpython.buffer cimport PyBuffer_FillInfo

@@ -24,12 +24,14 @@ cdef struct chain_t:
     int32_t copied_epoch       # of the batches below `dense_from`: not below it
 
 cdef inline bint is_dense(const chain_t* c) noexcept nogil:
-    # From here on no offset is missing: whether a batch continues the log is seen by its own header.
+    # From here on no offset is missing: whether a batch continues the log is seen by its own
+    # header.
     return c.next_offset >= 0 and c.next_offset >= c.dense_from
 
 
 cdef inline bint continues_dense(const chain_t* c, const batch_info* info) noexcept nogil:
-    # `follow_batch` would take the batch, while `is_dense` holds.  Inline, for decoders that have just parsed the header.
+    # `follow_batch` would take the batch, while `is_dense` holds.  Inline, for decoders that have
+    # just parsed the header.
     return (info.base_offset == c.next_offset and info.last_offset_delta >= 0 and info.last_offset_delta < c.end_offset - c.next_offset
             and info.leader_epoch >= c.least_epoch and info.leader_epoch <= c.greatest_epoch)
 
@@ -45,9 +47,11 @@ cdef void start_chain(chain_t* c) noexcept nogil
 cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil
 # CHAIN_OK, and `c` is after the batch; or what is wrong, and `c` is as before.
 cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable, uint64_t* whole, batch_info* last) noexcept nogil
-# Follow the whole batches at the start of p[0, n).  `readable` >= n bytes from p on are committed and end with a batch; those after n
-# are not there yet.  Moves `whole` to the end of the last good batch.  CHAIN_OK: what is left is no whole batch yet; else what is wrong
-# with the batch at `whole`, whose header is in `last`.  When one does not follow, the one before it has its CRC checked too.
+# Follow the whole batches at the start of p[0, n).  `readable` >= n bytes from p on are committed
+# and end with a batch; those after n are not there yet.  Moves `whole` to the end of the last good
+# batch.  CHAIN_OK: what is left is no whole batch yet; else what is wrong with the batch at
+# `whole`, whose header is in `last`.  When one does not follow, the one before it has its CRC
+# checked too.
 cdef object chain_text(int code, const chain_t* c, const batch_info* info)
 # What is wrong, as the end of a sentence that begins with the batch.
 cdef object chain_error(int code, const chain_t* c, const batch_info* info, where, head)

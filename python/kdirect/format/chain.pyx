@@ -1,23 +1,28 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Whether a batch continues the log: what the CRC does not cover, compared with what its reader knows.
+"""Whether a batch continues the log: what the CRC does not cover, compared with what its reader
+knows.
 
 Law of the room: no I/O, no state but `chain_t`, nothing outside the bytes given is read.
 
-The CRC of a batch leaves out its base offset, its length, its leader epoch, its magic and itself, because the broker stamps the first
-and the third.  A flipped bit there is found by comparison only:
+The CRC of a batch leaves out its base offset, its length, its leader epoch, its magic and itself,
+because the broker stamps the first and the third.  A flipped bit there is found by comparison only:
 
-- Base offset.  A log that kdirect wrote has no gaps: a batch begins where the one before it ended, and its last offset delta is under the
-  CRC.  Below `dense_from` the log was written by Kafka, whose cleaner leaves gaps; there offsets only have to rise, and of two batches
-  that overlap both are in doubt.
+- Base offset.  A log that kdirect wrote has no gaps: a batch begins where the one before it ended,
+  and its last offset delta is under the CRC.  Below `dense_from` the log was written by Kafka,
+  whose cleaner leaves gaps; there offsets only have to rise, and of two batches that overlap both
+  are in doubt.
 - Leader epoch.  It does not go back, and is not above the present one.
-- Length.  The committed bytes end with a batch, and what follows a batch of a wrong length does not continue the log; the CRC of a batch
-  of a wrong length fails.
+- Length.  The committed bytes end with a batch, and what follows a batch of a wrong length does not
+  continue the log; the CRC of a batch of a wrong length fails.
 
-Where no offset can be missing a batch's own header says whether it follows, so the decoders apply the rule themselves, to the header that
-they have parsed anyway (`continues_dense`, `move_dense`).  They stop at a batch that does not follow, or whose CRC is wrong, and say
-nothing: `follow_batches` finds the same fault and tells it.  Elsewhere, and for bytes that are sent on, `follow_batches` goes first.
+Where no offset can be missing a batch's own header says whether it follows, so the decoders apply
+the rule themselves, to the header that they have parsed anyway (`continues_dense`, `move_dense`).
+They stop at a batch that does not follow, or whose CRC is wrong, and say nothing: `follow_batches`
+finds the same fault and tells it.  Elsewhere, and for bytes that are sent on, `follow_batches` goes
+first.
 
-What stays undetected below `dense_from`: a base offset that moved within the gap before or after its batch.
+What stays undetected below `dense_from`: a base offset that moved within the gap before or after
+its batch.
 """
 
 from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t
@@ -78,7 +83,8 @@ cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil:
 
 
 cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at, int64_t* previous) noexcept nogil:
-    """As far as whole batches follow each other without a gap, which is nearly always to the end: the position after them."""
+    """As far as whole batches follow each other without a gap, which is nearly always to the end:
+    the position after them."""
     cdef int64_t next_offset = c.next_offset, base, delta
     cdef int32_t epoch
     cdef uint32_t length
@@ -100,7 +106,8 @@ cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at
             if epoch < c.copied_epoch:
                 break
             c.copied_epoch = epoch
-        # Batches of one producer are often of one size: the header of the eighth from here is likely to be there.
+        # Batches of one producer are often of one size: the header of the eighth from here is
+        # likely to be there.
         kd_prefetch(q + 8 * <size_t> (BATCH_LENGTH_PREFIX_BYTES + length))
         next_offset = base + delta + 1
         previous[0] = <int64_t> at
@@ -134,7 +141,8 @@ cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t reada
         previous = <int64_t> at
         at += info.size
     if code != CHAIN_OK and previous >= 0:
-        # The fault shows here, but it may be that of the batch before: of its length, or of its offsets.
+        # The fault shows here, but it may be that of the batch before: of its length, or of its
+        # offsets.
         if check_batch_crc(p + previous, n - <uint64_t> previous, &info) != BATCH_OK:
             code = BATCH_BAD_CRC
             at = <uint64_t> previous

@@ -1,7 +1,7 @@
 """Record batches to Arrow and back: what other rooms import.
 
-The parts: `batch` is the frame and the CRC, `records` the inner loop of reading, `decode` and `encode` the
-two directions, `compression` the five codecs, `blocks` the memory they share.
+The parts: `batch` is the frame and the CRC, `records` the inner loop of reading, `decode` and
+`encode` the two directions, `compression` the five codecs, `blocks` the memory they share.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ from kdirect.format.decode import (
     ArrowDecoder,
     decode_records,
 )
-from kdirect.format.encode import DEFAULT_BATCH_BYTES, DEFAULT_MAX_RECORD_BYTES, ArrowEncoder, EncodedBatch, encode_records
+from kdirect.format.encode import (
+    DEFAULT_BATCH_BYTES,
+    DEFAULT_MAX_RECORD_BYTES,
+    ArrowEncoder,
+    EncodedBatch,
+    encode_records,
+)
 
 __all__ = [
     "DEFAULT_BATCH_BYTES",

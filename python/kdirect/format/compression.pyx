@@ -4,16 +4,17 @@
 Owns: the framing that Kafka's clients put around each codec, and the choice of library.  Foreign
 compression libraries are imported here and nowhere else; their exceptions do not leave this file.
 
-- Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where the
-  frame says it (snappy, zstd with content size), as an upper bound (lz4 and zstd without content size: so
-  much a block), by counting where the bound is too coarse (lz4: the lengths in its tokens), or by the
-  library's own output limit (gzip).  The zstandard library ignores its output limit where the frame states
-  its size, so that one is looked at here, and held against what the frame's blocks can stand for.
+- Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where
+  the frame says it (snappy, zstd with content size), as an upper bound (lz4 and zstd without
+  content size: so much a block), by counting where the bound is too coarse (lz4: the lengths in its
+  tokens), or by the library's own output limit (gzip).  The zstandard library ignores its output
+  limit where the frame states its size, so that one is looked at here, and held against what the
+  frame's blocks can stand for.
 - `pieces` is for those who need not have everything at once: its memory is that of a piece.
 - Input is the caller's private copy: these libraries need not survive bytes that change under them.
-- lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked ones are
-  read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both that and
-  xerial's framing, and so does this.
+- lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked
+  ones are read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both
+  that and xerial's framing, and so does this.
 """
 
 import zlib
@@ -59,7 +60,8 @@ def codec_of(name):
         raise ConfigError(f"compression {name!r} is unknown", hint="use one of " + ", ".join(CODEC_NAMES)) from None
 
 
-# -- sizes, counted before anything is decompressed -----------------------------------------------------
+# -- sizes, counted before anything is decompressed
+# -----------------------------------------------------
 
 cdef inline uint32_t _le32(const uint8_t* p) noexcept nogil:
     return p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
@@ -106,7 +108,8 @@ cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nog
 
 
 cdef uint64_t _lz4_frame_bound(const uint8_t* data, size_t n, uint64_t* block_max) noexcept nogil:
-    """Upper bound of what a frame of independent blocks stands for, and of one block; BROKEN for any other frame."""
+    """Upper bound of what a frame of independent blocks stands for, and of one block; BROKEN for
+    any other frame."""
     cdef size_t position
     cdef uint64_t total = 0
     cdef uint32_t size
@@ -172,8 +175,9 @@ cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes
 
 
 cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
-    """Decompressed size of the zstd frame at `data`, exact where the frame states it, else an upper bound, and the frame's own length;
-    or BROKEN, also for a stated size that its blocks cannot have."""
+    """Decompressed size of the zstd frame at `data`, exact where the frame states it, else an upper
+    bound, and the frame's own length; or BROKEN, also for a stated size that its blocks cannot
+    have."""
     cdef size_t position = 5
     cdef uint64_t total = 0, content = BROKEN
     cdef uint32_t header, size
@@ -222,7 +226,8 @@ cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_byt
 
 
 cdef uint64_t _zstd_window(const uint8_t* data, uint64_t bound) noexcept nogil:
-    """Bytes that reading the frame at `data` piece by piece keeps; `bound` is what `_zstd_frame_bound` said of it."""
+    """Bytes that reading the frame at `data` piece by piece keeps; `bound` is what
+    `_zstd_frame_bound` said of it."""
     cdef uint64_t window
     if data[4] & 0x20:                  # a single segment
         return bound
@@ -244,7 +249,8 @@ cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
     return BROKEN
 
 
-# -- decompression --------------------------------------------------------------------------------------
+# -- decompression
+# --------------------------------------------------------------------------------------
 
 cdef object _broken(str name):
     return FormatError(f"{name} data is broken")
@@ -255,7 +261,8 @@ cdef object _too_large(str name, uint64_t limit):
 
 
 def records_fault(where, error, hint=""):
-    """The error of the batch at `where` whose records raised the FormatError `error`; `hint` where that has none."""
+    """The error of the batch at `where` whose records raised the FormatError `error`; `hint` where
+    that has none."""
     kind = BatchTooLargeError if isinstance(error, BatchTooLargeError) else CorruptBatchError
     return kind(f"{where}: {error.message}", hint=error.hint or hint)
 
@@ -285,8 +292,9 @@ cdef class Decompressor:
         raise FormatError(f"codec {codec} is unknown")
 
     def pieces(self, int codec, bytes data not None, uint64_t limit):
-        """Iterate over what `data` stands for, bytes-like piece by piece: a piece is valid until the next one.  Raises as `run`; too much
-        is noticed no later than with the piece that begins behind `limit`."""
+        """Iterate over what `data` stands for, bytes-like piece by piece: a piece is valid until
+        the next one.  Raises as `run`; too much is noticed no later than with the piece that begins
+        behind `limit`."""
         if codec == CODEC_ZSTD:
             return _zstd_pieces(data, limit)
         if codec == CODEC_LZ4:
@@ -323,7 +331,8 @@ cdef object _run_lz4(bytes data, uint64_t limit):
 
 
 cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
-    """The independent blocks of a frame that `_lz4_frame_bound` has walked, each to where the one before ended."""
+    """The independent blocks of a frame that `_lz4_frame_bound` has walked, each to where the one
+    before ended."""
     cdef const uint8_t* p = data
     cdef size_t position = LZ4_HEADER_BYTES + (8 if p[4] & 8 else 0)
     cdef uint64_t filled = 0
@@ -394,7 +403,8 @@ cdef uint64_t _lz4_stands_for(bytes data, size_t position, uint32_t size):
 
 
 cdef list _zstd_frames(bytes data):
-    """[(position, bytes, what it stands for at most, bytes to keep for reading it piece by piece)] of the frames that hold data."""
+    """[(position, bytes, what it stands for at most, bytes to keep for reading it piece by piece)]
+    of the frames that hold data."""
     cdef size_t used = 0, position = 0, n = len(data)
     cdef uint64_t bound
     cdef const uint8_t* p = data
@@ -562,7 +572,8 @@ cdef object _run_gzip(bytes data, uint64_t limit):
 
 
 def _gzip_pieces(bytes data, uint64_t limit):
-    # The input goes in by pieces, too: the library copies what is behind the end of a member each time it finds one.
+    # The input goes in by pieces, too: the library copies what is behind the end of a member each
+    # time it finds one.
     cdef size_t position = 0, n = len(data)
     cdef uint64_t total = 0
     member, rest = None, b""
@@ -593,7 +604,8 @@ def _gzip_pieces(bytes data, uint64_t limit):
         raise _broken("gzip")
 
 
-# -- compression ----------------------------------------------------------------------------------------
+# -- compression
+# ----------------------------------------------------------------------------------------
 
 cdef object _sized(buffer):
     # A pyarrow.Buffer that was shrunk still exports its first length through the buffer protocol.
@@ -603,7 +615,8 @@ cdef object _sized(buffer):
 cdef class Compressor:
     """Compresses one batch's records at a time with one codec.  One thread.
 
-    `level` is gzip's 1 to 9 or zstd's 1 to 22 (None: the library's default); lz4 and snappy have none."""
+    `level` is gzip's 1 to 9 or zstd's 1 to 22 (None: the library's default); lz4 and snappy have
+    none."""
 
     def __init__(self, str name not None, level=None):
         self.codec = codec_of(name)
@@ -637,8 +650,9 @@ cdef class Compressor:
         return data
 
     cdef object _run_lz4(self, data):
-        # The library links blocks as soon as there are two.  A piece of up to 64 KiB is one block, so a longer frame is put together
-        # from the blocks of such pieces behind the header of the first (which announces blocks of up to 64 KiB, as Kafka's own does).
+        # The library links blocks as soon as there are two.  A piece of up to 64 KiB is one block,
+        # so a longer frame is put together from the blocks of such pieces behind the header of the
+        # first (which announces blocks of up to 64 KiB, as Kafka's own does).
         cdef list parts
         view = memoryview(data).cast("B")
         if len(view) <= LZ4_BLOCK_MAX:

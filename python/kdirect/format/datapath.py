@@ -1,8 +1,9 @@
 """Responses to Fetch and Produce, built by hand.  No I/O.
 
-The two responses of the data path: record bytes of a Fetch go out as the views that the log hands out,
-never through an encoder.  Field by field these follow Kafka's FetchResponse.json (versions 4 to 12) and
-ProduceResponse.json (versions 0 to 10); a test compares them with the schema-driven decoder.
+The two responses of the data path: record bytes of a Fetch go out as the views that the log hands
+out, never through an encoder.  Field by field these follow Kafka's FetchResponse.json (versions 4
+to 12) and ProduceResponse.json (versions 0 to 10); a test compares them with the schema-driven
+decoder.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from typing import Any, NamedTuple
 _I32 = struct.Struct(">i")
 _I16 = struct.Struct(">h")
 _FETCH_HEAD = struct.Struct(">ihi")  # throttle time, error code, session id
-_FETCH_PARTITION_V4 = struct.Struct(">ihqq")  # partition, error code, high watermark, last stable offset
+_FETCH_PARTITION_V4 = struct.Struct(
+    ">ihqq"
+)  # partition, error code, high watermark, last stable offset
 _FETCH_PARTITION_V5 = struct.Struct(">ihqqq")  # ... log start offset
 _NO_REPLICA = _I32.pack(-1)
 _PRODUCED_V0 = struct.Struct(">ihq")  # partition, error code, base offset
@@ -57,7 +60,12 @@ def uvarint(value: int) -> bytes:
     return bytes(out)
 
 
-def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequence[Fetched]]], committed_only: bool = False) -> list[Any]:
+def fetch_response(
+    version: int,
+    error: int,
+    topics: Iterable[tuple[str, Sequence[Fetched]]],
+    committed_only: bool = False,
+) -> list[Any]:
     """The body as a list of buffers, in order.  The aborted transactions, of which there are none,
     are an empty list for a consumer that reads what is committed only, and null for others, as in
     Kafka."""
@@ -76,9 +84,13 @@ def fetch_response(version: int, error: int, topics: Iterable[tuple[str, Sequenc
             piece += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
         for p in partitions:
             if version >= 5:
-                piece += _FETCH_PARTITION_V5.pack(p.partition, p.error, p.high_watermark, p.last_stable_offset, p.log_start_offset)
+                piece += _FETCH_PARTITION_V5.pack(
+                    p.partition, p.error, p.high_watermark, p.last_stable_offset, p.log_start_offset
+                )
             else:
-                piece += _FETCH_PARTITION_V4.pack(p.partition, p.error, p.high_watermark, p.last_stable_offset)
+                piece += _FETCH_PARTITION_V4.pack(
+                    p.partition, p.error, p.high_watermark, p.last_stable_offset
+                )
             if flexible:
                 piece += before_records + uvarint(p.size + 1)
             else:
@@ -110,7 +122,9 @@ def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced
             out += _I16.pack(len(text)) + text + _I32.pack(len(partitions))
         for p in partitions:
             if version >= 5:
-                out += _PRODUCED_V5.pack(p.partition, p.error, p.base_offset, p.log_append_time, p.log_start_offset)
+                out += _PRODUCED_V5.pack(
+                    p.partition, p.error, p.base_offset, p.log_append_time, p.log_start_offset
+                )
             elif version >= 2:
                 out += _PRODUCED_V2.pack(p.partition, p.error, p.base_offset, p.log_append_time)
             else:
@@ -118,9 +132,15 @@ def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced
             if version >= 8:
                 message = None if p.message is None else p.message.encode()
                 if flexible:  # no record errors, the message, no tags
-                    out += b"\1" + (b"\0" if message is None else uvarint(len(message) + 1) + message) + b"\0"
+                    out += (
+                        b"\1"
+                        + (b"\0" if message is None else uvarint(len(message) + 1) + message)
+                        + b"\0"
+                    )
                 else:
-                    out += _I32.pack(0) + (_I16.pack(-1) if message is None else _I16.pack(len(message)) + message)
+                    out += _I32.pack(0) + (
+                        _I16.pack(-1) if message is None else _I16.pack(len(message)) + message
+                    )
         if flexible:
             out += b"\0"
     if version >= 1:

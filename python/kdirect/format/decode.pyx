@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Segment bytes to Arrow.
 
-Owns: the decoder of one topic partition, and the columns it has under construction.  Memory is reserved
-batch by batch before the inner loop (`records`) runs, so that loop checks no capacities; columns are
-blocks that return to free lists when the last Arrow array that shows them is gone.
+Owns: the decoder of one topic partition, and the columns it has under construction.  Memory is
+reserved batch by batch before the inner loop (`records`) runs, so that loop checks no capacities;
+columns are blocks that return to free lists when the last Arrow array that shows them is gone.
 
 Invariants
 - A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
-- Rows have rising offsets in [start_offset, stop_offset), each at most once, also when bytes are fed twice.
+- Rows have rising offsets in [start_offset, stop_offset), each at most once, also when bytes are
+  fed twice.
 - Input bytes may change while they are read (see `records`); compressed ones are copied first.
-- Columns that say the same in every row (topic, partition, usually timestampType, an absent key) are
-  shared, read-only memory, and cost nothing per batch.
+- Columns that say the same in every row (topic, partition, usually timestampType, an absent key)
+  are shared, read-only memory, and cost nothing per batch.
 """
 
 import pyarrow as pa
@@ -80,7 +81,8 @@ cdef object _INT64 = pa.int64()
 _HEADER_HINT = "read past it with another offset, or restore the segment from a good copy"
 
 
-# -- columns that say the same in every row -------------------------------------------------------------
+# -- columns that say the same in every row
+# -------------------------------------------------------------
 
 cdef dict _constants = {}           # what -> (rows, buffers); read-only, shared by all decoders of the process
 cdef enum:
@@ -88,7 +90,8 @@ cdef enum:
 
 
 cdef tuple _constant(object what, int64_t rows):
-    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), or None (binary null)."""
+    """Buffers of a column with at least `rows` rows of `what`: a str, an int (int32), or None
+    (binary null)."""
     cdef tuple found = _constants.get(what)
     cdef int64_t capacity = 1024, i, n
     cdef Block first, second
@@ -133,7 +136,8 @@ cdef object _buffer(Block block, int64_t n):
     return pa.foreign_buffer(<uintptr_t>block.data, n, block)
 
 
-# -- the decoder ----------------------------------------------------------------------------------------
+# -- the decoder
+# ----------------------------------------------------------------------------------------
 
 cdef Block _grown(Block block, size_t used, size_t need):
     """A block of at least `need` bytes that starts with the `used` bytes of `block`."""
@@ -147,7 +151,8 @@ cdef Block _grown(Block block, size_t used, size_t need):
 
 
 cdef Block _fitting(Block block, size_t used):
-    """`block`, or a copy of what is used of it where most of it is not: arrays may be kept for long."""
+    """`block`, or a copy of what is used of it where most of it is not: arrays may be kept for
+    long."""
     cdef Block smaller
     if block.capacity <= 4096 or used * 4 > block.capacity:
         return block
@@ -157,16 +162,17 @@ cdef Block _fitting(Block block, size_t used):
 
 
 cdef class ArrowDecoder:
-    """Decodes record batches of one topic partition into pending columns, and hands them out as Arrow.
+    """Decodes record batches of one topic partition into pending columns, and hands them out as
+    Arrow.
 
-    ``feed`` takes whole batches until `target_rows` or `target_bytes` (bytes of the columns) is reached,
-    so a batch of rows may be larger than the target by one record batch.  ``take`` gives the pending rows
-    and starts anew.  Control batches are skipped.  One thread at a time; no other process's memory is kept:
-    the columns are copies.
+    ``feed`` takes whole batches until `target_rows` or `target_bytes` (bytes of the columns) is
+    reached, so a batch of rows may be larger than the target by one record batch.  ``take`` gives
+    the pending rows and starts anew.  Control batches are skipped.  One thread at a time; no other
+    process's memory is kept: the columns are copies.
 
-    `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows below
-    it are never given again.  `next_batch_bytes` is the size of the incomplete batch that the last ``feed``
-    ended at, or 0: a caller's buffer must be able to hold that many bytes.
+    `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows
+    below it are never given again.  `next_batch_bytes` is the size of the incomplete batch that the
+    last ``feed`` ended at, or 0: a caller's buffer must be able to hold that many bytes.
 
     A timestamp that microseconds since 1970 cannot hold is clamped to the nearest that they can."""
 
@@ -236,7 +242,8 @@ cdef class ArrowDecoder:
         """Decode whole batches from the start of a bytes-like object; returns the bytes consumed.
 
         0: the first batch is incomplete, or the decoder is full.  Raises CorruptBatchError or
-        UnsupportedFormatError when the first batch is not acceptable; a later one is left for the next call."""
+        UnsupportedFormatError when the first batch is not acceptable; a later one is left for the
+        next call."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
@@ -249,9 +256,9 @@ cdef class ArrowDecoder:
         return self.c_feed(<const uint8_t*><uintptr_t>address, n, NULL)
 
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1:
-        """`feed`.  Unless `chain` is NULL it is dense, stands at `data`, and moves with what is consumed.  Then batches are taken as
-        far as they continue the log, and 0 may mean too that the first one is not acceptable: `follow_batches` and a call without a
-        chain say why."""
+        """`feed`.  Unless `chain` is NULL it is dense, stands at `data`, and moves with what is
+        consumed.  Then batches are taken as far as they continue the log, and 0 may mean too that
+        the first one is not acceptable: `follow_batches` and a call without a chain say why."""
         cdef size_t position = 0, before = 0
         cdef int code
         self.next_batch_bytes = 0
@@ -289,7 +296,8 @@ cdef class ArrowDecoder:
             self.next_offset = after
 
     cdef int _run(self, const uint8_t* data, size_t n, size_t* position, chain_t* chain) noexcept nogil:
-        """Take uncompressed batches from data[position, n), advancing `position` and `chain`, until something else is needed."""
+        """Take uncompressed batches from data[position, n), advancing `position` and `chain`, until
+        something else is needed."""
         cdef const uint8_t* p
         cdef int code
         cdef bint wanted
@@ -310,7 +318,8 @@ cdef class ArrowDecoder:
             if chain != NULL:
                 if not continues_dense(chain, info):
                     return RUN_BROKEN_CHAIN
-                # Batches of one producer are often of one size: the header of the eighth from here is likely to be there.
+                # Batches of one producer are often of one size: the header of the eighth from here
+                # is likely to be there.
                 kd_prefetch(p + 8 * <size_t> info.size)
             elif info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta:
                 return RUN_HEADER
@@ -395,7 +404,8 @@ cdef class ArrowDecoder:
         return RECORDS_OK
 
     cdef int _take_compressed(self, const uint8_t* p) except -100:
-        """RUN_RESERVE: the compressed batch in `info` at p is taken; RUN_DONE: it does not fit this time; else a fault's code."""
+        """RUN_RESERVE: the compressed batch in `info` at p is taken; RUN_DONE: it does not fit this
+        time; else a fault's code."""
         cdef batch_info* info = &self.info
         cdef uint32_t size = info.size - BATCH_HEADER_BYTES
         cdef bytes private = PyBytes_FromStringAndSize(NULL, size)
@@ -438,8 +448,8 @@ cdef class ArrowDecoder:
         return RUN_RESERVE
 
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1:
-        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes lie before us, for what is likely
-        to follow."""
+        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes
+        lie before us, for what is likely to follow."""
         cdef int64_t rows = self.c.rows + self.info.records_count, likely_rows
         cdef int64_t ahead = min(<int64_t>n, self.target_bytes - self.c_pending_bytes())
         cdef size_t bytes_ = section_bytes
@@ -522,7 +532,8 @@ cdef class ArrowDecoder:
         return batch_error(code, f"{self.topic}-{self.partition} offset {self.info.base_offset if n >= 8 else self.next_offset}",
                            PyBytes_FromStringAndSize(<const char*>p, min(n, <size_t>BATCH_HEADER_BYTES)))
 
-    # -- Arrow out --------------------------------------------------------------------------------------
+    # -- Arrow out
+    # --------------------------------------------------------------------------------------
 
     def take(self):
         """The pending rows (0 or more) as a pyarrow.RecordBatch of `schema`; starts a new one."""
@@ -591,14 +602,16 @@ cdef class ArrowDecoder:
         return pa.Array.from_buffers(_INT32, rows, [None, _buffer(block, rows * 4)], 0)
 
 
-# -- a few records, as objects --------------------------------------------------------------------------
+# -- a few records, as objects
+# --------------------------------------------------------------------------
 
 def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0, int64_t stop_offset=INT64_MAX, *,
                    bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
-    """The records of the whole batches at the start of `data` with offsets in [start_offset, stop_offset).
+    """The records of the whole batches at the start of `data` with offsets in [start_offset,
+    stop_offset).
 
-    Returns (list of `Record`, bytes consumed, next offset).  Raises as `ArrowDecoder.feed` does; batches
-    before the broken one are returned first."""
+    Returns (list of `Record`, bytes consumed, next offset).  Raises as `ArrowDecoder.feed` does;
+    batches before the broken one are returned first."""
     cdef Py_buffer view
     cdef list out = []
     cdef size_t position = 0
@@ -636,7 +649,8 @@ def decode_records(data, str topic not None, int32_t partition, int64_t start_of
 
 cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str topic, int32_t partition, int64_t start_offset,
                        int64_t stop_offset, uint64_t limit) except -100:
-    """Appends the records of one batch whose frame is good; a code as `ArrowDecoder._fault` takes it."""
+    """Appends the records of one batch whose frame is good; a code as `ArrowDecoder._fault` takes
+    it."""
     cdef Py_buffer view
     cdef int code
     cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Arrow to record batches.
 
-Owns: the encoder.  Rows are written straight from the Arrow buffers into blocks; a record batch is closed
-when the next record would make it larger than `batch_bytes`.  With a codec the records are written into a
-scratch block first and compressed as a whole.
+Owns: the encoder.  Rows are written straight from the Arrow buffers into blocks; a record batch is
+closed when the next record would make it larger than `batch_bytes`.  With a codec the records are
+written into a scratch block first and compressed as a whole.
 
-Invariants: no batch has gaps; every batch has at least one record; base offset is 0 and the leader epoch
--1, which the broker stamps.  Arrow arrays are trusted to be valid (they are this process's own), lengths of
-records are not trusted to fit.
+Invariants: no batch has gaps; every batch has at least one record; base offset is 0 and the leader
+epoch -1, which the broker stamps.  Arrow arrays are trusted to be valid (they are this process's
+own), lengths of records are not trusted to fit.
 """
 
 import pyarrow as pa
@@ -104,7 +104,8 @@ cdef struct open_batch:
 
 
 cdef class EncodedBatch:
-    """One record batch of `records_count` records, at least 1.  `data` is a read-only view of it, and the object itself is a buffer."""
+    """One record batch of `records_count` records, at least 1.  `data` is a read-only view of it,
+    and the object itself is a buffer."""
     cdef Block block
     cdef uint8_t* address
     cdef readonly Py_ssize_t size
@@ -127,7 +128,8 @@ cdef class EncodedBatch:
         return f"EncodedBatch({self.size} bytes, {self.records_count} records)"
 
 
-# -- the inner loop -------------------------------------------------------------------------------------
+# -- the inner loop
+# -------------------------------------------------------------------------------------
 
 cdef inline bint _is_null(const uint8_t* validity, int64_t i) noexcept nogil:
     return validity != NULL and not (validity[i >> 3] >> (i & 7)) & 1
@@ -172,7 +174,8 @@ cdef int64_t _headers_bytes(const rows_source* s, int64_t begin, int64_t end) no
 
 
 cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
-    """Rows from `row` on that `encode_run.h` takes, into an open batch that has a record already; how many they were."""
+    """Rows from `row` on that `encode_run.h` takes, into an open batch that has a record already;
+    how many they were."""
     cdef kd_encode run
     cdef uint64_t delta = <uint64_t>s.default_timestamp - <uint64_t>b.base_timestamp
     cdef size_t limit = min(b.start + batch_bytes, b.capacity - SLACK)
@@ -204,7 +207,8 @@ cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, siz
 
 
 cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
-    """Append rows from row[0] on to the open batch until something stops it; row[0] is the first one not written."""
+    """Append rows from row[0] on to the open batch until something stops it; row[0] is the first
+    one not written."""
     cdef bint plain = s.value.validity == NULL and s.value.offsets32 != NULL and s.value.data != NULL and not s.has_headers \
         and s.timestamps == NULL and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL))
     cdef int code
@@ -293,7 +297,8 @@ cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t coun
     kd_put32(p + BATCH_CRC, kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
 
 
-# -- Arrow in -------------------------------------------------------------------------------------------
+# -- Arrow in
+# -------------------------------------------------------------------------------------------
 
 cdef object _LIST_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -372,9 +377,10 @@ cdef void _source_of(array, text_source* s):
 cdef class ArrowEncoder:
     """Encodes columns into record batches of about `batch_bytes` before compression.
 
-    A record larger than `batch_bytes` gets a batch of its own; one larger than `max_record_bytes` is a
-    FormatError that names its row.  `level` is the codec's (see `compression.Compressor`).  One thread at a
-    time; the batches own their memory and may be kept, sent and dropped in any order."""
+    A record larger than `batch_bytes` gets a batch of its own; one larger than `max_record_bytes`
+    is a FormatError that names its row.  `level` is the codec's (see `compression.Compressor`).
+    One thread at a time; the batches own their memory and may be kept, sent and dropped in any
+    order."""
 
     cdef readonly int64_t batch_bytes
     cdef readonly int64_t max_record_bytes
@@ -398,11 +404,11 @@ cdef class ArrowEncoder:
                int16_t producer_epoch=-1, int32_t base_sequence=-1):
         """Record batches of the rows, in order, as a list of `EncodedBatch`.
 
-        `values` and `keys` are pyarrow arrays or chunked arrays of binary, string or their large kin (null is
-        a null value or key); `headers` of list<struct<key: string, value: binary>>; `timestamps_ms` of int64
-        ms or timestamps, null for `default_timestamp_ms`.  With a producer id, base sequences count on from
-        `base_sequence`.  ConfigError: a type or length that does not fit.  FormatError: a record too large, or
-        a header without a key."""
+        `values` and `keys` are pyarrow arrays or chunked arrays of binary, string or their large
+        kin (null is a null value or key); `headers` of list<struct<key: string, value: binary>>;
+        `timestamps_ms` of int64 ms or timestamps, null for `default_timestamp_ms`.  With a producer
+        id, base sequences count on from `base_sequence`.  ConfigError: a type or length that does
+        not fit.  FormatError: a record too large, or a header without a key."""
         cdef rows_source s
         cdef int64_t row, done = 0
         cdef int code
@@ -481,7 +487,8 @@ cdef class ArrowEncoder:
         return held
 
     cdef int _open(self) except -1:
-        """A new batch, behind the last one in the block if there is room for its header at least."""
+        """A new batch, behind the last one in the block if there is room for its header at least.
+        """
         cdef size_t room = BATCH_HEADER_BYTES + SLACK
         self.b.count = 0
         if self.compressor.codec != CODEC_NONE:
@@ -501,7 +508,8 @@ cdef class ArrowEncoder:
         return 0
 
     cdef int _more_room(self) except -1:
-        """Move the open batch to the start of a block that holds the record that did not fit, and more."""
+        """Move the open batch to the start of a block that holds the record that did not fit, and
+        more."""
         cdef size_t have = self.b.used - self.b.start
         cdef size_t need = have + self.b.need + SLACK
         cdef Block larger = take_block(max(need, min(max(2 * have, <size_t>BLOCK_BYTES), <size_t>self.batch_bytes + need)))
@@ -517,7 +525,8 @@ cdef class ArrowEncoder:
         return 0
 
     cdef int32_t _close(self, list out, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) except? -2:
-        """Finish the open batch, append it to `out`, open the next; the base sequence of the next."""
+        """Finish the open batch, append it to `out`, open the next; the base sequence of the next.
+        """
         cdef uint8_t* p = self.b.out + self.b.start
         cdef size_t size = self.b.used - self.b.start
         cdef int attributes = CODEC_NONE
@@ -547,7 +556,8 @@ cdef class ArrowEncoder:
         return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence + count) & 0x7FFFFFFF)
 
 
-# -- a few records, from objects ------------------------------------------------------------------------
+# -- a few records, from objects
+# ------------------------------------------------------------------------
 
 cdef inline object _as_bytes(thing, str what):
     if thing is None or PyBytes_CheckExact(thing):
@@ -577,9 +587,9 @@ def encode_records(records, str compression="none", *, level=None, int64_t produ
                    int32_t base_sequence=-1, int attributes=0):
     """One record batch as bytes from an iterable of (key, value, headers, timestamp_ms).
 
-    Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes` are bits to
-    set beside the codec's (for tests and transactions).  For single produces and tests; columns go through
-    `ArrowEncoder`."""
+    Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes`
+    are bits to set beside the codec's (for tests and transactions).  For single produces and tests;
+    columns go through `ArrowEncoder`."""
     cdef list rows = []
     cdef int64_t bound = BATCH_HEADER_BYTES, timestamp, base_timestamp = 0, max_timestamp = 0, body, delta, n
     cdef int32_t count = 0

@@ -64,7 +64,10 @@ def _text(value: str | None) -> bytes:
         return _I16.pack(-1)
     raw = value.encode()
     if len(raw) > TEXT_BYTES:
-        raise FormatError(f"a text of {len(raw)} bytes does not fit into a record of __consumer_offsets", hint=f"{TEXT_BYTES} bytes do")
+        raise FormatError(
+            f"a text of {len(raw)} bytes does not fit into a record of __consumer_offsets",
+            hint=f"{TEXT_BYTES} bytes do",
+        )
     return _I16.pack(len(raw)) + raw
 
 
@@ -77,7 +80,11 @@ def offset_key(group: str, topic: str, partition: int) -> bytes:
 
 
 def offset_value(committed: CommittedOffset) -> bytes:
-    return _OFFSET_V3.pack(3, committed.offset, committed.leader_epoch) + _text(committed.metadata) + _I64.pack(committed.timestamp_ms)
+    return (
+        _OFFSET_V3.pack(3, committed.offset, committed.leader_epoch)
+        + _text(committed.metadata)
+        + _I64.pack(committed.timestamp_ms)
+    )
 
 
 def group_key(group: str) -> bytes:
@@ -85,11 +92,22 @@ def group_key(group: str) -> bytes:
 
 
 def group_value(g: GroupRecord) -> bytes:
-    out = bytearray(_I16.pack(3) + _text(g.protocol_type) + _I32.pack(g.generation) + _text(g.protocol) + _text(g.leader))
+    out = bytearray(
+        _I16.pack(3)
+        + _text(g.protocol_type)
+        + _I32.pack(g.generation)
+        + _text(g.protocol)
+        + _text(g.leader)
+    )
     out += _I64.pack(g.state_timestamp_ms) + _I32.pack(len(g.members))
     for m in g.members:
         out += _text(m.member_id) + _text(m.instance_id) + _text(m.client_id) + _text(m.client_host)
-        out += _I32.pack(m.rebalance_timeout_ms) + _I32.pack(m.session_timeout_ms) + _blob(m.subscription) + _blob(m.assignment)
+        out += (
+            _I32.pack(m.rebalance_timeout_ms)
+            + _I32.pack(m.session_timeout_ms)
+            + _blob(m.subscription)
+            + _blob(m.assignment)
+        )
     return bytes(out)
 
 
@@ -130,7 +148,8 @@ class _Cursor:
 
 
 def parse_key(data: bytes) -> tuple[str, str, int] | str | None:
-    """(group, topic, partition) of an offset, the name of a group, or None for a key of a kind that we do not know."""
+    """(group, topic, partition) of an offset, the name of a group, or None for a key of a kind that
+    we do not know."""
     c = _Cursor(data)
     version = c.i16()
     if version in OFFSET_KEY_VERSIONS:
@@ -164,12 +183,17 @@ def parse_group_value(data: bytes) -> GroupRecord:
         session = c.i32()
         if rebalance < 0:
             rebalance = session
-        members.append(MemberRecord(member_id, instance_id, client_id, host, rebalance, session, c.blob(), c.blob()))
+        members.append(
+            MemberRecord(
+                member_id, instance_id, client_id, host, rebalance, session, c.blob(), c.blob()
+            )
+        )
     return GroupRecord(protocol_type, generation, protocol, leader, since, tuple(members))
 
 
 def subscribed_topics(subscription: bytes) -> frozenset[str]:
-    """The topics of a consumer's subscription (ConsumerProtocolSubscription, any version); FormatError."""
+    """The topics of a consumer's subscription (ConsumerProtocolSubscription, any version);
+    FormatError."""
     c = _Cursor(subscription)
     c.i16()
     n = c.i32()
@@ -179,7 +203,8 @@ def subscribed_topics(subscription: bytes) -> frozenset[str]:
 
 
 def partition_of(group: str, partitions: int) -> int:
-    """Kafka's choice of the __consumer_offsets partition of a group: the absolute value of Java's String.hashCode."""
+    """Kafka's choice of the __consumer_offsets partition of a group: the absolute value of Java's
+    String.hashCode."""
     h = 0
     raw = group.encode("utf-16-be")
     for i in range(0, len(raw), 2):

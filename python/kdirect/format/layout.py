@@ -2,8 +2,8 @@
 
 Owns: names, positions and sizes of the fields that two processes (or two runs of one) read in each
 other's bytes.  Nothing here does I/O or holds state.  Cython reads the same numbers from
-``layout.pxd``, which ``python -m kdirect.format.layout`` writes from this file; a test fails when the
-two differ.
+``layout.pxd``, which ``python -m kdirect.format.layout`` writes from this file; a test fails when
+the two differ.
 
 Record batch v2 (Kafka's own, big endian; the CRC covers ``attributes`` to the end)::
 
@@ -49,13 +49,14 @@ Acknowledgement entry (the broker WRITEs it into the producer's ring; little end
     | time, ms     |
     +--------------+
 
-``sequence`` counts the entries of a grant from 0 (modulo 2**32); an entry of 0 batches is a notice, not an
-answer.
+``sequence`` counts the entries of a grant from 0 (modulo 2**32); an entry of 0 batches is a notice,
+not an answer.
 
 Immediate data of a produce WRITE_WITH_IMM (figure 4): ``file id << 16 | order``.
 Immediate data of an acknowledgement WRITE_WITH_IMM: ``file id << 16 | number of entries written``.
 
-Notice of a produce request (what ``rdma.notify=send`` SENDs after a plain WRITE, instead of immediate data; little endian)::
+Notice of a produce request (what ``rdma.notify=send`` SENDs after a plain WRITE, instead of
+immediate data; little endian)::
 
      0       2       4        8
     +-------+-------+--------+
@@ -63,17 +64,19 @@ Notice of a produce request (what ``rdma.notify=send`` SENDs after a plain WRITE
     | id    |       |        |
     +-------+-------+--------+
 
-Shared word (figure 5; 8 bytes in the processor's order, reserved by FETCH_AND_ADD or COMPARE_AND_SWAP)::
+Shared word (figure 5; 8 bytes in the processor's order, reserved by FETCH_AND_ADD or
+COMPARE_AND_SWAP)::
 
      63     48 47                                          0
     +---------+---------------------------------------------+
     | order   | position                                    |
     +---------+---------------------------------------------+
 
-A reservation of n bytes adds ``1 << 48 | n``: what was there before is its order and its position.  The order wraps out of the top.
-A position beyond the file says that the file is full: the first reservation that passes its end makes all later ones do so, so the
-orders below it are the valid ones.  The broker closes a word by adding ``1 << 46``; reservations that fail after that, each below 2**31
-bytes, would have to be 2**15 and more before they reached the order.
+A reservation of n bytes adds ``1 << 48 | n``: what was there before is its order and its position.
+The order wraps out of the top. A position beyond the file says that the file is full: the first
+reservation that passes its end makes all later ones do so, so the orders below it are the valid
+ones.  The broker closes a word by adding ``1 << 46``; reservations that fail after that, each below
+2**31 bytes, would have to be 2**15 and more before they reached the order.
 """
 
 from __future__ import annotations
@@ -81,7 +84,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# -- record batch v2 ---------------------------------------------------------------------------------
+# -- record batch v2
+# ---------------------------------------------------------------------------------
 BATCH_BASE_OFFSET = 0
 BATCH_LENGTH = 8
 BATCH_LEADER_EPOCH = 12
@@ -113,11 +117,13 @@ CODEC_SNAPPY = 2
 CODEC_LZ4 = 3
 CODEC_ZSTD = 4
 
-# -- index entries (Kafka's, big endian) ---------------------------------------------------------------
+# -- index entries (Kafka's, big endian)
+# ---------------------------------------------------------------
 OFFSET_INDEX_ENTRY_BYTES = 8  # u32 relative offset, u32 position
 TIME_INDEX_ENTRY_BYTES = 12  # i64 timestamp ms, u32 relative offset
 
-# -- metadata slot ---------------------------------------------------------------------------------------
+# -- metadata slot
+# ---------------------------------------------------------------------------------------
 SLOT_GUARD = 0
 SLOT_FLAGS = 4
 SLOT_FILE_ID = 6
@@ -135,7 +141,8 @@ SLOT_FLAG_ASSIGNED = 0x1
 SLOT_FLAG_SEALED = 0x2  # the file takes no more records: ask for access to the next one
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
 
-# -- acknowledgement entry -------------------------------------------------------------------------------
+# -- acknowledgement entry
+# -------------------------------------------------------------------------------
 ACK_SEQUENCE = 0
 ACK_FILE_ID = 4
 ACK_ORDER = 6
@@ -148,19 +155,24 @@ ACK_BYTES = 32
 
 ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
 ACK_FLAG_DUPLICATE = 0x2  # an idempotent producer's repetition: base offset is that of the original, -1 if it is not known any more
-ACK_FLAG_RECALLED = 0x4  # send no more under this grant; once everything is answered, ask for access again
+ACK_FLAG_RECALLED = (
+    0x4  # send no more under this grant; once everything is answered, ask for access again
+)
 
-# -- immediate data --------------------------------------------------------------------------------------
+# -- immediate data
+# --------------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
 IMM_ORDER_MASK = 0xFFFF
 
-# -- notice of a produce request -------------------------------------------------------------------------
+# -- notice of a produce request
+# -------------------------------------------------------------------------
 NOTICE_FILE_ID = 0
 NOTICE_ORDER = 2
 NOTICE_LENGTH = 4
 NOTICE_BYTES = 8
 
-# -- shared word and produce modes -----------------------------------------------------------------------
+# -- shared word and produce modes
+# -----------------------------------------------------------------------
 SHARED_WORD_BYTES = 8
 SHARED_ORDER_SHIFT = 48
 SHARED_CLOSE_SHIFT = 46
@@ -169,14 +181,18 @@ PRODUCE_EXCLUSIVE = 0
 PRODUCE_SHARED = 1
 PRODUCE_AUTO = 2  # exclusive while alone, shared with others
 
-# -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------------
+# -- kdirect's own Kafka API keys (a private range, far above Kafka's)
+# -----------------------------------
 API_OPEN_QUEUE_PAIR = 32001
 API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
 
-# -- error codes of the access protocol, beside Kafka's ---------------------------------------------------
-ERROR_ACCESS_HELD = 32001  # another RDMA producer holds the partition, and one of the two wants it for itself
+# -- error codes of the access protocol, beside Kafka's
+# ---------------------------------------------------
+ERROR_ACCESS_HELD = (
+    32001  # another RDMA producer holds the partition, and one of the two wants it for itself
+)
 ERROR_UNKNOWN_CONNECTION = 32002  # the queue pair named is not of this TCP connection, or has ended
 ERROR_TRANSPORT_UNAVAILABLE = 32003  # the broker cannot serve that transport
 ERROR_ACCESS_DISABLED = 32004  # this datapath is switched off on the broker
@@ -196,7 +212,10 @@ def constants() -> dict[str, int]:
 
 def render_pxd() -> str:
     """The text of ``layout.pxd``."""
-    lines = ["# Written by `python -m kdirect.format.layout`; edit layout.py instead.", "cdef enum:"]
+    lines = [
+        "# Written by `python -m kdirect.format.layout`; edit layout.py instead.",
+        "cdef enum:",
+    ]
     lines += [f"    {name} = {value}" for name, value in constants().items()]
     return "\n".join(lines) + "\n"
 

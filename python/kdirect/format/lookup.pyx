@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One record of a batch, found without making objects of the others.
 
-Owns: the search by time.  The records are parsed without the interpreter's lock, so that a batch of millions keeps only its own
-thread busy.  Compressed ones are decompressed piece by piece, and no further than to the record that is found, so a batch costs
-the memory of a piece, and of the records at its edges, whatever it stands for.
+Owns: the search by time.  The records are parsed without the interpreter's lock, so that a batch of
+millions keeps only its own thread busy.  Compressed ones are decompressed piece by piece, and no
+further than to the record that is found, so a batch costs the memory of a piece, and of the records
+at its edges, whatever it stands for.
 """
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
@@ -50,8 +51,8 @@ cdef bint _wanted(search* s, const batch_info* info, int64_t timestamp_delta, in
 
 
 cdef int _search(search* s, const batch_info* info, const uint8_t** start, const uint8_t* end, bint more) noexcept nogil:
-    """RECORDS_OK, or why the records of [start[0], end) cannot be read.  Where `more` bytes follow, a record that leaves these ones is no
-    fault; `start` is moved behind the whole ones."""
+    """RECORDS_OK, or why the records of [start[0], end) cannot be read.  Where `more` bytes follow,
+    a record that leaves these ones is no fault; `start` is moved behind the whole ones."""
     cdef record_view r
     cdef int error = RECORDS_OK
     cdef const uint8_t* p = start[0]
@@ -74,8 +75,9 @@ cdef int _search(search* s, const batch_info* info, const uint8_t** start, const
 
 
 cdef int64_t _pass_long(search* s, const batch_info* info, const uint8_t* p, size_t n, int* error) noexcept nogil:
-    """The length of the record at `p`, whose first `n` bytes are known, where it is long, and looked at by its head alone; 0 where it is not
-    long or n does not tell yet; below 0 with *error set."""
+    """The length of the record at `p`, whose first `n` bytes are known, where it is long, and
+    looked at by its head alone; 0 where it is not long or n does not tell yet; below 0 with *error
+    set."""
     cdef const uint8_t* q
     cdef int64_t length, timestamp_delta, offset_delta
     cdef const uint8_t* body = kd_get_varint(p, p + n, &length)
@@ -96,8 +98,9 @@ cdef int64_t _pass_long(search* s, const batch_info* info, const uint8_t* p, siz
 
 
 def find_record(data, where, int64_t timestamp, int64_t from_offset=0, *, int64_t max_decompressed_bytes=LARGEST_BATCH_BYTES):
-    """(offset, timestamp) of the first record of the one batch `data` that is of `timestamp` (ms) or later and at `from_offset` or
-    higher; None when there is none.  `where` names the batch in a CorruptBatchError or UnsupportedFormatError."""
+    """(offset, timestamp) of the first record of the one batch `data` that is of `timestamp` (ms)
+    or later and at `from_offset` or higher; None when there is none.  `where` names the batch in a
+    CorruptBatchError or UnsupportedFormatError."""
     cdef Py_buffer view
     cdef batch_info info
     cdef search s
@@ -137,8 +140,8 @@ def find_record(data, where, int64_t timestamp, int64_t from_offset=0, *, int64_
 
 
 cdef int _search_pieces(search* s, const batch_info* info, pieces) except -100:
-    """`_search` over records that come piece by piece.  A record that leaves its piece is put together; of a long one only its head is
-    looked at."""
+    """`_search` over records that come piece by piece.  A record that leaves its piece is put
+    together; of a long one only its head is looked at."""
     cdef int code, error = RECORDS_OK
     cdef int64_t length, passing = 0    # of a long record: bytes that are still to come
     cdef bytes data, rest = b""

@@ -1,13 +1,14 @@
 """The Kafka protocol's messages, and kdirect's own access messages beside them.
 
-The only file that imports ``kafka.protocol`` (kafka-python, pinned exactly: internals are used).  It
-holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas; kdirect's
-four access messages are schemas of the same form in ``kdirect/format/messages``.
+The only file that imports ``kafka.protocol`` (kafka-python, pinned exactly: internals are used).
+It holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas;
+kdirect's four access messages are schemas of the same form in ``kdirect/format/messages``.
 
 Traps of the library, handled here and in ``kdirect.format.schema``: minimum versions come from
 ``_json['validVersions']``, because the classes pretend 0; request headers are parsed here without
-copying the body; bodies are decoded by our own checked decoder, because the library's trusts lengths;
-nested classes are made without a version, because one that the version lacks would be refused.
+copying the body; bodies are decoded by our own checked decoder, because the library's trusts
+lengths; nested classes are made without a version, because one that the version lacks would be
+refused.
 """
 
 from __future__ import annotations
@@ -28,59 +29,135 @@ import kdirect.format.messages
 from kdirect.errors import ProtocolError
 from kdirect.format import layout, schema
 
-# -- message classes -----------------------------------------------------------------------------------
+# -- message classes
+# -----------------------------------------------------------------------------------
 ProduceRequest, ProduceResponse = _producer.ProduceRequest, _producer.ProduceResponse
 FetchRequest, FetchResponse = _consumer.FetchRequest, _consumer.FetchResponse
-ListOffsetsRequest, ListOffsetsResponse = _consumer.ListOffsetsRequest, _consumer.ListOffsetsResponse
+ListOffsetsRequest, ListOffsetsResponse = (
+    _consumer.ListOffsetsRequest,
+    _consumer.ListOffsetsResponse,
+)
 MetadataRequest, MetadataResponse = _metadata.MetadataRequest, _metadata.MetadataResponse
-OffsetCommitRequest, OffsetCommitResponse = _consumer.OffsetCommitRequest, _consumer.OffsetCommitResponse
-OffsetFetchRequest, OffsetFetchResponse = _consumer.OffsetFetchRequest, _consumer.OffsetFetchResponse
-OffsetDeleteRequest, OffsetDeleteResponse = _consumer.OffsetDeleteRequest, _consumer.OffsetDeleteResponse
-FindCoordinatorRequest, FindCoordinatorResponse = _metadata.FindCoordinatorRequest, _metadata.FindCoordinatorResponse
+OffsetCommitRequest, OffsetCommitResponse = (
+    _consumer.OffsetCommitRequest,
+    _consumer.OffsetCommitResponse,
+)
+OffsetFetchRequest, OffsetFetchResponse = (
+    _consumer.OffsetFetchRequest,
+    _consumer.OffsetFetchResponse,
+)
+OffsetDeleteRequest, OffsetDeleteResponse = (
+    _consumer.OffsetDeleteRequest,
+    _consumer.OffsetDeleteResponse,
+)
+FindCoordinatorRequest, FindCoordinatorResponse = (
+    _metadata.FindCoordinatorRequest,
+    _metadata.FindCoordinatorResponse,
+)
 JoinGroupRequest, JoinGroupResponse = _consumer.JoinGroupRequest, _consumer.JoinGroupResponse
 SyncGroupRequest, SyncGroupResponse = _consumer.SyncGroupRequest, _consumer.SyncGroupResponse
 HeartbeatRequest, HeartbeatResponse = _consumer.HeartbeatRequest, _consumer.HeartbeatResponse
 LeaveGroupRequest, LeaveGroupResponse = _consumer.LeaveGroupRequest, _consumer.LeaveGroupResponse
-DescribeGroupsRequest, DescribeGroupsResponse = _admin.DescribeGroupsRequest, _admin.DescribeGroupsResponse
+DescribeGroupsRequest, DescribeGroupsResponse = (
+    _admin.DescribeGroupsRequest,
+    _admin.DescribeGroupsResponse,
+)
 ListGroupsRequest, ListGroupsResponse = _admin.ListGroupsRequest, _admin.ListGroupsResponse
 DeleteGroupsRequest, DeleteGroupsResponse = _admin.DeleteGroupsRequest, _admin.DeleteGroupsResponse
-SaslHandshakeRequest, SaslHandshakeResponse = _sasl.SaslHandshakeRequest, _sasl.SaslHandshakeResponse
-SaslAuthenticateRequest, SaslAuthenticateResponse = _sasl.SaslAuthenticateRequest, _sasl.SaslAuthenticateResponse
-ApiVersionsRequest, ApiVersionsResponse = _metadata.ApiVersionsRequest, _metadata.ApiVersionsResponse
+SaslHandshakeRequest, SaslHandshakeResponse = (
+    _sasl.SaslHandshakeRequest,
+    _sasl.SaslHandshakeResponse,
+)
+SaslAuthenticateRequest, SaslAuthenticateResponse = (
+    _sasl.SaslAuthenticateRequest,
+    _sasl.SaslAuthenticateResponse,
+)
+ApiVersionsRequest, ApiVersionsResponse = (
+    _metadata.ApiVersionsRequest,
+    _metadata.ApiVersionsResponse,
+)
 CreateTopicsRequest, CreateTopicsResponse = _admin.CreateTopicsRequest, _admin.CreateTopicsResponse
 DeleteTopicsRequest, DeleteTopicsResponse = _admin.DeleteTopicsRequest, _admin.DeleteTopicsResponse
-DeleteRecordsRequest, DeleteRecordsResponse = _admin.DeleteRecordsRequest, _admin.DeleteRecordsResponse
-InitProducerIdRequest, InitProducerIdResponse = _producer.InitProducerIdRequest, _producer.InitProducerIdResponse
-OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse = _consumer.OffsetForLeaderEpochRequest, _consumer.OffsetForLeaderEpochResponse
-AddPartitionsToTxnRequest, AddPartitionsToTxnResponse = _producer.AddPartitionsToTxnRequest, _producer.AddPartitionsToTxnResponse
-AddOffsetsToTxnRequest, AddOffsetsToTxnResponse = _producer.AddOffsetsToTxnRequest, _producer.AddOffsetsToTxnResponse
+DeleteRecordsRequest, DeleteRecordsResponse = (
+    _admin.DeleteRecordsRequest,
+    _admin.DeleteRecordsResponse,
+)
+InitProducerIdRequest, InitProducerIdResponse = (
+    _producer.InitProducerIdRequest,
+    _producer.InitProducerIdResponse,
+)
+OffsetForLeaderEpochRequest, OffsetForLeaderEpochResponse = (
+    _consumer.OffsetForLeaderEpochRequest,
+    _consumer.OffsetForLeaderEpochResponse,
+)
+AddPartitionsToTxnRequest, AddPartitionsToTxnResponse = (
+    _producer.AddPartitionsToTxnRequest,
+    _producer.AddPartitionsToTxnResponse,
+)
+AddOffsetsToTxnRequest, AddOffsetsToTxnResponse = (
+    _producer.AddOffsetsToTxnRequest,
+    _producer.AddOffsetsToTxnResponse,
+)
 EndTxnRequest, EndTxnResponse = _producer.EndTxnRequest, _producer.EndTxnResponse
-TxnOffsetCommitRequest, TxnOffsetCommitResponse = _producer.TxnOffsetCommitRequest, _producer.TxnOffsetCommitResponse
+TxnOffsetCommitRequest, TxnOffsetCommitResponse = (
+    _producer.TxnOffsetCommitRequest,
+    _producer.TxnOffsetCommitResponse,
+)
 DescribeAclsRequest, DescribeAclsResponse = _admin.DescribeAclsRequest, _admin.DescribeAclsResponse
 CreateAclsRequest, CreateAclsResponse = _admin.CreateAclsRequest, _admin.CreateAclsResponse
 DeleteAclsRequest, DeleteAclsResponse = _admin.DeleteAclsRequest, _admin.DeleteAclsResponse
-DescribeConfigsRequest, DescribeConfigsResponse = _admin.DescribeConfigsRequest, _admin.DescribeConfigsResponse
+DescribeConfigsRequest, DescribeConfigsResponse = (
+    _admin.DescribeConfigsRequest,
+    _admin.DescribeConfigsResponse,
+)
 AlterConfigsRequest, AlterConfigsResponse = _admin.AlterConfigsRequest, _admin.AlterConfigsResponse
 IncrementalAlterConfigsRequest = _admin.IncrementalAlterConfigsRequest
 IncrementalAlterConfigsResponse = _admin.IncrementalAlterConfigsResponse
-DescribeLogDirsRequest, DescribeLogDirsResponse = _admin.DescribeLogDirsRequest, _admin.DescribeLogDirsResponse
-CreatePartitionsRequest, CreatePartitionsResponse = _admin.CreatePartitionsRequest, _admin.CreatePartitionsResponse
+DescribeLogDirsRequest, DescribeLogDirsResponse = (
+    _admin.DescribeLogDirsRequest,
+    _admin.DescribeLogDirsResponse,
+)
+CreatePartitionsRequest, CreatePartitionsResponse = (
+    _admin.CreatePartitionsRequest,
+    _admin.CreatePartitionsResponse,
+)
 ElectLeadersRequest, ElectLeadersResponse = _admin.ElectLeadersRequest, _admin.ElectLeadersResponse
 AlterPartitionReassignmentsRequest = _admin.AlterPartitionReassignmentsRequest
 AlterPartitionReassignmentsResponse = _admin.AlterPartitionReassignmentsResponse
 ListPartitionReassignmentsRequest = _admin.ListPartitionReassignmentsRequest
 ListPartitionReassignmentsResponse = _admin.ListPartitionReassignmentsResponse
-DescribeClientQuotasRequest, DescribeClientQuotasResponse = _admin.DescribeClientQuotasRequest, _admin.DescribeClientQuotasResponse
-AlterClientQuotasRequest, AlterClientQuotasResponse = _admin.AlterClientQuotasRequest, _admin.AlterClientQuotasResponse
+DescribeClientQuotasRequest, DescribeClientQuotasResponse = (
+    _admin.DescribeClientQuotasRequest,
+    _admin.DescribeClientQuotasResponse,
+)
+AlterClientQuotasRequest, AlterClientQuotasResponse = (
+    _admin.AlterClientQuotasRequest,
+    _admin.AlterClientQuotasResponse,
+)
 DescribeUserScramCredentialsRequest = _admin.DescribeUserScramCredentialsRequest
 DescribeUserScramCredentialsResponse = _admin.DescribeUserScramCredentialsResponse
 AlterUserScramCredentialsRequest = _admin.AlterUserScramCredentialsRequest
 AlterUserScramCredentialsResponse = _admin.AlterUserScramCredentialsResponse
-DescribeClusterRequest, DescribeClusterResponse = _admin.DescribeClusterRequest, _admin.DescribeClusterResponse
-DescribeProducersRequest, DescribeProducersResponse = _admin.DescribeProducersRequest, _admin.DescribeProducersResponse
-DescribeTransactionsRequest, DescribeTransactionsResponse = _admin.DescribeTransactionsRequest, _admin.DescribeTransactionsResponse
-ListTransactionsRequest, ListTransactionsResponse = _admin.ListTransactionsRequest, _admin.ListTransactionsResponse
-ListConfigResourcesRequest, ListConfigResourcesResponse = _admin.ListConfigResourcesRequest, _admin.ListConfigResourcesResponse
+DescribeClusterRequest, DescribeClusterResponse = (
+    _admin.DescribeClusterRequest,
+    _admin.DescribeClusterResponse,
+)
+DescribeProducersRequest, DescribeProducersResponse = (
+    _admin.DescribeProducersRequest,
+    _admin.DescribeProducersResponse,
+)
+DescribeTransactionsRequest, DescribeTransactionsResponse = (
+    _admin.DescribeTransactionsRequest,
+    _admin.DescribeTransactionsResponse,
+)
+ListTransactionsRequest, ListTransactionsResponse = (
+    _admin.ListTransactionsRequest,
+    _admin.ListTransactionsResponse,
+)
+ListConfigResourcesRequest, ListConfigResourcesResponse = (
+    _admin.ListConfigResourcesRequest,
+    _admin.ListConfigResourcesResponse,
+)
 DescribeTopicPartitionsRequest = _admin.DescribeTopicPartitionsRequest
 DescribeTopicPartitionsResponse = _admin.DescribeTopicPartitionsResponse
 
@@ -117,7 +194,8 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
-# -- registry --------------------------------------------------------------------------------------------
+# -- registry
+# --------------------------------------------------------------------------------------------
 class Api(NamedTuple):
     """One API: its classes and the versions that we speak, `low` to `high` inclusive."""
 
@@ -133,19 +211,35 @@ class Api(NamedTuple):
         return bool(self.request.flexible_version_q(version))
 
 
-# The highest version of each API that we speak, where it is not the highest that the schemas know: Fetch and
-# OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids), Produce up to the last
-# before the transaction protocol of KIP-890, ListOffsets up to the last without tiered-storage sentinels of KIP-1023.
-_HIGHEST = {"Produce": 10, "Fetch": 12, "ListOffsets": 10, "OffsetCommit": 9, "OffsetFetch": 9, "AddPartitionsToTxn": 3}
-# librdkafka before 2.11.1 stops compressing when Produce starts at 3 (KAFKA-18659), so 0 is offered, as Kafka does;
-# versions 0-2 carry formats before record batch v2 and are answered with UNSUPPORTED_FOR_MESSAGE_FORMAT.
+# The highest version of each API that we speak, where it is not the highest that the schemas know:
+# Fetch and OffsetCommit/OffsetFetch up to the last that names topics (later ones use topic ids),
+# Produce up to the last before the transaction protocol of KIP-890, ListOffsets up to the last
+# without tiered-storage sentinels of KIP-1023.
+_HIGHEST = {
+    "Produce": 10,
+    "Fetch": 12,
+    "ListOffsets": 10,
+    "OffsetCommit": 9,
+    "OffsetFetch": 9,
+    "AddPartitionsToTxn": 3,
+}
+# librdkafka before 2.11.1 stops compressing when Produce starts at 3 (KAFKA-18659), so 0 is
+# offered, as Kafka does; versions 0-2 carry formats before record batch v2 and are answered with
+# UNSUPPORTED_FOR_MESSAGE_FORMAT.
 _LOWEST = {"Produce": 0}
 
 
 def _api(request: Any, response: Any) -> Api:
     name = request.name.removesuffix("Request")
-    low, high = (int(v) for v in (request.json["validVersions"] + "-" + request.json["validVersions"]).split("-")[:2])
-    return Api(request.API_KEY, name, request, response, _LOWEST.get(name, low), _HIGHEST.get(name, high))
+    low, high = (
+        int(v)
+        for v in (request.json["validVersions"] + "-" + request.json["validVersions"]).split("-")[
+            :2
+        ]
+    )
+    return Api(
+        request.API_KEY, name, request, response, _LOWEST.get(name, low), _HIGHEST.get(name, high)
+    )
 
 
 APIS: dict[int, Api] = {
@@ -164,7 +258,8 @@ ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.
 if ACCESS_API_KEYS - set(APIS):
     raise AssertionError("protocol: an access API key differs between layout.py and its schema")
 
-# -- headers ---------------------------------------------------------------------------------------------
+# -- headers
+# ---------------------------------------------------------------------------------------------
 _REQUEST_HEAD = struct.Struct(">hhih")
 _CORRELATION = struct.Struct(">i")
 
@@ -181,8 +276,8 @@ class RequestHeader(NamedTuple):
 
 
 def parse_request_header(frame: memoryview) -> RequestHeader:
-    """The header of a request frame (without its size).  A known API of an unknown version gets a header whose `body` is
-    not to be used.  ProtocolError when the bytes are no header."""
+    """The header of a request frame (without its size).  A known API of an unknown version gets a
+    header whose `body` is not to be used.  ProtocolError when the bytes are no header."""
     end = len(frame)
     if end < 10:
         raise ProtocolError(f"request of {end} bytes is shorter than a request header")
@@ -206,22 +301,26 @@ def parse_request_header(frame: memoryview) -> RequestHeader:
 
 
 def decode_request(header: RequestHeader, frame: memoryview) -> Any:
-    """The body of a request whose version we speak; ProtocolError for anything malformed.  Fields of type records are
-    views of `frame`."""
+    """The body of a request whose version we speak; ProtocolError for anything malformed.  Fields
+    of type records are views of `frame`."""
     api = header.api
     if api is None or not api.low <= header.api_version <= api.high:
-        raise ProtocolError(f"request with API key {header.api_key} version {header.api_version} is not one we speak")
+        raise ProtocolError(
+            f"request with API key {header.api_key} version {header.api_version} is not one we speak"
+        )
     return schema.decode(api.request, header.api_version, frame, header.body)
 
 
 def response_header(api: Api, version: int, correlation_id: int) -> bytes:
-    """The header of a response.  That of ApiVersions is never flexible: a client reads it before versions are agreed."""
+    """The header of a response.  That of ApiVersions is never flexible: a client reads it before
+    versions are agreed."""
     if api.key != API_VERSIONS and api.flexible(version):
         return _CORRELATION.pack(correlation_id) + b"\0"
     return _CORRELATION.pack(correlation_id)
 
 
-# -- the client's side of a message ----------------------------------------------------------------------
+# -- the client's side of a message
+# ----------------------------------------------------------------------
 def version_range(message: Any) -> tuple[int, int]:
     """Lowest and highest version of a request (class or object) that this build speaks."""
     api = APIS[message.API_KEY]
@@ -235,8 +334,11 @@ def encode_request(message: Any, version: int, correlation_id: int, client_id: s
     return message.encode(version=version, header=True, framed=True)
 
 
-def decode_response(api_key: int, version: int, payload: bytes | bytearray | memoryview) -> tuple[int, Any]:
-    """``(correlation id, response)`` of a frame without its length prefix; ProtocolError when it is malformed.
+def decode_response(
+    api_key: int, version: int, payload: bytes | bytearray | memoryview
+) -> tuple[int, Any]:
+    """``(correlation id, response)`` of a frame without its length prefix; ProtocolError when it is
+    malformed.
 
     Fields of type records are views of `payload`.
     """
@@ -255,7 +357,8 @@ def decode_response(api_key: int, version: int, payload: bytes | bytearray | mem
     return correlation_id, schema.decode(api.response, version, frame, pos)
 
 
-# -- error codes -----------------------------------------------------------------------------------------
+# -- error codes
+# -----------------------------------------------------------------------------------------
 class ErrorCode(enum.IntEnum):
     """Kafka's error codes."""
 
@@ -348,7 +451,8 @@ class ErrorCode(enum.IntEnum):
 
 
 class ErrorKind(NamedTuple):
-    """What an error code means.  `stale`: the leader or coordinator moved; refresh metadata before the next attempt."""
+    """What an error code means.  `stale`: the leader or coordinator moved; refresh metadata before
+    the next attempt."""
 
     name: str
     retriable: bool
@@ -360,7 +464,8 @@ ERRORS: dict[int, ErrorKind] = {
     code: ErrorKind(
         ErrorCode(code).name if code in list(ErrorCode) else kind.message,
         bool(kind.retriable),
-        bool(kind.invalid_metadata) or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER),
+        bool(kind.invalid_metadata)
+        or code in (ErrorCode.NOT_COORDINATOR, ErrorCode.NOT_CONTROLLER),
         kind.description or "",
     )
     for code, kind in kafka_errors.items()
@@ -369,5 +474,8 @@ ERRORS: dict[int, ErrorKind] = {
 
 
 def error_kind(code: int) -> ErrorKind:
-    """The row of `code`; a code that this build does not know is named by its number and is not retriable."""
-    return ERRORS.get(code) or ErrorKind(f"ERROR_{code}", False, False, "an error code of a newer broker")
+    """The row of `code`; a code that this build does not know is named by its number and is not
+    retriable."""
+    return ERRORS.get(code) or ErrorKind(
+        f"ERROR_{code}", False, False, "an error code of a newer broker"
+    )

@@ -1,4 +1,5 @@
-"""C face of records.pyx: the records of one batch, uncompressed, into columns under construction."""
+"""C face of records.pyx: the records of one batch, uncompressed, into columns under construction.
+"""
 from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef enum:
@@ -58,13 +59,15 @@ cdef struct section:            # what the batch header says of its records
     int64_t max_timestamp
 
 cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out, int* error) noexcept nogil
-# Parses and checks one record, headers too, within [p, end).  Returns the position after it; NULL with *error set.
+# Parses and checks one record, headers too, within [p, end).  Returns the position after it; NULL
+# with *error set.
 cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key, int64_t* key_length, const uint8_t** value,
                                  int64_t* value_length) noexcept nogil
 # One header; NULL when it leaves [p, end) or its key is null.
 cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil
-# Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p + COPY_SLACK more bytes of values,
-# and of keys and headers where they have memory at all.  On an error the caller puts c back as it was, by assignment.
+# Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p +
+# COPY_SLACK more bytes of values, and of keys and headers where they have memory at all.  On an
+# error the caller puts c back as it was, by assignment.
 cdef int64_t microseconds(int64_t ms) noexcept nogil
 # ms times 1000; clamped where it does not fit.
 cdef const char* records_error(int error) noexcept nogil

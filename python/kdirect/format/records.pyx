@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The records of a batch: the inner loop of everything that reads.
 
-Owns: the layout of a record and of a header (zigzag varints), and how records become columns.  Holds no
-memory and raises nothing: callers give memory that is large enough, and get a number back.
+Owns: the layout of a record and of a header (zigzag varints), and how records become columns.
+Holds no memory and raises nothing: callers give memory that is large enough, and get a number back.
 
-Invariants, for any bytes at all, also when they change while they are read: nothing outside [p, end) is
-read; every length is read once and compared with what is left before it is used; no column grows by more
-rows than the batch header counts or more bytes than the batch has.
+Invariants, for any bytes at all, also when they change while they are read: nothing outside [p,
+end) is read; every length is read once and compared with what is left before it is used; no column
+grows by more rows than the batch header counts or more bytes than the batch has.
 
     record:  length, attributes (1 byte), timestamp delta, offset delta, key length, key, value length, value, headers count, headers
     header:  key length, key, value length, value          lengths of -1 are null
@@ -178,7 +178,8 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
     cdef int64_t key_length, value_length
     cdef int32_t i
     for i in range(r.headers_count):
-        # The bytes may have changed since parse_record saw them: every length is checked again here.
+        # The bytes may have changed since parse_record saw them: every length is checked again
+        # here.
         p = parse_header(p, r.end, &key, &key_length, &value, &value_length)
         if p == NULL:
             return RECORDS_BAD_FIELD

@@ -1,7 +1,8 @@
 """Decoding of Kafka's schema-described messages from bytes that nobody vouches for.
 
-Owns: turning (message class, version, bytes) into a message object.  The schema comes from the field
-objects that a message class carries; nothing is imported from the library that made them.  No I/O.
+Owns: turning (message class, version, bytes) into a message object.  The schema comes from the
+field objects that a message class carries; nothing is imported from the library that made them.  No
+I/O.
 
 Invariants: every length and count is compared with what is left before it is used; null is accepted
 only where the schema says nullable; text is valid UTF-8; variable-length integers have at most five
@@ -20,7 +21,16 @@ from kdirect.errors import ProtocolError
 
 Reader = Callable[[memoryview, int, int], tuple[Any, int]]
 
-_FIXED = {"int8": "b", "int16": "h", "uint16": "H", "int32": "i", "uint32": "I", "int64": "q", "float64": "d", "bool": "?"}
+_FIXED = {
+    "int8": "b",
+    "int16": "h",
+    "uint16": "H",
+    "int32": "i",
+    "uint32": "I",
+    "int64": "q",
+    "float64": "d",
+    "bool": "?",
+}
 _ZERO_UUID = uuid.UUID(int=0)
 _I16 = struct.Struct(">h")
 _I32 = struct.Struct(">i")
@@ -62,7 +72,8 @@ def skip_tags(data: memoryview, pos: int, end: int) -> int:
 
 
 def decoder(cls: Any, version: int) -> Callable[[memoryview, int, int], tuple[Any, int]]:
-    """The decode function of `version` of a message class: (data, pos, end) -> (message, next position)."""
+    """The decode function of `version` of a message class: (data, pos, end) -> (message, next
+    position)."""
     key = (cls, version)
     found = _decoders.get(key)
     if found is None:
@@ -72,7 +83,8 @@ def decoder(cls: Any, version: int) -> Callable[[memoryview, int, int], tuple[An
 
 
 def decode(cls: Any, version: int, data: memoryview, pos: int = 0) -> Any:
-    """The message of class `cls` that `data` holds from `pos` on.  Bytes behind it are ignored, as Kafka does."""
+    """The message of class `cls` that `data` holds from `pos` on.  Bytes behind it are ignored, as
+    Kafka does."""
     return decoder(cls, version)(data, pos, len(data))[0]
 
 
@@ -83,14 +95,22 @@ def _within(versions: tuple[int, int] | None, version: int) -> bool:
 def _struct_reader(schema: Any, cls: Any, version: int, flexible: bool) -> Reader:
     """Reads the fields of a struct that are in `version`; runs of fixed-size ones with one unpack."""
     present = [f for f in schema._fields if _within(f._versions, version)]
-    tagged = {f._tag: f for f in present if f._tag is not None and _within(f._tagged_versions, version)}
+    tagged = {
+        f._tag: f for f in present if f._tag is not None and _within(f._tagged_versions, version)
+    }
     plain = [f for f in present if f._tag not in tagged]
     steps: list[tuple[str, Any, Any]] = []
     run: list[Any] = []
 
     def flush() -> None:
         if run:
-            steps.append(("run", tuple(f.name for f in run), struct.Struct(">" + "".join(_FIXED[f._type_str] for f in run))))
+            steps.append(
+                (
+                    "run",
+                    tuple(f.name for f in run),
+                    struct.Struct(">" + "".join(_FIXED[f._type_str] for f in run)),
+                )
+            )
             run.clear()
 
     for f in plain:
@@ -128,7 +148,9 @@ def _struct_reader(schema: Any, cls: Any, version: int, flexible: bool) -> Reade
     return read
 
 
-def _read_tags(readers: dict[int, tuple[str, Reader]], out: Any, data: memoryview, pos: int, end: int) -> int:
+def _read_tags(
+    readers: dict[int, tuple[str, Reader]], out: Any, data: memoryview, pos: int, end: int
+) -> int:
     count, pos = read_uvarint(data, pos, end)
     for _ in range(count):
         tag, pos = read_uvarint(data, pos, end)
@@ -139,7 +161,9 @@ def _read_tags(readers: dict[int, tuple[str, Reader]], out: Any, data: memoryvie
         if known is not None:
             value, stop = known[1](data, pos, pos + size)
             if stop != pos + size:
-                raise ProtocolError(f"tagged field {known[0]} occupies {stop - pos} of its {size} bytes")
+                raise ProtocolError(
+                    f"tagged field {known[0]} occupies {stop - pos} of its {size} bytes"
+                )
             setattr(out, known[0], value)
         pos += size
     return pos
@@ -276,7 +300,9 @@ def _array_reader(f: Any, label: str, version: int, flexible: bool, nullable: bo
         element = _element_reader(inner, label, version, flexible)
 
     def read(data: memoryview, pos: int, end: int) -> tuple[Any, int]:
-        n, pos = length(data, pos, end)  # an element has at least one byte: a count above the bytes left is refused here
+        n, pos = length(
+            data, pos, end
+        )  # an element has at least one byte: a count above the bytes left is refused here
         if n < 0:
             if not nullable:
                 raise ProtocolError(f"{label} is null")
@@ -316,10 +342,12 @@ def _nested_reader(f: Any, label: str, version: int, flexible: bool, nullable: b
 
 
 def build(cls: Any, **fields: Any) -> Any:
-    """A message from plain values: structs are given as dicts, arrays of structs as iterables of dicts.
+    """A message from plain values: structs are given as dicts, arrays of structs as iterables of
+    dicts.
 
-    Fields left out take the schema's default when the message is encoded; a name that the schema does not have
-    is an AttributeError.  Nothing is tied to a version, so that a field which some versions lack may be given.
+    Fields left out take the schema's default when the message is encoded; a name that the schema
+    does not have is an AttributeError.  Nothing is tied to a version, so that a field which some
+    versions lack may be given.
     """
     message = cls()
     _fill(message, cls._struct, fields)

@@ -1,8 +1,8 @@
 """The small text files beside the segments: Kafka's checkpoints and metadata.
 
-Law of the room: a file is replaced whole (write, fsync, rename, fsync of the directory), so a reader finds
-the old or the new one.  A checkpoint that cannot be understood is treated as missing where the log itself
-can answer, and is an error where it cannot.
+Law of the room: a file is replaced whole (write, fsync, rename, fsync of the directory), so a
+reader finds the old or the new one.  A checkpoint that cannot be understood is treated as missing
+where the log itself can answer, and is an error where it cannot.
 
 ====================================  =========================================================
 ``recovery-point-offset-checkpoint``  a log dir: per partition, below which everything is on disk
@@ -96,12 +96,17 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
         sync_directory(path.parent)
 
 
-# -- offset checkpoints ------------------------------------------------------------------------------------
+# -- offset checkpoints
+# ------------------------------------------------------------------------------------
 
 
 def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
     """Version, count, then ``topic partition offset`` a line."""
-    lines = ["0", str(len(offsets)), *(f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items()))]
+    lines = [
+        "0",
+        str(len(offsets)),
+        *(f"{tp.topic} {tp.partition} {offset}" for tp, offset in sorted(offsets.items())),
+    ]
     replace_file(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -129,12 +134,15 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         return {}
 
 
-# -- leader epochs --------------------------------------------------------------------------------------------
+# -- leader epochs
+# --------------------------------------------------------------------------------------------
 
 
 def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]]) -> None:
     """(epoch, start offset), rising in both."""
-    text = "\n".join(["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]) + "\n"
+    text = (
+        "\n".join(["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]) + "\n"
+    )
     replace_file(directory / LEADER_EPOCHS, text.encode())
 
 
@@ -154,11 +162,14 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
     except FileNotFoundError:
         return []
     except (ValueError, IndexError, OSError) as e:
-        log.warning("checkpoint %s is damaged (%s): going on without it", directory / LEADER_EPOCHS, e)
+        log.warning(
+            "checkpoint %s is damaged (%s): going on without it", directory / LEADER_EPOCHS, e
+        )
         return []
 
 
-# -- identities ---------------------------------------------------------------------------------------------------
+# -- identities
+# ---------------------------------------------------------------------------------------------------
 
 
 def new_id() -> uuid.UUID:
@@ -181,8 +192,9 @@ def decode_id(text: str) -> uuid.UUID:
 
 
 class PartitionMetadata(NamedTuple):
-    """What ``partition.metadata`` says: the topic's id, and the offset from which on kdirect wrote the log, so that no offset is
-    missing there.  None: the file is Kafka's, or of a kdirect that did not note it."""
+    """What ``partition.metadata`` says: the topic's id, and the offset from which on kdirect wrote
+    the log, so that no offset is missing there.  None: the file is Kafka's, or of a kdirect that
+    did not note it."""
 
     topic_id: uuid.UUID
     dense_from: int | None
@@ -202,7 +214,9 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as e:
-        raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
+        raise CorruptLogError(
+            f"{path} is damaged ({e})", hint="remove it to give the topic a new id"
+        ) from e
     try:
         if fields["version"] != "0":
             raise ValueError(f"version {fields['version']}")
@@ -211,7 +225,9 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
             raise ValueError(f"{DENSE_FROM} is no offset")
         return PartitionMetadata(decode_id(fields["topic_id"]), dense_from)
     except (KeyError, ValueError) as e:
-        raise CorruptLogError(f"{path} is damaged ({e})", hint="remove it to give the topic a new id") from e
+        raise CorruptLogError(
+            f"{path} is damaged ({e})", hint="remove it to give the topic a new id"
+        ) from e
 
 
 def write_properties(path: Path, properties: Mapping[str, str]) -> None:
@@ -221,13 +237,16 @@ def write_properties(path: Path, properties: Mapping[str, str]) -> None:
 
 
 def read_properties(path: Path) -> dict[str, str] | None:
-    """Name -> value; None when the file is missing; CorruptLogError when it is no text of that format."""
+    """Name -> value; None when the file is missing; CorruptLogError when it is no text of that
+    format."""
     try:
         text = path.read_text()
     except FileNotFoundError:
         return None
     except (OSError, UnicodeDecodeError) as e:
-        raise CorruptLogError(f"{path} cannot be read ({e})", hint="restore it, or remove it to start with defaults") from e
+        raise CorruptLogError(
+            f"{path} cannot be read ({e})", hint="restore it, or remove it to start with defaults"
+        ) from e
     out = {}
     for raw in text.splitlines():
         line = raw.strip()
@@ -235,6 +254,8 @@ def read_properties(path: Path) -> dict[str, str] | None:
             continue
         name, sign, value = line.partition("=")
         if not sign:
-            raise CorruptLogError(f"{path} is damaged: line {line!r} is no property", hint="restore it, or remove it")
+            raise CorruptLogError(
+                f"{path} is damaged: line {line!r} is no property", hint="restore it, or remove it"
+            )
         out[name.strip()] = value.strip()
     return out

@@ -76,11 +76,13 @@ cdef struct kernel_state:
 
 # All of them with the kernel's mutex held.
 cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, int64_t* records) noexcept nogil
-# Frames, CRCs, counts, sizes, attributes, timestamps of whole batches.  Fills `s.infos`; changes nothing.
+# Frames, CRCs, counts, sizes, attributes, timestamps of whole batches.  Fills `s.infos`; changes
+# nothing.
 cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
 # check_batches, and sequences.  Changes no record.
 cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int64_t now_ms, bint move, commit_result* out) noexcept nogil
-# `move`: the bytes may lie behind the tail; once checked they are moved there, and what they leave becomes zeros.
+# `move`: the bytes may lie behind the tail; once checked they are moved there, and what they leave
+# becomes zeros.
 cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
 cdef void clear_result(commit_result* out) noexcept nogil
 cdef int finish_request(kernel_state* s, int error, commit_result* out) noexcept nogil
@@ -89,9 +91,10 @@ cdef void move_high_watermark(kernel_state* s, int64_t offset, uint64_t position
 cdef void fill_slot(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil
 cdef void update_slots(kernel_state* s, uint16_t flags) noexcept nogil
 cdef void publish(kernel_state* s) noexcept nogil
-# Bring the slots up to date if commits have been made since: the last thing before the mutex is given back.
+# Bring the slots up to date if commits have been made since: the last thing before the mutex is
+# given back.
 cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil
 # Their last update, with `flags`, and they are forgotten.
 cdef uint64_t clear_piece(kernel_state* s, uint64_t at, uint64_t end, uint64_t* zeros) noexcept nogil
-# Zero a bounded piece of [max(at, tail), end) of the head; where the next begins, or `end`.  `zeros` counts the bytes in a row that
-# were zeros already.
+# Zero a bounded piece of [max(at, tail), end) of the head; where the next begins, or `end`.
+# `zeros` counts the bytes in a row that were zeros already.

@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The body of the commit kernel: check a request, stamp it, index it, publish it.
 
-Law of the room: functions over `kernel_state`, called by `kdirect.log.kernel` with its mutex held.  No lock, no
-I/O, no clock, no Python object; the only allocation grows a table.
+Law of the room: functions over `kernel_state`, called by `kdirect.log.kernel` with its mutex held.
+No lock, no I/O, no clock, no Python object; the only allocation grows a table.
 
-Each header field of a request is read once, into `batch_info`; later steps use that copy, because an RDMA
-producer may still be writing.  A request is checked whole before its first byte is changed.
+Each header field of a request is read once, into `batch_info`; later steps use that copy, because
+an RDMA producer may still be writing.  A request is checked whole before its first byte is changed.
 """
 
 from libc.errno cimport ENOMEM
@@ -47,7 +47,8 @@ cdef enum:
     CLEAR_PIECE = 64 << 10     # what is cleared with the kernel's mutex held: some microseconds
 
 
-# -- checking a request -------------------------------------------------------------------------------------
+# -- checking a request
+# -------------------------------------------------------------------------------------
 
 cdef int _grow_infos(kernel_state* s) noexcept nogil:
     cdef uint32_t capacity = s.infos_capacity * 2
@@ -60,7 +61,8 @@ cdef int _grow_infos(kernel_state* s) noexcept nogil:
 
 
 cdef int check_batches(kernel_state* s, const uint8_t* p, uint32_t length, int64_t now_ms, int64_t* records) noexcept nogil:
-    """Frames, CRCs, counts, sizes, attributes, timestamps.  Fills `s.infos`; changes nothing else."""
+    """Frames, CRCs, counts, sizes, attributes, timestamps.  Fills `s.infos`; changes nothing else.
+    """
     cdef uint32_t at = 0
     cdef batch_info* b
     cdef int error
@@ -113,7 +115,8 @@ cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64
     return COMMIT_OK
 
 
-# -- slots ----------------------------------------------------------------------------------------------------
+# -- slots
+# ----------------------------------------------------------------------------------------------------
 
 cdef void fill_slot(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil:
     cdef uint64_t image[SLOT_BYTES / 8]
@@ -153,10 +156,12 @@ cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil:
     s.slots_count = 0
 
 
-# -- committing -------------------------------------------------------------------------------------------------
+# -- committing
+# -------------------------------------------------------------------------------------------------
 
 cdef void add_time_entry(kernel_state* s, bint last) noexcept nogil:
-    """One entry stays free for the seal, which must always be able to say the segment's largest timestamp."""
+    """One entry stays free for the seal, which must always be able to say the segment's largest
+    timestamp."""
     cdef uint8_t* p
     if s.time_index == NULL or s.max_timestamp <= s.last_indexed_timestamp:
         return
@@ -172,7 +177,8 @@ cdef void add_time_entry(kernel_state* s, bint last) noexcept nogil:
 cdef void move_high_watermark(kernel_state* s, int64_t offset, uint64_t position) noexcept nogil:
     s.high_watermark = offset
     s.readable = position
-    # Without transactions everything readable is stable; an open transaction will hold these two back.
+    # Without transactions everything readable is stable; an open transaction will hold these two
+    # back.
     s.last_stable = offset
     s.stable = position
 
@@ -262,7 +268,8 @@ cdef int commit_request(kernel_state* s, uint64_t position, uint32_t length, int
         memset(s.data + position, 0, length)
         return error
     if position > s.tail:
-        # Requests before this one were refused: close up.  Everything below its end has arrived, so nobody writes there any more.
+        # Requests before this one were refused: close up.  Everything below its end has arrived, so
+        # nobody writes there any more.
         memmove(s.data + s.tail, s.data + position, length)
         memset(s.data + s.tail + length, 0, position - s.tail)
     _apply(s, length, now_ms, out)
@@ -273,7 +280,8 @@ cdef int append_request(kernel_state* s, const uint8_t* data, uint32_t length, i
     cdef int error
     cdef uint32_t i
     cdef int64_t newest = -1
-    # Checked before anything else: a request that is refused must not cost a roll or a preallocated head.
+    # Checked before anything else: a request that is refused must not cost a roll or a preallocated
+    # head.
     error = check_request(s, data, length, now_ms, out)
     if error != COMMIT_OK or out.duplicate:
         return error

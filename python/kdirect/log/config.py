@@ -1,7 +1,8 @@
-"""What a log needs to know of the configuration: broker properties and a topic's overrides, resolved.
+"""What a log needs to know of the configuration: broker properties and a topic's overrides,
+resolved.
 
-Law of the room: pure values.  Names, defaults and checks are rows of `kdirect.options` (tables BROKER and
-TOPIC); here they only become one frozen object per topic.
+Law of the room: pure values.  Names, defaults and checks are rows of `kdirect.options` (tables
+BROKER and TOPIC); here they only become one frozen object per topic.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ def whole_pages(length: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
-    """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in time,
-    -1 for no retention limit.  `overrides` are the topic's own properties, as given."""
+    """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in
+    time, -1 for no retention limit.  `overrides` are the topic's own properties, as given."""
 
     segment_bytes: int = 64 << 20
     segment_ms: int = 168 * _HOUR_MS
@@ -71,20 +72,26 @@ class LogConfig:
 
     @classmethod
     def from_broker(cls, properties: Mapping[str, Any]) -> LogConfig:
-        """From broker properties, typed or as strings; names that are not the log's are left alone, missing
-        ones take their defaults."""
+        """From broker properties, typed or as strings; names that are not the log's are left alone,
+        missing ones take their defaults."""
         p = {row.name: row.default for row in BROKER.rows}
         for name, value in properties.items():
             if name in p:
                 p[name] = BROKER.find(name).parse(value) if isinstance(value, str) else value
         retention = -1
-        for name, factor in (("log.retention.ms", 1), ("log.retention.minutes", _MINUTE_MS), ("log.retention.hours", _HOUR_MS)):
+        for name, factor in (
+            ("log.retention.ms", 1),
+            ("log.retention.minutes", _MINUTE_MS),
+            ("log.retention.hours", _HOUR_MS),
+        ):
             if p[name] is not None:
                 retention = p[name] * factor if p[name] >= 0 else -1
                 break
         return cls(
             segment_bytes=p["log.segment.bytes"],
-            segment_ms=p["log.roll.ms"] if p["log.roll.ms"] is not None else p["log.roll.hours"] * _HOUR_MS,
+            segment_ms=p["log.roll.ms"]
+            if p["log.roll.ms"] is not None
+            else p["log.roll.hours"] * _HOUR_MS,
             index_interval_bytes=p["log.index.interval.bytes"],
             index_max_bytes=p["log.index.size.max.bytes"],
             retention_ms=retention,
@@ -101,7 +108,8 @@ class LogConfig:
         )
 
     def with_overrides(self, overrides: Mapping[str, Any] | None) -> LogConfig:
-        """This configuration for a topic with properties of its own; ConfigError names an unknown or bad one."""
+        """This configuration for a topic with properties of its own; ConfigError names an unknown
+        or bad one."""
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         p = TOPIC.resolve(given)
         values = {f.name: getattr(self, f.name) for f in fields(self)}
@@ -110,14 +118,20 @@ class LogConfig:
                 values[field] = p[name]
         if p["message.timestamp.type"] is not None:
             values["timestamp_type"] = _timestamp_type(p["message.timestamp.type"])
-        values["overrides"] = {TOPIC.find(name).name: config_text(value) for name, value in given.items()}
+        values["overrides"] = {
+            TOPIC.find(name).name: config_text(value) for name, value in given.items()
+        }
         return LogConfig(**values)
 
     def topic_properties(self) -> dict[str, str]:
         """Every property of the topic, by Kafka's name, as it is in force."""
-        out = {name: config_text(value) for name, value in TOPIC.resolve(self.overrides or {}).items()}
+        out = {
+            name: config_text(value) for name, value in TOPIC.resolve(self.overrides or {}).items()
+        }
         out.update({name: str(getattr(self, field)) for name, field in _FIELD_OF.items()})
-        out["message.timestamp.type"] = "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
+        out["message.timestamp.type"] = (
+            "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
+        )
         return dict(sorted(out.items()))
 
 

@@ -17,13 +17,15 @@ from typing import NamedTuple
 
 from kdirect.log.config import OFFSET_ENTRY_BYTES, TIME_ENTRY_BYTES, LogConfig, whole_pages
 
-# What a producer that writes the head itself is granted at least: it has to ask for more when that is full.
+# What a producer that writes the head itself is granted at least: it has to ask for more when that
+# is full.
 GRANT_BYTES = 32 << 10
 FACTOR = 4
 QUICK_FACTOR = 16
 # A step that was used up within this is followed by a larger one.
 QUICK_S = 1.0
-# A head that was filled within this is followed by a whole one (and a spare, see `kdirect.log.head`).
+# A head that was filled within this is followed by a whole one (and a spare, see
+# `kdirect.log.head`).
 BUSY_S = 10.0
 # Nothing was appended for so long: what is not used is given back, if it is worth the work.
 QUIET_S = 10.0
@@ -42,7 +44,11 @@ class HeadBytes(NamedTuple):
 def head_bytes(config: LogConfig, capacity: int) -> HeadBytes:
     """The files of a head of `capacity` bytes, with indexes that are not full before it is."""
     capacity = whole_pages(capacity)
-    return HeadBytes(capacity, config.index_bytes(OFFSET_ENTRY_BYTES, capacity), config.index_bytes(TIME_ENTRY_BYTES, capacity))
+    return HeadBytes(
+        capacity,
+        config.index_bytes(OFFSET_ENTRY_BYTES, capacity),
+        config.index_bytes(TIME_ENTRY_BYTES, capacity),
+    )
 
 
 def next_capacity(capacity: int, need: int, limit: int, *, quick: bool) -> int:

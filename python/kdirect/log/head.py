@@ -30,7 +30,8 @@ from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment,
 
 log = logging.getLogger("kdirect.log")
 
-# A head that was filled faster than this gets a spare behind it; one that is not used for so long is given back.
+# A head that was filled faster than this gets a spare behind it; one that is not used for so long
+# is given back.
 SPARE_WITHIN_S = BUSY_S
 # A spare may take one part in so many of the free space.
 SPARE_SHARE = 8
@@ -59,12 +60,15 @@ def cannot_allocate(directory: Path, need_bytes: int, cause: OSError) -> LogErro
     StorageFullError where that is why."""
     if cause.errno in _FULL:
         return storage_full(directory, need_bytes, cause)
-    return LogError(f"cannot allocate a segment in {directory}: {cause}", hint="check that the directory exists and is writable")
+    return LogError(
+        f"cannot allocate a segment in {directory}: {cause}",
+        hint="check that the directory exists and is writable",
+    )
 
 
 def allocate(path: Path, length: int, *, huge: bool = False) -> int:
-    """Create `path` with `length` real bytes (`posix_fallocate`), in huge pages where `huge` and there are any; the descriptor.  OSError
-    leaves no file."""
+    """Create `path` with `length` real bytes (`posix_fallocate`), in huge pages where `huge` and
+    there are any; the descriptor.  OSError leaves no file."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
         if huge:
@@ -81,7 +85,9 @@ class PreparedHead:
     """Files of a head to come, under temporary names: `capacity` bytes of it exist (None:
     all).  `publish` names them; `discard` removes them.  One thread at a time."""
 
-    def __init__(self, directory: Path, config: LogConfig, *, capacity: int | None = None, name: str = "head") -> None:
+    def __init__(
+        self, directory: Path, config: LogConfig, *, capacity: int | None = None, name: str = "head"
+    ) -> None:
         self.directory = directory
         self.config = config
         self.name = f"{name}-{next(_numbers)}"  # several may exist at a time: a spare, and one that was granted ahead
@@ -89,13 +95,20 @@ class PreparedHead:
         self._published = False
         self._withdrawn: Segment | None = None
         self._mapping: Mapping | None = None
-        self._indexes = OffsetIndex(self._temporary(OffsetIndex.suffix)), TimeIndex(self._temporary(TimeIndex.suffix))
+        self._indexes = (
+            OffsetIndex(self._temporary(OffsetIndex.suffix)),
+            TimeIndex(self._temporary(TimeIndex.suffix)),
+        )
         whole = head_bytes(config, config.segment_bytes)
-        self._bytes = whole if capacity is None else head_bytes(config, min(capacity, config.segment_bytes))
+        self._bytes = (
+            whole if capacity is None else head_bytes(config, min(capacity, config.segment_bytes))
+        )
         try:
             self._fd = allocate(self._temporary(LOG_SUFFIX), self._bytes.log, huge=True)
             self._mapping = Mapping(self._fd, whole.log, writable=True)
-            for index, length, reserve in zip(self._indexes, self._bytes[1:], whole[1:], strict=True):
+            for index, length, reserve in zip(
+                self._indexes, self._bytes[1:], whole[1:], strict=True
+            ):
                 index.extend(length, reserve, empty=True)
         except OSError as e:
             self.discard()
@@ -122,8 +135,8 @@ class PreparedHead:
         return self.directory / f"{self.name}{suffix}{TEMPORARY_SUFFIX}"
 
     def populate(self, stop: threading.Event) -> None:
-        """Fault the pages in, until `stop`, so that the first writes do not have to.  Where the log is synced as it grows the pages
-        stay clean, or the first sync would write the whole file."""
+        """Fault the pages in, until `stop`, so that the first writes do not have to.  Where the log
+        is synced as it grows the pages stay clean, or the first sync would write the whole file."""
         assert self._mapping is not None
         config = self.config
         dirty = not config.flush_before_ack and config.flush_messages == config.flush_ms == NEVER
@@ -135,7 +148,9 @@ class PreparedHead:
     def publish(self, base_offset: int) -> Segment:
         """Give the files their names; an acquired Segment, not yet known to the kernel."""
         assert self._mapping is not None
-        for suffix in reversed(SUFFIXES):  # the log last: an index without a log is swept away, a log without an index rebuilt
+        for suffix in reversed(
+            SUFFIXES
+        ):  # the log last: an index without a log is swept away, a log without an index rebuilt
             os.rename(self._temporary(suffix), self.directory / file_name(base_offset, suffix))
         segment = Segment(self.directory, base_offset)
         for index in self._indexes:
@@ -147,12 +162,14 @@ class PreparedHead:
         return segment.acquire()
 
     def withdraw(self, segment: Segment) -> None:
-        """What `publish` returned does not become the head: its files go now, its memory with `discard`."""
+        """What `publish` returned does not become the head: its files go now, its memory with
+        `discard`."""
         segment.delete()
         self._withdrawn = segment
 
     def discard(self) -> None:
-        """Remove what has not been published, or was withdrawn; again, or after `publish`: nothing to do."""
+        """Remove what has not been published, or was withdrawn; again, or after `publish`: nothing
+        to do."""
         withdrawn, self._withdrawn = self._withdrawn, None
         if withdrawn is not None:
             withdrawn.release()
@@ -171,8 +188,8 @@ class PreparedHead:
 
 
 class SpareHead:
-    """The spare of one partition.  `start`, `take`, `give_back` are called under the partition's roll lock; the work
-    is done on a thread that ends with it."""
+    """The spare of one partition.  `start`, `take`, `give_back` are called under the partition's
+    roll lock; the work is done on a thread that ends with it."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -192,10 +209,14 @@ class SpareHead:
         if config.segment_bytes * SPARE_SHARE > stat.f_bavail * stat.f_frsize:
             return
         self._wanted.clear()
-        thread = threading.Thread(target=self._prepare, args=(config,), name="kdirect-spare-head", daemon=True)
+        thread = threading.Thread(
+            target=self._prepare, args=(config,), name="kdirect-spare-head", daemon=True
+        )
         try:
             thread.start()
-        except RuntimeError as e:  # a limit on threads or processes; the next head is made when it is needed
+        except (
+            RuntimeError
+        ) as e:  # a limit on threads or processes; the next head is made when it is needed
             log.debug("no spare head in %s: %s", self._directory, e)
             return
         self._thread = thread
@@ -211,7 +232,8 @@ class SpareHead:
         self._prepared = prepared
 
     def take(self, config: LogConfig) -> PreparedHead | None:
-        """The spare, if there is one for these sizes; one that is being made is taken as soon as its files exist."""
+        """The spare, if there is one for these sizes; one that is being made is taken as soon as
+        its files exist."""
         self._join()
         prepared, self._prepared = self._prepared, None
         if prepared is not None and prepared.config != config:
@@ -239,7 +261,13 @@ def reopen_as_head(old: Segment, config: LogConfig, room: int) -> Segment:
     """Allocate `room` bytes behind the last segment's records; a new, acquired Segment for its
     file, which may grow to what `config` says.  `old` is untouched (supersede it after the new one
     is published).  StorageFullError leaves the file as it was."""
-    new = Segment(old.directory, old.base_offset, size=old.size, end_offset=old.end_offset, dense_from=old.dense_from)
+    new = Segment(
+        old.directory,
+        old.base_offset,
+        size=old.size,
+        end_offset=old.end_offset,
+        dense_from=old.dense_from,
+    )
     new.keep_length = old.keep_length
     whole = head_bytes(config, max(config.segment_bytes, whole_pages(old.size)))
     wanted = head_bytes(config, min(whole.log, max(old.size + room, 1)))

@@ -1,9 +1,9 @@
 """Offset index and time index of a segment: Kafka's files, mapped.
 
-Law of the room: an index file is a sorted array of fixed entries (`kdirect.format.layout`): big-endian
-``u32 relative offset, u32 position`` or ``i64 timestamp, u32 relative offset``.  The offset of an entry is
-the last offset of the batch at its position, as in Kafka.  Indexes save time and hold no truth: whatever is
-wrong with one, it is rebuilt from the segment.
+Law of the room: an index file is a sorted array of fixed entries (`kdirect.format.layout`):
+big-endian ``u32 relative offset, u32 position`` or ``i64 timestamp, u32 relative offset``.  The
+offset of an entry is the last offset of the batch at its position, as in Kafka.  Indexes save time
+and hold no truth: whatever is wrong with one, it is rebuilt from the segment.
 
 The head's indexes are allocated in steps, mapped once for all steps, and written by the commit
 kernel, which also counts their entries; an index of a sealed segment is trimmed and mapped
@@ -16,7 +16,13 @@ import os
 from pathlib import Path
 
 from kdirect.format import layout
-from kdirect.log.mapped import Mapping, search_offset_index, search_offset_index_position, search_time_index, time_index_entry
+from kdirect.log.mapped import (
+    Mapping,
+    search_offset_index,
+    search_offset_index_position,
+    search_time_index,
+    time_index_entry,
+)
 
 
 class IndexFile:
@@ -31,7 +37,9 @@ class IndexFile:
         self.path = path
         self.mapping: Mapping | None = None
         self.entries = 0
-        self._allocated = 0  # bytes that may be touched; the mapping of a head's index reaches further
+        self._allocated = (
+            0  # bytes that may be touched; the mapping of a head's index reaches further
+        )
 
     @property
     def address(self) -> int:
@@ -63,7 +71,9 @@ class IndexFile:
         """Allocate `capacity_bytes` and map them for writing, with addresses for `reserve_bytes`;
         the entries that are there stay, none with `empty`.  OSError when the disk is full."""
         self.close()
-        fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0), 0o644)
+        fd = os.open(
+            self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | (os.O_TRUNC if empty else 0), 0o644
+        )
         try:
             length = os.fstat(fd).st_size
             self.entries = 0 if empty else length // self.entry_bytes
@@ -124,12 +134,19 @@ class OffsetIndex(IndexFile):
     suffix = ".index"
 
     def lookup(self, relative_offset: int, entries: int) -> tuple[int, int]:
-        """(position, last relative offset) of an indexed batch at or before the one that holds `relative_offset`; (0, -1): none is."""
-        return search_offset_index(self.address, entries, relative_offset) if self.address else (0, -1)
+        """(position, last relative offset) of an indexed batch at or before the one that holds
+        `relative_offset`; (0, -1): none is."""
+        return (
+            search_offset_index(self.address, entries, relative_offset) if self.address else (0, -1)
+        )
 
     def lookup_position(self, position: int, entries: int) -> tuple[int, int]:
         """The same of the last indexed batch that starts at `position` or before."""
-        return search_offset_index_position(self.address, entries, position) if self.address else (0, -1)
+        return (
+            search_offset_index_position(self.address, entries, position)
+            if self.address
+            else (0, -1)
+        )
 
 
 class TimeIndex(IndexFile):

@@ -1,39 +1,43 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The commit kernel: the one place where bytes become records.
 
-Law of the room: a kernel belongs to one partition.  It is compiled, holds no GIL, does no I/O, asks no
-clock and allocates only to grow its tables.  TCP produce (`c_append`), RDMA produce (`c_commit`) and
-replication pass through the same check and the same stamp, under one mutex.
+Law of the room: a kernel belongs to one partition.  It is compiled, holds no GIL, does no I/O, asks
+no clock and allocates only to grow its tables.  TCP produce (`c_append`), RDMA produce (`c_commit`)
+and replication pass through the same check and the same stamp, under one mutex.
 
-Owns: the tail of the head segment, log end offset, high watermark, last stable offset, log start offset
-and leader epoch of the partition; the producer table (idempotence); the list of metadata slots; the index
-entries of the head.  Does not own: files and mappings (`kdirect.log.segment` gives it addresses with
-`install_head` and takes them back with `seal`), and who may write (`kdirect.broker.access`).
+Owns: the tail of the head segment, log end offset, high watermark, last stable offset, log start
+offset and leader epoch of the partition; the producer table (idempotence); the list of metadata
+slots; the index entries of the head.  Does not own: files and mappings (`kdirect.log.segment` gives
+it addresses with `install_head` and takes them back with `seal`), and who may write
+(`kdirect.broker.access`).
 
 Invariants, true whenever the mutex is free:
 
-- ``log start <= last stable <= high watermark <= log end``; high watermark and last stable offset lie in
-  the head or at its start (a segment is sealed only when everything in it is readable).
-- Bytes of the head below the tail are whole, checked batches with consecutive offsets.  A request that
-  failed left zeros at the tail, so no reader and no recovery takes rubbish for a batch.
+- ``log start <= last stable <= high watermark <= log end``; high watermark and last stable offset
+  lie in the head or at its start (a segment is sealed only when everything in it is readable).
+- Bytes of the head below the tail are whole, checked batches with consecutive offsets.  A request
+  that failed left zeros at the tail, so no reader and no recovery takes rubbish for a batch.
 - Every attached slot holds the state above.  Its guard is the CRC-32C of the rest, so a READ that
   overlaps an update is seen by its reader and repeated (KafkaDirect §4.4.2).
 
-A request is one or more whole batches of one producer, all or nothing.  Each header field is read once,
-into `batch_info`; later steps use that copy, because an RDMA producer may still be writing.
+A request is one or more whole batches of one producer, all or nothing.  Each header field is read
+once, into `batch_info`; later steps use that copy, because an RDMA producer may still be writing.
 
-Idempotence is Kafka's: the last five batches of each producer id are remembered.  A request that repeats
-remembered batches is a duplicate: it answers with the original offsets and appends nothing.  One that repeats older
-ones is answered DUPLICATE_SEQUENCE_NUMBER (appended, at an offset that is not known any more): an RDMA producer has more than
-five requests under way.  A request that mixes repeated and new batches is refused as out of order.
+Idempotence is Kafka's: the last five batches of each producer id are remembered.  A request that
+repeats remembered batches is a duplicate: it answers with the original offsets and appends nothing.
+One that repeats older ones is answered DUPLICATE_SEQUENCE_NUMBER (appended, at an offset that is
+not known any more): an RDMA producer has more than five requests under way.  A request that mixes
+repeated and new batches is refused as out of order.
 
-Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one update of the slots serve them all.
+Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one update of the slots
+serve them all.
 
-Group commit: with `hold_high_watermark`, commits do not move the high watermark; `advance_high_watermark`
-does, once the caller knows that the bytes are on disk (or, later, on the followers).
+Group commit: with `hold_high_watermark`, commits do not move the high watermark;
+`advance_high_watermark` does, once the caller knows that the bytes are on disk (or, later, on the
+followers).
 
-Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must stay
-mapped until `seal` has returned; slots until they are detached, sealed or revoked.
+Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
+stay mapped until `seal` has returned; slots until they are detached, sealed or revoked.
 """
 
 cimport cython
@@ -69,12 +73,14 @@ cdef enum:
     CLEAR_WINDOW = 1 << 20     # so many zeros end the search for what a producer left
 
 
-# -- Python face --------------------------------------------------------------------------------------------------
+# -- Python face
+# --------------------------------------------------------------------------------------------------
 
 @cython.freelist(64)
 cdef class CommitResult:
-    """Outcome of one request.  `error` 0: committed (or, with `duplicate`, committed before); otherwise
-    Kafka's error code, or one of NO_SPACE, WRONG_POSITION, NO_HEAD.  Offsets are -1 after an error."""
+    """Outcome of one request.  `error` 0: committed (or, with `duplicate`, committed before);
+    otherwise Kafka's error code, or one of NO_SPACE, WRONG_POSITION, NO_HEAD.  Offsets are -1 after
+    an error."""
 
     cdef readonly int error
     cdef readonly int batches
@@ -91,7 +97,8 @@ cdef class CommitResult:
 
 
 class KernelView(NamedTuple):
-    """One consistent look at a kernel.  Positions are bytes of the segment `segment_base_offset`."""
+    """One consistent look at a kernel.  Positions are bytes of the segment `segment_base_offset`.
+    """
 
     segment_base_offset: int
     end_position: int
@@ -129,12 +136,12 @@ cdef CommitResult _result(const commit_result* r):
 
 
 cdef class CommitKernel:
-    """See the module.  Life: construct with where the log ends, `install_head`, commits, `seal`, the next
-    `install_head`, ... ; it owns no mapping, so there is nothing to close.
+    """See the module.  Life: construct with where the log ends, `install_head`, commits, `seal`,
+    the next `install_head`, ... ; it owns no mapping, so there is nothing to close.
 
-    `segment_bytes` and `max_batch_bytes` bound a request and a batch; `index_interval_bytes` spaces index
-    entries; `segment_ms` rolls by time (appends only); `before_max_ms`/`after_max_ms` bound the
-    difference between a record's timestamp and the clock."""
+    `segment_bytes` and `max_batch_bytes` bound a request and a batch; `index_interval_bytes` spaces
+    index entries; `segment_ms` rolls by time (appends only); `before_max_ms`/`after_max_ms` bound
+    the difference between a record's timestamp and the clock."""
 
     def __cinit__(self, *, int64_t log_start_offset=0, int64_t log_end_offset=0, int64_t segment_base_offset=-1, uint64_t position=0,
                   int32_t leader_epoch=0, uint32_t segment_bytes=INT32_MAX, uint32_t max_batch_bytes=INT32_MAX,
@@ -325,7 +332,8 @@ cdef class CommitKernel:
         return _result(&r)
 
     def append(self, data, int64_t now_ms):
-        """Copy whole batches to the tail and commit them.  `data` is a contiguous buffer of bytes."""
+        """Copy whole batches to the tail and commit them.  `data` is a contiguous buffer of bytes.
+        """
         cdef Py_buffer view
         cdef commit_result r
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
@@ -341,7 +349,8 @@ cdef class CommitKernel:
         return _result(&r)
 
     def check(self, data, int64_t now_ms):
-        """0, or the error code that whole batches `data` would be refused with whatever their sequence numbers are; nothing changes."""
+        """0, or the error code that whole batches `data` would be refused with whatever their
+        sequence numbers are; nothing changes."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef Py_buffer view
         cdef int64_t records
@@ -363,9 +372,9 @@ cdef class CommitKernel:
         return error
 
     def clear_tail(self, segment_base_offset=None, end=None):
-        """Zero what a revoked producer left behind the tail: up to position `end`, or, without it, up to the
-        first MiB that is zeros already (a producer writes upwards, without gaps).  With `segment_base_offset`,
-        only if that segment is still the head."""
+        """Zero what a revoked producer left behind the tail: up to position `end`, or, without it,
+        up to the first MiB that is zeros already (a producer writes upwards, without gaps).  With
+        `segment_base_offset`, only if that segment is still the head."""
         cdef int64_t base = (<kernel_state*> self._state).base if segment_base_offset is None else segment_base_offset
         cdef uint64_t until = UINT64_MAX if end is None else end
         with nogil:
@@ -403,7 +412,8 @@ cdef class CommitKernel:
                      uint64_t time_index_address=0, uint32_t time_index_capacity=0, uint32_t time_index_entries=0,
                      int64_t last_indexed_timestamp=-1, int64_t first_timestamp=-1, int64_t max_timestamp=-1,
                      int64_t max_timestamp_offset=-1, int64_t created_ms=0):
-        """Give the kernel a mapped head of `capacity` bytes, `position` of which are records already.
+        """Give the kernel a mapped head of `capacity` bytes, `position` of which are records
+        already.
 
         Slots attached while there was no head get their last update with SLOT_FLAG_SEALED.  Index
         capacities and entries count entries; address 0 keeps no index."""
@@ -438,9 +448,10 @@ cdef class CommitKernel:
                            hint="seal the previous head first")
 
     def seal(self):
-        """Take the head away: a SealedHead, or None when there is no head, or when not everything in it is
-        readable yet (group commit: flush first).  Slots get SLOT_FLAG_SEALED and are dropped; from now on
-        the log ends at position 0 of a segment that begins at log end offset."""
+        """Take the head away: a SealedHead, or None when there is no head, or when not everything
+        in it is readable yet (group commit: flush first).  Slots get SLOT_FLAG_SEALED and are
+        dropped; from now on the log ends at position 0 of a segment that begins at log end offset.
+        """
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint done = False
         cdef int64_t base, size, end, max_timestamp, max_timestamp_offset, offset_entries, time_entries
@@ -497,8 +508,8 @@ cdef class CommitKernel:
         return done
 
     def freeze(self):
-        """Refuse further records in this head (NO_SPACE), so that it can be flushed and sealed; its capacity, which
-        `thaw` wants back should the roll fail."""
+        """Refuse further records in this head (NO_SPACE), so that it can be flushed and sealed; its
+        capacity, which `thaw` wants back should the roll fail."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef uint64_t capacity
         with nogil:
@@ -518,8 +529,8 @@ cdef class CommitKernel:
             pthread_mutex_unlock(&s.lock)
 
     def roll_without_head(self):
-        """There is no head, and the last segment takes no more records: the log now ends at position 0 of a
-        segment that begins at log end offset.  Slots are sealed."""
+        """There is no head, and the last segment takes no more records: the log now ends at
+        position 0 of a segment that begins at log end offset.  Slots are sealed."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint refused = False
         with nogil:
@@ -536,8 +547,9 @@ cdef class CommitKernel:
             raise LogError("there is a head", hint="seal it")
 
     def advance_high_watermark(self, int64_t offset, uint64_t position, segment_base_offset=None):
-        """Make records below `offset` readable; `position` is where `offset` lies in the head.  Ignored when
-        it would go back, or when the head is not `segment_base_offset` (it has rolled since)."""
+        """Make records below `offset` readable; `position` is where `offset` lies in the head.
+        Ignored when it would go back, or when the head is not `segment_base_offset` (it has rolled
+        since)."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint named = segment_base_offset is not None
         cdef int64_t base = segment_base_offset if named else 0
@@ -611,7 +623,8 @@ cdef class CommitKernel:
         return offsets, times
 
     def timestamps(self):
-        """Of the head: (of its first batch, largest, offset of the largest), -1 where there is none."""
+        """Of the head: (of its first batch, largest, offset of the largest), -1 where there is
+        none."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef int64_t first, largest, offset
         with nogil:
@@ -674,7 +687,8 @@ cdef class CommitKernel:
 
     @property
     def hold_high_watermark(self):
-        """True: commits wait for `advance_high_watermark` before readers see them (group commit)."""
+        """True: commits wait for `advance_high_watermark` before readers see them (group commit).
+        """
         return bool((<kernel_state*> self._state).hold)
 
     @property

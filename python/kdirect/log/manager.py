@@ -1,11 +1,11 @@
 """The log manager: all partitions of a broker, in one or more log directories.
 
 Law of the room: owns the directories (one broker at a time: ``.lock``), the list of partitions, the
-checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock of its own accord: the
-broker calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
+checkpoints and the marker of a clean shutdown.  It runs no thread and reads no clock of its own
+accord: the broker calls `apply_retention`, `flush_due` and `checkpoint` when they are due.
 
-Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown marker,
-and the next `open` recovers.  Any thread may call.
+Life: construct, `open`, use, `close`.  A process that dies without `close` leaves no clean-shutdown
+marker, and the next `open` recovers.  Any thread may call.
 
 Locks: ``_change_lock`` is held by whatever opens, closes, makes, alters or deletes, and may wait
 for the disk.  Looking at partitions takes no lock: the dictionaries are replaced entry by entry,
@@ -40,12 +40,18 @@ _DELETED_SUFFIX = "-delete"
 
 
 class LogManager:
-    """See the module.  `log_dirs` are created when missing; `config` holds the broker's defaults, and each topic
-    may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a directory of another node or
-    cluster is refused; without a `cluster_id`, the one on disk or a new one is taken."""
+    """See the module.  `log_dirs` are created when missing; `config` holds the broker's defaults,
+    and each topic may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a
+    directory of another node or cluster is refused; without a `cluster_id`, the one on disk or a
+    new one is taken."""
 
     def __init__(
-        self, log_dirs: Sequence[str | Path], config: LogConfig | None = None, *, node_id: int = 1, cluster_id: str | None = None
+        self,
+        log_dirs: Sequence[str | Path],
+        config: LogConfig | None = None,
+        *,
+        node_id: int = 1,
+        cluster_id: str | None = None,
     ) -> None:
         if not log_dirs:
             raise ConfigError("no log directory is given", hint="set log.dirs")
@@ -53,7 +59,9 @@ class LogManager:
             log_dirs = [log_dirs]
         self.log_dirs = [Path(d).absolute() for d in log_dirs]
         if len(set(self.log_dirs)) != len(self.log_dirs):
-            raise ConfigError("a log directory is named twice", hint="remove the repetition from log.dirs")
+            raise ConfigError(
+                "a log directory is named twice", hint="remove the repetition from log.dirs"
+            )
         self.config = config or LogConfig()
         self.node_id = node_id
         self.cluster_id = cluster_id or ""
@@ -66,7 +74,8 @@ class LogManager:
         self._checkpoint_lock = threading.Lock()
         self._opened = False
 
-    # -- open, close --------------------------------------------------------------------------------------
+    # -- open, close
+    # --------------------------------------------------------------------------------------
 
     def open(self) -> LogManager:
         """Lock the directories and load every partition in them, recovering those of a crash."""
@@ -102,12 +111,18 @@ class LogManager:
             directory.mkdir(parents=True, exist_ok=True)
             fd = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as e:
-            raise LogError(f"log directory {directory} cannot be used: {e}", hint="check log.dirs and the permissions there") from e
+            raise LogError(
+                f"log directory {directory} cannot be used: {e}",
+                hint="check log.dirs and the permissions there",
+            ) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             os.close(fd)
-            raise LogError(f"log directory {directory} is in use by another broker", hint="stop it or choose other log.dirs") from e
+            raise LogError(
+                f"log directory {directory} is in use by another broker",
+                hint="stop it or choose other log.dirs",
+            ) from e
         self._locks.append(fd)
 
     def _unlock(self) -> None:
@@ -116,7 +131,9 @@ class LogManager:
         self._locks.clear()
 
     def _check_identity(self) -> None:
-        found: dict[Path, dict[str, str] | None] = {d: checkpoint.read_properties(d / checkpoint.META_PROPERTIES) for d in self.log_dirs}
+        found: dict[Path, dict[str, str] | None] = {
+            d: checkpoint.read_properties(d / checkpoint.META_PROPERTIES) for d in self.log_dirs
+        }
         for directory, properties in found.items():
             if properties is None:
                 continue
@@ -128,11 +145,15 @@ class LogManager:
                 )
             if node is not None and node != str(self.node_id):
                 raise LogError(
-                    f"{directory} belongs to node {node}, and this is node {self.node_id}", hint="set node.id, or use other log.dirs"
+                    f"{directory} belongs to node {node}, and this is node {self.node_id}",
+                    hint="set node.id, or use other log.dirs",
                 )
             cluster = properties.get("cluster.id", "")
             if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
-                raise LogError(f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}", hint="use other log.dirs")
+                raise LogError(
+                    f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}",
+                    hint="use other log.dirs",
+                )
             if cluster and self.cluster_id and cluster != self.cluster_id:
                 raise LogError(
                     f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}",
@@ -173,10 +194,15 @@ class LogManager:
                 continue
             tp = TopicPartition(match[1], int(match[2]))
             if tp in self.partitions:
-                raise CorruptLogError(f"partition {tp} exists in {self.partitions[tp].directory} and in {path}", hint="move one away")
+                raise CorruptLogError(
+                    f"partition {tp} exists in {self.partitions[tp].directory} and in {path}",
+                    hint="move one away",
+                )
             try:
                 files = os.listdir(path)
-                config = self._own_config(path) if checkpoint.TOPIC_PROPERTIES in files else self._plain
+                config = (
+                    self._own_config(path) if checkpoint.TOPIC_PROPERTIES in files else self._plain
+                )
                 partition = load_partition(
                     tp, path, config, clean=clean, recovery_point=recovery_points.get(tp, 0), log_start_offset=log_starts.get(tp, 0),
                     files=files, unsynced=unsynced,
@@ -185,18 +211,28 @@ class LogManager:
             except KdirectError:
                 raise
             except OSError as e:
-                raise LogError(f"partition {tp} in {path} cannot be loaded: {e}", hint="check the disk and the permissions there") from e
+                raise LogError(
+                    f"partition {tp} in {path} cannot be loaded: {e}",
+                    hint="check the disk and the permissions there",
+                ) from e
             loaded += 1
         try:
             checkpoint.sync_paths(directory, unsynced)
         except OSError as e:
-            raise LogError(f"what was recovered in {directory} cannot be synced: {e}", hint="check the disk") from e
+            raise LogError(
+                f"what was recovered in {directory} cannot be synced: {e}", hint="check the disk"
+            ) from e
         if clean:
             # From the first append on it is not true any more.
             marker.unlink()
             checkpoint.sync_directory(directory)
         if loaded:
-            log.info("loaded %d partitions from %s after %s", loaded, directory, "a clean shutdown" if clean else "a crash")
+            log.info(
+                "loaded %d partitions from %s after %s",
+                loaded,
+                directory,
+                "a clean shutdown" if clean else "a crash",
+            )
         return clean
 
     def _own_config(self, path: Path) -> LogConfig:
@@ -211,8 +247,9 @@ class LogManager:
             ) from e
 
     def close(self, clean: bool = True) -> None:
-        """Close every partition.  With `clean`, everything is on disk afterwards and the marker says so; without, the
-        directories are left as a crash would leave them, but for shortened files."""
+        """Close every partition.  With `clean`, everything is on disk afterwards and the marker
+        says so; without, the directories are left as a crash would leave them, but for shortened
+        files."""
         with self._change_lock:
             if not self._opened:
                 return
@@ -229,19 +266,27 @@ class LogManager:
                     self.checkpoint()
                     if not failed:
                         for directory in self.log_dirs:
-                            checkpoint.replace_file(directory / checkpoint.CLEAN_SHUTDOWN, b'{"version":0,"brokerEpoch":-1}')
+                            checkpoint.replace_file(
+                                directory / checkpoint.CLEAN_SHUTDOWN,
+                                b'{"version":0,"brokerEpoch":-1}',
+                            )
             finally:
                 self._unlock()
             if failed:
                 raise failed[0]
 
-    # -- partitions ------------------------------------------------------------------------------------------
+    # -- partitions
+    # ------------------------------------------------------------------------------------------
 
     def create_partition(
-        self, topic_partition: TopicPartition, overrides: Mapping[str, Any] | None = None, topic_id: uuid.UUID | None = None
+        self,
+        topic_partition: TopicPartition,
+        overrides: Mapping[str, Any] | None = None,
+        topic_id: uuid.UUID | None = None,
     ) -> Partition:
-        """A new, empty partition, in the log directory that has fewest.  `overrides` are topic properties;
-        `topic_id` is needed once per topic: further partitions take that of the first."""
+        """A new, empty partition, in the log directory that has fewest.  `overrides` are topic
+        properties; `topic_id` is needed once per topic: further partitions take that of the first.
+        """
         check_topic_name(topic_partition.topic)
         if topic_partition.partition < 0:
             raise ConfigError(f"partition number {topic_partition.partition} is negative")
@@ -253,7 +298,9 @@ class LogManager:
             if topic_id is None:
                 topic_id = self.topic_id(topic_partition.topic)
             held = dict.fromkeys(self.log_dirs, 0)
-            if len(held) > 1:  # counting all partitions for each new one makes a large topic quadratic
+            if (
+                len(held) > 1
+            ):  # counting all partitions for each new one makes a large topic quadratic
                 for partition in self.partitions.values():
                     held[partition.directory.parent] += 1
             parent = min(self.log_dirs, key=lambda d: held[d])
@@ -262,14 +309,21 @@ class LogManager:
                 directory.mkdir()
                 try:
                     if config.overrides:
-                        checkpoint.write_properties(directory / checkpoint.TOPIC_PROPERTIES, config.overrides)
-                    partition = load_partition(topic_partition, directory, config, clean=True, topic_id=topic_id, files=[])
+                        checkpoint.write_properties(
+                            directory / checkpoint.TOPIC_PROPERTIES, config.overrides
+                        )
+                    partition = load_partition(
+                        topic_partition, directory, config, clean=True, topic_id=topic_id, files=[]
+                    )
                     checkpoint.sync_directory(parent)
                 except BaseException:
                     shutil.rmtree(directory, ignore_errors=True)  # or the next try would find it
                     raise
             except OSError as e:
-                raise LogError(f"cannot create partition {topic_partition} in {parent}: {e}", hint="check its space and permissions") from e
+                raise LogError(
+                    f"cannot create partition {topic_partition} in {parent}: {e}",
+                    hint="check its space and permissions",
+                ) from e
             self._add(partition)
             return partition
 
@@ -292,7 +346,9 @@ class LogManager:
 
     def partitions_of(self, topic: str) -> list[Partition]:
         """The partitions of a topic by number; empty when there is none."""
-        return sorted(self._by_topic.get(topic, {}).values(), key=lambda p: p.topic_partition.partition)
+        return sorted(
+            self._by_topic.get(topic, {}).values(), key=lambda p: p.topic_partition.partition
+        )
 
     def alter_topic(self, topic: str, overrides: Mapping[str, Any]) -> None:
         """Replace the overrides of a topic."""
@@ -300,11 +356,14 @@ class LogManager:
         with self._change_lock:
             self._check_open()
             for partition in self.partitions_of(topic):
-                checkpoint.write_properties(partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {})
+                checkpoint.write_properties(
+                    partition.directory / checkpoint.TOPIC_PROPERTIES, config.overrides or {}
+                )
                 partition.reconfigure(config)
 
     def delete_topic(self, topic: str) -> int:
-        """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many there were."""
+        """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many
+        there were."""
         with self._change_lock:
             self._check_open()
             doomed = self.partitions_of(topic)
@@ -322,7 +381,8 @@ class LogManager:
         if not self._opened:
             raise ClosedError("the log manager is not open", hint="the broker is stopping")
 
-    # -- what the broker calls from time to time ------------------------------------------------------------------
+    # -- what the broker calls from time to time
+    # ------------------------------------------------------------------
 
     def apply_retention(self, now_ms: int) -> int:
         """Delete what retention no longer keeps, forget expired producers; how many segments went."""
@@ -338,7 +398,8 @@ class LogManager:
         return deleted
 
     def flush_due(self, now_ms: int) -> int:
-        """Flush the partitions whose policy asks for it, and sealed segments; how many were flushed."""
+        """Flush the partitions whose policy asks for it, and sealed segments; how many were
+        flushed."""
         flushed = 0
         for partition in self._each():
             try:
@@ -353,12 +414,22 @@ class LogManager:
             partitions = self._each()
             for directory in self.log_dirs:
                 mine = [p for p in partitions if p.directory.parent == directory]
-                checkpoint.write_offsets(directory / checkpoint.RECOVERY_POINTS, {p.topic_partition: p.recovery_point for p in mine})
+                checkpoint.write_offsets(
+                    directory / checkpoint.RECOVERY_POINTS,
+                    {p.topic_partition: p.recovery_point for p in mine},
+                )
                 checkpoint.write_offsets(
                     directory / checkpoint.LOG_STARTS,
-                    {p.topic_partition: p.log_start_offset for p in mine if p.log_start_offset > p.segments[0].base_offset},
+                    {
+                        p.topic_partition: p.log_start_offset
+                        for p in mine
+                        if p.log_start_offset > p.segments[0].base_offset
+                    },
                 )
-                checkpoint.write_offsets(directory / checkpoint.HIGH_WATERMARKS, {p.topic_partition: p.high_watermark for p in mine})
+                checkpoint.write_offsets(
+                    directory / checkpoint.HIGH_WATERMARKS,
+                    {p.topic_partition: p.high_watermark for p in mine},
+                )
 
     def _each(self) -> list[Partition]:
         return list(self.partitions.values())

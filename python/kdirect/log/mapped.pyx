@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Mapped files: mappings, views with a life of their own, and search in mapped segments and indexes.
+"""Mapped files: mappings, views with a life of their own, and search in mapped segments and
+indexes.
 
-Law of the room: the functions here take an address and bounds, and never read outside them, whatever the
-bytes say.  They change nothing: changing a head is the commit kernel's, changing a file's length is
-`kdirect.log.segment`'s.  No function knows a path.
+Law of the room: the functions here take an address and bounds, and never read outside them,
+whatever the bytes say.  They change nothing: changing a head is the commit kernel's, changing a
+file's length is `kdirect.log.segment`'s.  No function knows a path.
 
 Whoever passes an address guarantees that it stays mapped for the call: segments by `acquire`.
 """
@@ -65,11 +66,13 @@ cdef extern from "wire.h" nogil:
     void kd_put64(uint8_t* p, uint64_t v)
 
 
-# -- mappings ---------------------------------------------------------------------------------------------
+# -- mappings
+# ---------------------------------------------------------------------------------------------
 
 cdef class Mapping:
-    """`length` bytes of a descriptor from its start, mapped shared.  `unmap()` ends it (as does the last
-    reference); the descriptor may be closed before.  `address` is 0 once unmapped, or for length 0."""
+    """`length` bytes of a descriptor from its start, mapped shared.  `unmap()` ends it (as does the
+    last reference); the descriptor may be closed before.  `address` is 0 once unmapped, or for
+    length 0."""
 
     cdef readonly uint64_t address
     cdef readonly uint64_t length
@@ -98,8 +101,9 @@ cdef class Mapping:
         self.writable = True
 
     def populate(self, uint64_t position, uint64_t length, *, bint dirty):
-        """Fault in the pages of [position, position + length), which must begin at a page; with `dirty`, for writing
-        (the next fsync of the file writes them all).  Best effort: kernels before 5.14 cannot."""
+        """Fault in the pages of [position, position + length), which must begin at a page; with
+        `dirty`, for writing (the next fsync of the file writes them all).  Best effort: kernels
+        before 5.14 cannot."""
         cdef uint8_t* p = <uint8_t*> <uintptr_t> self.address
         cdef int advice = MADV_POPULATE_WRITE if dirty and self.writable else MADV_POPULATE_READ
         if p != NULL and position < self.length:
@@ -121,9 +125,10 @@ cdef class Mapping:
 
 @cython.no_gc
 cdef class MappedBytes:
-    """Read-only buffer over mapped bytes.  `owner` was acquired for it and is released with it, so the
-    bytes stay mapped while anyone holds the buffer or a memoryview of it.  `release(owner)`, on the thread that drops
-    the last of them, stands in for `owner.release()`, which may do file work."""
+    """Read-only buffer over mapped bytes.  `owner` was acquired for it and is released with it, so
+    the bytes stay mapped while anyone holds the buffer or a memoryview of it.  `release(owner)`, on
+    the thread that drops the last of them, stands in for `owner.release()`, which may do file work.
+    """
 
     cdef object _owner
     cdef object _release
@@ -168,8 +173,8 @@ def copy_bytes(uint64_t address, Py_ssize_t length):
 
 
 def is_resident(uint64_t address, uint64_t length):
-    """Are the pages of mapped bytes in memory, so that reading them does not wait for a disk?  True where the kernel does
-    not tell: it does for files that we may write."""
+    """Are the pages of mapped bytes in memory, so that reading them does not wait for a disk?  True
+    where the kernel does not tell: it does for files that we may write."""
     cdef unsigned char found[RESIDENT_PAGES]
     cdef uint64_t at = address & ~<uint64_t> (PAGE_BYTES - 1)
     cdef uint64_t end = address + length
@@ -201,9 +206,10 @@ def fault_in(uint64_t address, uint64_t length):
 
 
 def allocate_huge(int fd, int64_t length):
-    """Make a file on a tmpfs at least `length` bytes long, and give so much of it huge pages (2 MiB) as far as they are to
-    be had, also where the file system is not mounted for them (Linux 6.1 and later).  0, or an errno: then there are small pages or
-    holes.  Never more than an attempt: `os.posix_fallocate` sees to the rest."""
+    """Make a file on a tmpfs at least `length` bytes long, and give so much of it huge pages (2
+    MiB) as far as they are to be had, also where the file system is not mounted for them (Linux 6.1
+    and later).  0, or an errno: then there are small pages or holes.  Never more than an attempt:
+    `os.posix_fallocate` sees to the rest."""
     cdef int rc
     with nogil:
         rc = kd_allocate_huge(fd, <size_t> length)
@@ -211,8 +217,8 @@ def allocate_huge(int fd, int64_t length):
 
 
 def punch_hole(int fd, int64_t position, int64_t length):
-    """Free [position, position + length) of a file, keeping its length: it reads as zeros.  False when the
-    file system cannot (then nothing changed)."""
+    """Free [position, position + length) of a file, keeping its length: it reads as zeros.  False
+    when the file system cannot (then nothing changed)."""
     cdef int rc
     if length <= 0:
         return True
@@ -235,11 +241,13 @@ def sync_file_system(int fd):
         raise OSError(errno, os.strerror(errno))
 
 
-# -- search in a segment ------------------------------------------------------------------------------------
+# -- search in a segment
+# ------------------------------------------------------------------------------------
 
 class Chain(NamedTuple):
-    """What is known of the batches from a position on; see `kdirect.format.chain`.  `next_offset` is the base offset of the first,
-    -1 when it is not known: then it ends with offset `indexed`, as the index says, or, below `dense_from`, does not begin after it."""
+    """What is known of the batches from a position on; see `kdirect.format.chain`.  `next_offset`
+    is the base offset of the first, -1 when it is not known: then it ends with offset `indexed`, as
+    the index says, or, below `dense_from`, does not begin after it."""
 
     next_offset: int
     dense_from: int
@@ -250,8 +258,9 @@ class Chain(NamedTuple):
 
 
 class Walk(NamedTuple):
-    """Where a walk from batch to batch ended.  `size` 0: what was looked for is not there.  Unless `fault` is empty it says what is wrong
-    with the batch at `position`, which does not continue the log where offset `next_offset` should be."""
+    """Where a walk from batch to batch ended.  `size` 0: what was looked for is not there.  Unless
+    `fault` is empty it says what is wrong with the batch at `position`, which does not continue the
+    log where offset `next_offset` should be."""
 
     position: int
     size: int
@@ -320,8 +329,8 @@ cdef void _step(walk_t* w) noexcept nogil:
 
 
 cdef object _walked(walk_t* w, int code, bint found):
-    """What was found; `code` is why the walk ended.  When that is a fault it may be that of the batch before: of its length, or of its
-    offsets, which only its CRC tells."""
+    """What was found; `code` is why the walk ended.  When that is a fault it may be that of the
+    batch before: of its length, or of its offsets, which only its CRC tells."""
     cdef batch_info before
     if code != CHAIN_OK and code != INDEX_IS_WRONG and w.before >= 0 \
             and check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &before) != BATCH_OK:
@@ -336,7 +345,8 @@ cdef object _walked(walk_t* w, int code, bint found):
 
 
 def find_batch(uint64_t address, uint64_t start, uint64_t end, int64_t offset, known):
-    """Walk to the first batch of [start, end) whose last offset is `offset` or higher.  `start` must be the start of a batch."""
+    """Walk to the first batch of [start, end) whose last offset is `offset` or higher.  `start`
+    must be the start of a batch."""
     cdef walk_t w
     cdef int code = CHAIN_OK
     cdef bint found = False
@@ -356,8 +366,9 @@ def find_batch(uint64_t address, uint64_t start, uint64_t end, int64_t offset, k
 
 
 def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t timestamp, int64_t from_offset, known):
-    """Walk to the first batch of [start, end) that holds a record of `timestamp` or later at `from_offset` or higher.  CRCs are checked,
-    for what a batch says of its timestamps decides whether it is looked into."""
+    """Walk to the first batch of [start, end) that holds a record of `timestamp` or later at
+    `from_offset` or higher.  CRCs are checked, for what a batch says of its timestamps decides
+    whether it is looked into."""
     cdef walk_t w
     cdef int code = CHAIN_OK
     cdef bint found = False
@@ -375,8 +386,8 @@ def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t times
 
 
 def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *, bint at_least_one=False):
-    """Walk to the end of the last whole batch of [start, end) that ends at `limit` or before; with `at_least_one`, of the first one at
-    least.  `size` is 0 always."""
+    """Walk to the end of the last whole batch of [start, end) that ends at `limit` or before; with
+    `at_least_one`, of the first one at least.  `size` is 0 always."""
     cdef walk_t w
     cdef int code
     cdef uint64_t whole = 0
@@ -396,8 +407,9 @@ def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end
 
 
 def last_batch(uint64_t address, uint64_t start, uint64_t end, known):
-    """Walk to the end of the last whole batch of [start, end) that continues the log.  `size` is 0 always.  The CRC of that batch is
-    checked, for where the log ends is its last offset delta's to say."""
+    """Walk to the end of the last whole batch of [start, end) that continues the log.  `size` is 0
+    always.  The CRC of that batch is checked, for where the log ends is its last offset delta's to
+    say."""
     cdef walk_t w
     cdef batch_info last
     cdef int code = CHAIN_OK
@@ -422,7 +434,8 @@ def first_timestamp(uint64_t address, uint64_t end):
 
 
 def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end, int64_t from_offset, int64_t now_ms, known):
-    """Walk over [start, end) and note its batches at `from_offset` or higher in the kernel's producer table.  CRCs are checked."""
+    """Walk over [start, end) and note its batches at `from_offset` or higher in the kernel's
+    producer table.  CRCs are checked."""
     cdef walk_t w
     cdef int code = CHAIN_OK, error = 0
     _start(&w, address, start, end, known)
@@ -439,10 +452,12 @@ def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uin
     return _walked(&w, code, False)
 
 
-# -- search in indexes -----------------------------------------------------------------------------------------
+# -- search in indexes
+# -----------------------------------------------------------------------------------------
 
 def search_offset_index(uint64_t address, uint32_t entries, int64_t relative_offset):
-    """(position, relative offset) of the last entry at `relative_offset` or below; (0, -1) when there is none."""
+    """(position, relative offset) of the last entry at `relative_offset` or below; (0, -1) when
+    there is none."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef uint32_t low = 0, high = entries, middle
     while low < high:
@@ -455,7 +470,8 @@ def search_offset_index(uint64_t address, uint32_t entries, int64_t relative_off
 
 
 def search_offset_index_position(uint64_t address, uint32_t entries, uint64_t position):
-    """(position, relative offset) of the last entry whose position is `position` or smaller; (0, -1) when there is none."""
+    """(position, relative offset) of the last entry whose position is `position` or smaller; (0,
+    -1) when there is none."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef uint32_t low = 0, high = entries, middle
     while low < high:
@@ -475,8 +491,8 @@ cdef object _offset_entry(const uint8_t* data, uint32_t after):
 
 
 def search_time_index(uint64_t address, uint32_t entries, int64_t timestamp):
-    """Of the last entry whose timestamp is smaller than `timestamp`: its relative offset; 0 when there is
-    none.  Every record up to that offset is older than `timestamp`."""
+    """Of the last entry whose timestamp is smaller than `timestamp`: its relative offset; 0 when
+    there is none.  Every record up to that offset is older than `timestamp`."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef uint32_t low = 0, high = entries, middle
     while low < high:
@@ -502,7 +518,8 @@ def offset_index_entry(uint64_t address, uint32_t i):
 
 def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t time_address, uint32_t time_entries, uint64_t size,
                      int64_t end_relative_offset):
-    """Entries rise strictly and stay within a segment of `size` bytes and `end_relative_offset` offsets."""
+    """Entries rise strictly and stay within a segment of `size` bytes and `end_relative_offset`
+    offsets."""
     cdef const uint8_t* data
     cdef int64_t offset, position, timestamp, last_offset = -1, last_position = -1, last_timestamp = -2
     cdef uint32_t i
@@ -526,11 +543,13 @@ def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t 
     return True
 
 
-# -- recovery ------------------------------------------------------------------------------------------------------
+# -- recovery
+# ------------------------------------------------------------------------------------------------------
 
 class ScannedSegment(NamedTuple):
-    """What `scan_segment` found: the first `size` bytes are good and end before offset `end_offset`.  `reason`
-    is empty when nothing but zeros or the end of the file follows, else why the scan stopped there."""
+    """What `scan_segment` found: the first `size` bytes are good and end before offset
+    `end_offset`.  `reason` is empty when nothing but zeros or the end of the file follows, else why
+    the scan stopped there."""
 
     size: int
     end_offset: int
@@ -566,10 +585,10 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
                  int64_t dense_from=INT64_MAX, int32_t greatest_epoch=INT32_MAX):
     """Walk the batches of a segment file of `length` bytes that should begin at `base_offset`.
 
-    Stops at the first batch whose length, magic or base offset is wrong, that was never committed (no
-    leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails, or whose leader epoch goes back or is above
-    `greatest_epoch` where kdirect wrote the log (from offset `dense_from` on).  Rebuilds both indexes as
-    the commit kernel would have written them."""
+    Stops at the first batch whose length, magic or base offset is wrong, that was never committed
+    (no leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails, or whose
+    leader epoch goes back or is above `greatest_epoch` where kdirect wrote the log (from offset
+    `dense_from` on).  Rebuilds both indexes as the commit kernel would have written them."""
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     cdef batch_info info
     cdef growing offsets, times
@@ -585,7 +604,8 @@ def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t
         with nogil:
             while at < length:
                 if length - at >= BATCH_LENGTH_PREFIX_BYTES and kd_get32(data + at + BATCH_LENGTH) == 0:
-                    # Zeros are bytes that were never written; a header with a length of 0 is a damaged batch.
+                    # Zeros are bytes that were never written; a header with a length of 0 is a
+                    # damaged batch.
                     ended = length - at < BATCH_HEADER_BYTES or kd_get8(data + at + BATCH_MAGIC) == 0
                     if not ended:
                         error = BATCH_BAD_LENGTH

@@ -1,15 +1,16 @@
-"""A partition's log: its segments in order, its commit kernel, and the rules of roll, read, flush and retention.
+"""A partition's log: its segments in order, its commit kernel, and the rules of roll, read, flush
+and retention.
 
 Law of the room: a Partition decides, its Segments touch files, its CommitKernel touches records.
 
 Invariants:
 
-- ``segments`` is never empty, contiguous in offsets and sorted; the last one is active.  It becomes the
-  kernel's *head* (allocated, mapped) with the first append and is left dormant after a start.
+- ``segments`` is never empty, contiguous in offsets and sorted; the last one is active.  It becomes
+  the kernel's *head* (allocated, mapped) with the first append and is left dormant after a start.
 - A head grows in place up to ``segment.bytes``, in steps (`kdirect.log.growth`), and gives back
   what it does not use.
-- ``log start <= recovery point`` does not hold in general, but everything below the recovery point is on
-  disk; a crash loses nothing below it.
+- ``log start <= recovery point`` does not hold in general, but everything below the recovery point
+  is on disk; a crash loses nothing below it.
 
 Threads: every public method may be called from any thread.  Locks, in the order they are taken:
 ``_roll_lock`` (growth, roll, retention, close: may wait for the disk), ``_flush_lock`` (fsync),
@@ -66,8 +67,8 @@ def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
 
 
 class Partition(Rolling):
-    """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or `LogManager.create_partition`),
-    ended by `close`."""
+    """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or
+    `LogManager.create_partition`), ended by `close`."""
 
     def __init__(
         self,
@@ -111,9 +112,12 @@ class Partition(Rolling):
 
     def __repr__(self) -> str:
         offsets = f"[{self.log_start_offset}, {self.log_end_offset})"
-        return f"Partition({self.topic_partition}, offsets {offsets}, {len(self._segments)} segments)"
+        return (
+            f"Partition({self.topic_partition}, offsets {offsets}, {len(self._segments)} segments)"
+        )
 
-    # -- offsets ---------------------------------------------------------------------------------------
+    # -- offsets
+    # ---------------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -166,14 +170,15 @@ class Partition(Rolling):
         return self.log_end_offset - self._recovery_point
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the largest known epoch not above `epoch`, the offset at which the next one starts); (-1, -1) when there is
-        none.  Kafka's OffsetForLeaderEpoch."""
+        """(the largest known epoch not above `epoch`, the offset at which the next one starts);
+        (-1, -1) when there is none.  Kafka's OffsetForLeaderEpoch."""
         if epoch == self.leader_epoch:
             return epoch, self.log_end_offset
         return self._epochs.end_offset(epoch, self.log_end_offset)
 
     def epochs_of(self, segment: Segment, offset: int) -> tuple[int, int]:
-        """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not below the one nor above the other."""
+        """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not
+        below the one nor above the other."""
         if not segment.sealed:
             return self._epochs.at(offset), self.leader_epoch
         return self._epochs.at(offset), self._epochs.at(max(offset, segment.end_offset - 1))
@@ -182,18 +187,24 @@ class Partition(Rolling):
         """A new leadership: batches from here on carry `epoch`."""
         with self._roll_lock:
             if epoch <= self.leader_epoch:
-                raise LogError(f"leader epoch {epoch} of {self.topic_partition} is not above {self.leader_epoch}", hint="epochs only rise")
+                raise LogError(
+                    f"leader epoch {epoch} of {self.topic_partition} is not above {self.leader_epoch}",
+                    hint="epochs only rise",
+                )
             self._epochs.add(epoch, self.log_end_offset)
             self.kernel.set_leader_epoch(epoch)
 
-    # -- append -------------------------------------------------------------------------------------------
+    # -- append
+    # -------------------------------------------------------------------------------------------
 
-    def append(self, data: bytes | bytearray | memoryview, now_ms: int | None = None) -> AppendResult:
+    def append(
+        self, data: bytes | bytearray | memoryview, now_ms: int | None = None
+    ) -> AppendResult:
         """Append whole batches of one producer, all or nothing (TCP produce).
 
-        `error` of the result is 0 or Kafka's code.  Rolls when the head is full or too old; StorageFullError when
-        there is no space for that.  With ``log.flush.before.ack`` the caller calls `flush` before it
-        acknowledges; with ``flush.messages`` reached, this flushes."""
+        `error` of the result is 0 or Kafka's code.  Rolls when the head is full or too old;
+        StorageFullError when there is no space for that.  With ``log.flush.before.ack`` the caller
+        calls `flush` before it acknowledges; with ``flush.messages`` reached, this flushes."""
         if now_ms is None:
             now_ms = time.time_ns() // 1_000_000
         kernel = self.kernel
@@ -207,9 +218,11 @@ class Partition(Rolling):
             self.flush()
         return result
 
-    def append_nowait(self, data: bytes | bytearray | memoryview, now_ms: int) -> AppendResult | None:
-        """`append` without file work and without waiting for any.  None, and nothing has changed, where
-        room has to be made first: then `append` does it, on a thread that may wait.  Where
+    def append_nowait(
+        self, data: bytes | bytearray | memoryview, now_ms: int
+    ) -> AppendResult | None:
+        """`append` without file work and without waiting for any.  None, and nothing has changed,
+        where room has to be made first: then `append` does it, on a thread that may wait.  Where
         `flush_wanted` is true afterwards, the caller flushes before it acknowledges."""
         result = self.kernel.append(data, now_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
@@ -217,23 +230,29 @@ class Partition(Rolling):
     @property
     def flush_wanted(self) -> bool:
         """``flush.messages`` asks for a flush now."""
-        return self.config.flush_messages != NEVER and self.unflushed_messages >= self.config.flush_messages
+        return (
+            self.config.flush_messages != NEVER
+            and self.unflushed_messages >= self.config.flush_messages
+        )
 
-    # -- read ---------------------------------------------------------------------------------------------
+    # -- read
+    # ---------------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[KernelView, tuple[Segment, ...], list[int]]:
         with self._lock:
             return self.kernel.view(), self._segments, self._bases
 
     def segment_for(self, offset: int) -> Segment:
-        """The segment that holds `offset`; the active one for the log end offset.  OffsetOutOfRangeError."""
+        """The segment that holds `offset`; the active one for the log end offset.
+        OffsetOutOfRangeError."""
         view, segments, bases = self._look()
         if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
             raise self._out_of_range(offset, view)
         return segments[bisect_right(bases, offset) - 1]
 
     def skip_gap(self, offset: int) -> int:
-        """`offset`; or, where compaction has left nothing between it and the end of its segment, the beginning of the next."""
+        """`offset`; or, where compaction has left nothing between it and the end of its segment,
+        the beginning of the next."""
         _, segments, bases = self._look()
         for segment in segments[max(0, bisect_right(bases, offset) - 1) : -1]:
             offset = max(offset, segment.base_offset)
@@ -249,22 +268,38 @@ class Partition(Rolling):
         )
 
     def read(
-        self, offset: int, max_bytes: int, *, committed_only: bool = False, fault_in: bool = False, release: Release | None = None
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        committed_only: bool = False,
+        fault_in: bool = False,
+        release: Release | None = None,
     ) -> list[memoryview]:
-        """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at least one; only below
-        the high watermark (`committed_only`: the last stable offset).  Empty at the end.
+        """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at
+        least one; only below the high watermark (`committed_only`: the last stable offset).  Empty
+        at the end.
 
-        The buffers are the mapped segments themselves, read-only; they stay valid as long as they are
-        referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in place of
-        `Segment.release` when a buffer is gone.  OffsetOutOfRangeError outside [log start, log end]."""
+        The buffers are the mapped segments themselves, read-only; they stay valid as long as they
+        are referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in
+        place of `Segment.release` when a buffer is gone.  OffsetOutOfRangeError outside [log start,
+        log end]."""
         while True:
             view, segments, bases = self._look()
             if not self._is_readable(view, offset, committed_only):
                 return []
             try:
-                out = self._read(view, segments[bisect_right(bases, offset) - 1 :], offset, max_bytes, committed_only, release)
+                out = self._read(
+                    view,
+                    segments[bisect_right(bases, offset) - 1 :],
+                    offset,
+                    max_bytes,
+                    committed_only,
+                    release,
+                )
             except ClosedError:
-                # Retention deleted the segment after we looked: look again, unless we are closed ourselves.
+                # Retention deleted the segment after we looked: look again, unless we are closed
+                # ourselves.
                 self._check_open()
                 if offset >= self.log_start_offset and self._segments is segments:
                     raise
@@ -275,10 +310,16 @@ class Partition(Rolling):
             return out
 
     def read_nowait(
-        self, offset: int, max_bytes: int, *, committed_only: bool = False, release: Release | None = None
+        self,
+        offset: int,
+        max_bytes: int,
+        *,
+        committed_only: bool = False,
+        release: Release | None = None,
     ) -> list[memoryview] | None:
-        """`read` without file work and without waiting: None where a segment or an index is not mapped, or
-        its pages are not in memory, or another thread is busy with it.  Then `read`, on a thread that may wait."""
+        """`read` without file work and without waiting: None where a segment or an index is not
+        mapped, or its pages are not in memory, or another thread is busy with it.  Then `read`, on
+        a thread that may wait."""
         if not self._lock.acquire(blocking=False):
             return None
         try:
@@ -299,7 +340,9 @@ class Partition(Rolling):
             out = self._read(view, (segment,), offset, max_bytes, committed_only, release)
             if not head and (not out or _mapped(out[0]).end_address == segment.address + stop):
                 return None  # what follows in the next segment belongs to the answer
-            if out and len(out[0]) > max_bytes and not _mapped(out[0]).is_resident():  # one large batch
+            if (
+                out and len(out[0]) > max_bytes and not _mapped(out[0]).is_resident()
+            ):  # one large batch
                 return None
             return out
         except ClosedError:
@@ -314,20 +357,32 @@ class Partition(Rolling):
         return offset < (view.last_stable_offset if committed_only else view.high_watermark)
 
     def _read(
-        self, view: KernelView, segments: tuple[Segment, ...], offset: int, max_bytes: int, committed_only: bool, release: Release | None
+        self,
+        view: KernelView,
+        segments: tuple[Segment, ...],
+        offset: int,
+        max_bytes: int,
+        committed_only: bool,
+        release: Release | None,
     ) -> list[memoryview]:
         out: list[memoryview] = []
         remaining = max_bytes
         for segment in segments:
             if out and remaining <= 0:
                 break
-            start, expected = (0, segment.base_offset) if out else segment.locate(max(offset, segment.base_offset))
+            start, expected = (
+                (0, segment.base_offset)
+                if out
+                else segment.locate(max(offset, segment.base_offset))
+            )
             segment.acquire()
             owned = True
             try:
                 if segment.base_offset == view.segment_base_offset:
                     stop = view.stable_position if committed_only else view.readable_position
-                    known = segment.chain(expected, view.last_stable_offset if committed_only else view.high_watermark)
+                    known = segment.chain(
+                        expected, view.last_stable_offset if committed_only else view.high_watermark
+                    )
                 else:
                     stop, known = segment.size, segment.chain(expected)
                 if start >= stop:
@@ -336,13 +391,17 @@ class Partition(Rolling):
                     break
                 least, greatest = self.epochs_of(segment, expected)
                 known = known._replace(least_epoch=least, greatest_epoch=greatest)
-                walk = segment.whole_batches(start, start + max(remaining, 0), stop, known, at_least_one=not out)
+                walk = segment.whole_batches(
+                    start, start + max(remaining, 0), stop, known, at_least_one=not out
+                )
                 end = walk.position
                 if end == start:
                     if walk.fault and not out:
                         raise segment.corrupt(walk)
                     break  # what was read before comes first
-                out.append(memoryview(MappedBytes(segment, segment.address + start, end - start, release)))
+                out.append(
+                    memoryview(MappedBytes(segment, segment.address + start, end - start, release))
+                )
                 owned = False  # the buffer releases the segment
             finally:
                 if owned:
@@ -353,24 +412,27 @@ class Partition(Rolling):
         return out
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None.  Takes long: see
-        `kdirect.log.time_lookup`."""
+        """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or
+        later, or None.  Takes long: see `kdirect.log.time_lookup`."""
         view, segments, _ = self._look()
         limit = self.config.max_plain_batch_bytes
         return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition), limit)
 
     def largest_timestamp(self) -> tuple[int, int] | None:
-        """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's ListOffsets -3)."""
+        """(offset, timestamp) of the first record with the largest timestamp, or None (Kafka's
+        ListOffsets -3)."""
         newest = max(s.max_timestamp for s in self._segments)
         return self.offset_for_timestamp(newest) if newest >= 0 else None
 
-    # -- flush --------------------------------------------------------------------------------------------
+    # -- flush
+    # --------------------------------------------------------------------------------------------
 
     def flush(self, up_to: int | None = None) -> None:
         """Return when every record below `up_to` (default: the log end offset) is on disk.
 
-        One fsync serves all callers that wait at the same time.  In group-commit mode it then makes the
-        records readable.  LogError after an fsync has failed: what is on disk is unknown from then on."""
+        One fsync serves all callers that wait at the same time.  In group-commit mode it then makes
+        the records readable.  LogError after an fsync has failed: what is on disk is unknown from
+        then on."""
         target = self.log_end_offset if up_to is None else up_to
         if self._recovery_point >= target:
             return
@@ -388,7 +450,9 @@ class Partition(Rolling):
         self._sync_segments([s for s in segments if s.end_offset > self._recovery_point])
         self._recovery_point = view.log_end_offset
         self._last_flush_ms = now_ms()
-        self.kernel.advance_high_watermark(view.log_end_offset, view.end_position, view.segment_base_offset)
+        self.kernel.advance_high_watermark(
+            view.log_end_offset, view.end_position, view.segment_base_offset
+        )
 
     def _sync_segments(self, segments: list[Segment]) -> None:
         try:
@@ -402,12 +466,16 @@ class Partition(Rolling):
         except OSError as e:
             self._failed = e
             log.error("fsync of %s failed: %s", self.topic_partition, e)
-            raise LogError(f"fsync of {self.topic_partition} failed: {e}", hint="check the disk and restart the broker") from e
+            raise LogError(
+                f"fsync of {self.topic_partition} failed: {e}",
+                hint="check the disk and restart the broker",
+            ) from e
         self._flushes += 1
 
     def flush_due(self, now_ms: int) -> bool:
-        """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on disk yet; whether it
-        did.  A partition that is quiet gives back here what its head does not use."""
+        """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on
+        disk yet; whether it did.  A partition that is quiet gives back here what its head does not
+        use."""
         if self._roll_lock.acquire(blocking=False):
             try:
                 self._spare.give_back(unused_for_s=SPARE_WITHIN_S)
@@ -415,25 +483,34 @@ class Partition(Rolling):
             finally:
                 self._roll_lock.release()
         unflushed = self.unflushed_messages
-        if unflushed > 0 and (unflushed >= self.config.flush_messages or now_ms - self._last_flush_ms >= self.config.flush_ms):
+        if unflushed > 0 and (
+            unflushed >= self.config.flush_messages
+            or now_ms - self._last_flush_ms >= self.config.flush_ms
+        ):
             self.flush()
             return True
         if unflushed <= 0:
             self._last_flush_ms = max(self._last_flush_ms, now_ms)
             return False
         with self._flush_lock:
-            behind = [s for s in self._segments if s.sealed and not s.synced and s.end_offset > self._recovery_point]
+            behind = [
+                s
+                for s in self._segments
+                if s.sealed and not s.synced and s.end_offset > self._recovery_point
+            ]
             if not behind or self._failed is not None:
                 return False
             self._sync_segments(behind)
             self._recovery_point = max(self._recovery_point, behind[-1].end_offset)
         return True
 
-    # -- retention ---------------------------------------------------------------------------------------
+    # -- retention
+    # ---------------------------------------------------------------------------------------
 
     def apply_retention(self, now_ms: int) -> int:
-        """Delete whole segments that are too old or too many (``retention.ms``, ``retention.bytes``) or that lie below
-        the log start; how many.  A head whose records are all too old is rolled first."""
+        """Delete whole segments that are too old or too many (``retention.ms``,
+        ``retention.bytes``) or that lie below the log start; how many.  A head whose records are
+        all too old is rolled first."""
         with self._roll_lock:
             self._check_open()
             deleted = 0
@@ -455,7 +532,9 @@ class Partition(Rolling):
                 self._roll(now_ms)
 
     def _expired(self, now_ms: int) -> int:
-        return expired(self._segments, self.config, self.high_watermark, self.log_start_offset, now_ms)
+        return expired(
+            self._segments, self.config, self.high_watermark, self.log_start_offset, now_ms
+        )
 
     def _delete_oldest(self, count: int) -> int:
         if count == 0:
@@ -469,7 +548,11 @@ class Partition(Rolling):
             self.kernel.set_log_start_offset(self._bases[0])
         for segment in doomed:
             log.info(
-                "deleting segment %s (offsets [%d, %d), %d bytes)", segment.path, segment.base_offset, segment.end_offset, segment.size
+                "deleting segment %s (offsets [%d, %d), %d bytes)",
+                segment.path,
+                segment.base_offset,
+                segment.end_offset,
+                segment.size,
             )
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
@@ -478,8 +561,8 @@ class Partition(Rolling):
         return count
 
     def delete_records(self, offset: int) -> int:
-        """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments wholly below go
-        now.  OffsetOutOfRangeError above the high watermark."""
+        """Make `offset` (-1: the high watermark) the log start; the new log start offset.  Segments
+        wholly below go now.  OffsetOutOfRangeError above the high watermark."""
         with self._roll_lock:
             self._check_open()
             if offset == -1:
@@ -498,7 +581,8 @@ class Partition(Rolling):
             self._delete_oldest(below)
             return self.log_start_offset
 
-    # -- configuration, end ------------------------------------------------------------------------------
+    # -- configuration, end
+    # ------------------------------------------------------------------------------
 
     def reconfigure(self, config: LogConfig) -> None:
         """Apply other settings; sizes of segments and indexes count from the next roll on."""
@@ -512,8 +596,8 @@ class Partition(Rolling):
                 "log_head_growths": self._growths, "log_given_back_bytes": self._given_back}  # fmt: skip
 
     def close(self, *, clean: bool = True) -> None:
-        """End appends; with `clean`, put everything on disk and shorten the files to their records, so that the next
-        start needs no scan.  Holders of segments keep their mappings."""
+        """End appends; with `clean`, put everything on disk and shorten the files to their records,
+        so that the next start needs no scan.  Holders of segments keep their mappings."""
         with self._roll_lock:
             if self._closed:
                 return
@@ -526,7 +610,9 @@ class Partition(Rolling):
                     if clean:
                         self.flush()
                     else:
-                        self.kernel.advance_high_watermark(self.log_end_offset, self.kernel.end_position)
+                        self.kernel.advance_high_watermark(
+                            self.log_end_offset, self.kernel.end_position
+                        )
                     with self._lock:
                         sealed = active.take_from_kernel()
                     if sealed:

@@ -1,14 +1,15 @@
 """Producer snapshots: Kafka's ``{offset:020d}.snapshot`` files.
 
-A snapshot says which idempotent producers were known at an offset, so that a restart can tell a repetition
-from a new batch without reading the whole log.  Big endian::
+A snapshot says which idempotent producers were known at an offset, so that a restart can tell a
+repetition from a new batch without reading the whole log.  Big endian::
 
     i16 version = 1 | u32 crc32c of what follows | i32 entries |
     entry: i64 producer id, i16 epoch, i32 last sequence, i64 last offset, i32 offset delta,
            i64 timestamp, i32 coordinator epoch, i64 first offset of the open transaction (-1: none)
 
-Kafka's format keeps the last batch of a producer only; after a restart the log's own end tells the four
-before it (`kdirect.log.recovery`).  A damaged snapshot is removed and the state rebuilt from the log.
+Kafka's format keeps the last batch of a producer only; after a restart the log's own end tells the
+four before it (`kdirect.log.recovery`).  A damaged snapshot is removed and the state rebuilt from
+the log.
 """
 
 from __future__ import annotations
@@ -51,7 +52,16 @@ def pack_snapshot(entries: Sequence[ProducerEntry]) -> bytes:
                 e.transaction_start,
             )
         else:
-            body += _ENTRY.pack(e.producer_id, e.producer_epoch, -1, -1, 0, e.timestamp_ms, e.coordinator_epoch, e.transaction_start)
+            body += _ENTRY.pack(
+                e.producer_id,
+                e.producer_epoch,
+                -1,
+                -1,
+                0,
+                e.timestamp_ms,
+                e.coordinator_epoch,
+                e.transaction_start,
+            )
     return _HEAD.pack(VERSION, crc32c(bytes(body))) + bytes(body)
 
 
@@ -68,10 +78,21 @@ def unpack_snapshot(data: bytes) -> list[ProducerEntry]:
     if count < 0 or len(data) != _HEAD.size + _COUNT.size + count * _ENTRY.size:
         raise FormatError(f"a producer snapshot of {len(data)} bytes cannot hold {count} entries")
     out = []
-    for producer_id, epoch, sequence, last_offset, delta, timestamp, coordinator_epoch, start in _ENTRY.iter_unpack(
-        data[_HEAD.size + _COUNT.size :]
-    ):
-        batches = () if sequence < 0 else (((sequence - delta) % _SEQUENCES, sequence, last_offset - delta, last_offset),)
+    for (
+        producer_id,
+        epoch,
+        sequence,
+        last_offset,
+        delta,
+        timestamp,
+        coordinator_epoch,
+        start,
+    ) in _ENTRY.iter_unpack(data[_HEAD.size + _COUNT.size :]):
+        batches = (
+            ()
+            if sequence < 0
+            else (((sequence - delta) % _SEQUENCES, sequence, last_offset - delta, last_offset),)
+        )
         out.append(ProducerEntry(producer_id, epoch, timestamp, coordinator_epoch, start, batches))
     return out
 
@@ -83,19 +104,25 @@ def snapshot_path(directory: Path, offset: int) -> Path:
 def list_snapshots(directory: Path, files: Sequence[str] | None = None) -> list[tuple[int, Path]]:
     """(offset, path) of the snapshot files, by offset; `files` are the names in the directory, if
     they are known."""
-    names = (n.removesuffix(SUFFIX) for n in (os.listdir(directory) if files is None else files) if n.endswith(SUFFIX))
+    names = (
+        n.removesuffix(SUFFIX)
+        for n in (os.listdir(directory) if files is None else files)
+        if n.endswith(SUFFIX)
+    )
     return sorted((int(name), directory / f"{name}{SUFFIX}") for name in names if name.isdigit())
 
 
-def write_snapshot(directory: Path, offset: int, entries: Sequence[ProducerEntry], *, sync: bool = False) -> None:
+def write_snapshot(
+    directory: Path, offset: int, entries: Sequence[ProducerEntry], *, sync: bool = False
+) -> None:
     replace_file(snapshot_path(directory, offset), pack_snapshot(entries), sync=sync)
 
 
 def load_latest(
     directory: Path, log_start_offset: int, log_end_offset: int, files: Sequence[str] | None = None
 ) -> tuple[int, list[ProducerEntry]]:
-    """The newest sound snapshot at or below the log's end: (its offset, producers); later and damaged ones are
-    removed.  (log start, []) when there is none: the whole log has to tell."""
+    """The newest sound snapshot at or below the log's end: (its offset, producers); later and
+    damaged ones are removed.  (log start, []) when there is none: the whole log has to tell."""
     for offset, path in reversed(list_snapshots(directory, files)):
         if offset <= log_end_offset:
             try:

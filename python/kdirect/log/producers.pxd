@@ -42,8 +42,9 @@ cdef int expire(producer_table* t, int64_t before_ms) noexcept nogil
 # Forget producers that last appended before: 0 or ENOMEM.
 cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t n, int64_t log_end, producer_state* next_state,
                          repetition* repeated) noexcept nogil
-# Kafka's rules for a request that would be appended at `log_end`: 0 or a COMMIT_* code.  `next_state` becomes the producer's state after
-# it (id -1: no producer id), for which there is room in the table; `repeated` says whether it was appended before.
+# Kafka's rules for a request that would be appended at `log_end`: 0 or a COMMIT_* code.
+# `next_state` becomes the producer's state after it (id -1: no producer id), for which there is
+# room in the table; `repeated` says whether it was appended before.
 cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_ms) noexcept nogil
 # Note a batch found in the log, unchecked: 0 or ENOMEM.
 cdef list entries_of(const producer_state* states, uint32_t n)

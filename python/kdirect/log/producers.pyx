@@ -1,13 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Idempotent producers: what the commit kernel remembers of each producer id, and the rules it applies.
+"""Idempotent producers: what the commit kernel remembers of each producer id, and the rules it
+applies.
 
-Law of the room: a table and pure rules; no lock (the kernel's mutex guards the table), no I/O, no clock.
+Law of the room: a table and pure rules; no lock (the kernel's mutex guards the table), no I/O, no
+clock.
 
-The rules are Kafka's.  Sequence numbers of a producer id and epoch follow each other without gaps, from 0
-(after INT32_MAX comes 0).  The last five batches are remembered: a request that repeats remembered
-batches is a repetition, and answers with the original offsets; one of older batches, back to the first, is told from a gap, too.  A request that mixes repeated and new batches
-is refused as out of order; so is a gap.  A smaller epoch than the last is fenced off; a larger one starts at
-sequence 0.  A producer that is not known (its batches were deleted, or it expired) may start anywhere.
+The rules are Kafka's.  Sequence numbers of a producer id and epoch follow each other without gaps,
+from 0 (after INT32_MAX comes 0).  The last five batches are remembered: a request that repeats
+remembered batches is a repetition, and answers with the original offsets; one of older batches,
+back to the first, is told from a gap, too.  A request that mixes repeated and new batches is
+refused as out of order; so is a gap.  A smaller epoch than the last is fenced off; a larger one
+starts at sequence 0.  A producer that is not known (its batches were deleted, or it expired) may
+start anywhere.
 """
 
 from libc.errno cimport ENOMEM
@@ -48,7 +52,8 @@ cdef producer_state* place_of(producer_state* table, uint32_t capacity, int64_t 
 
 
 cdef int rebuild(producer_table* t, uint32_t capacity, int64_t drop_before_ms) noexcept nogil:
-    """Move the table to `capacity` entries, without producers that last appended before `drop_before_ms`."""
+    """Move the table to `capacity` entries, without producers that last appended before
+    `drop_before_ms`."""
     cdef producer_state* table = <producer_state*> malloc(capacity * sizeof(producer_state))
     cdef uint32_t i, kept = 0
     if table == NULL:
@@ -162,8 +167,8 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
                     return COMMIT_OUT_OF_ORDER_SEQUENCE
                 continue
             if repeated.batches or b.base_sequence != (add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0):
-                # Sequences have no gaps, so what lies between the first that was taken and the remembered ones was appended; but all of
-                # the request, or none.
+                # Sequences have no gaps, so what lies between the first that was taken and the
+                # remembered ones was appended; but all of the request, or none.
                 if i == 0 and known != NULL and known.epoch == b.producer_epoch and known.count:
                     b = &batches[n - 1]
                     if (last != known.seen[0].first_sequence and appended_before(last, known.seen[0].first_sequence)
@@ -213,11 +218,12 @@ cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_m
     return 0
 
 
-# -- for snapshots ------------------------------------------------------------------------------------------
+# -- for snapshots
+# ------------------------------------------------------------------------------------------
 
 class ProducerEntry(NamedTuple):
-    """A producer id as the snapshot files keep it.  `batches`: (first sequence, last sequence, base offset,
-    last offset), oldest first, at most five."""
+    """A producer id as the snapshot files keep it.  `batches`: (first sequence, last sequence, base
+    offset, last offset), oldest first, at most five."""
 
     producer_id: int
     producer_epoch: int

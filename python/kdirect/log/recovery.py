@@ -1,21 +1,24 @@
 """Opening a partition's directory: what is on disk becomes segments and a kernel.
 
-Law of the room: after a clean shutdown nothing is scanned; after a crash everything from the recovery point on
-is.  What is below the recovery point was synced and is kept, whatever follows.
+Law of the room: after a clean shutdown nothing is scanned; after a crash everything from the
+recovery point on is.  What is below the recovery point was synced and is kept, whatever follows.
 
 After a crash, in order:
 
-1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes without a log go.
-2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if insane.  Offsets that are
-   missing at the end of one whose file is whole are a gap, as Kafka's cleaner leaves them; reading goes on behind it.
-3. Later ones are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.  The log is
-   cut at the first batch that is not whole, not committed, or not the next in offsets; what follows in that
-   file becomes zeros, and later segments are renamed to ``.corrupt``.  Both indexes are rebuilt.
+1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes
+   without a log go.
+2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if
+   insane.  Offsets that are missing at the end of one whose file is whole are a gap, as Kafka's
+   cleaner leaves them; reading goes on behind it.
+3. Later ones are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.
+   The log is cut at the first batch that is not whole, not committed, or not the next in offsets;
+   what follows in that file becomes zeros, and later segments are renamed to ``.corrupt``.  Both
+   indexes are rebuilt.
 4. The producer table comes from the newest sound snapshot and the batches behind it.
 5. What was kept is synced, so that nobody reads a record that a second crash would take away.
 
-Files are not shortened after a crash, because clients of the broker that died may still map them: a hole is
-punched instead, and the next clean close shortens.
+Files are not shortened after a crash, because clients of the broker that died may still map them: a
+hole is punched instead, and the next clean close shortens.
 """
 
 from __future__ import annotations
@@ -31,7 +34,16 @@ from kdirect.log import checkpoint, producer_state
 from kdirect.log.config import LogConfig
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import Chain, ScannedSegment, Walk, indexes_are_sane, last_batch, punch_hole, restore_producers, scan_segment
+from kdirect.log.mapped import (
+    Chain,
+    ScannedSegment,
+    Walk,
+    indexes_are_sane,
+    last_batch,
+    punch_hole,
+    restore_producers,
+    scan_segment,
+)
 from kdirect.log.partition import Partition, kernel_settings, now_ms
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
@@ -41,7 +53,8 @@ log = logging.getLogger("kdirect.log")
 
 CORRUPT_SUFFIX = ".corrupt"
 _LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
-# How far before its end a cleanly closed log is looked at for the last batches of the producers in the snapshot.
+# How far before its end a cleanly closed log is looked at for the last batches of the producers in
+# the snapshot.
 PRODUCER_HISTORY_BYTES = 1 << 20
 _NEVER_CHECK = (1 << 63) - 1
 _ANYWHERE = (1 << 63) - 1
@@ -72,7 +85,11 @@ def load_partition(
     if is_new:
         Segment.create_empty(directory, max(0, log_start_offset))
         found = [max(0, log_start_offset)]
-    known = checkpoint.read_partition_metadata(directory) if checkpoint.PARTITION_METADATA in files else None
+    known = (
+        checkpoint.read_partition_metadata(directory)
+        if checkpoint.PARTITION_METADATA in files
+        else None
+    )
     dense_from = known.dense_from if known is not None else 0 if is_new else None
     # A log that somebody else may have written has gaps anywhere up to its present end.
     gaps_below = _ANYWHERE if dense_from is None else dense_from
@@ -80,7 +97,9 @@ def load_partition(
         segments = _load_clean(directory, found, config, gaps_below)
     else:
         to_sync: list[Path] = []
-        segments = _load_after_crash(topic_partition, directory, found, config, recovery_point, gaps_below, to_sync)
+        segments = _load_after_crash(
+            topic_partition, directory, found, config, recovery_point, gaps_below, to_sync
+        )
         if unsynced is None:
             checkpoint.sync_paths(directory, to_sync)
         else:
@@ -92,7 +111,9 @@ def load_partition(
     for segment in segments:
         segment.dense_from = dense_from
     start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
-    epochs = _load_epochs(directory, start_offset, end_offset, known=checkpoint.LEADER_EPOCHS in files)
+    epochs = _load_epochs(
+        directory, start_offset, end_offset, known=checkpoint.LEADER_EPOCHS in files
+    )
     kernel = CommitKernel(
         log_start_offset=start_offset, log_end_offset=end_offset, segment_base_offset=segments[-1].base_offset,
         position=segments[-1].size, leader_epoch=epochs[-1][0], **kernel_settings(config),
@@ -122,7 +143,10 @@ def _find_segments(directory: Path, files: list[str]) -> list[int]:
         elif name.endswith(SUFFIXES):
             stem, _, suffix = name.rpartition(".")
             if len(stem) != 20 or not stem.isdigit():
-                raise CorruptLogError(f"{directory / name} is no segment of a log", hint="move it away: file names are twenty digits")
+                raise CorruptLogError(
+                    f"{directory / name} is no segment of a log",
+                    hint="move it away: file names are twenty digits",
+                )
             if suffix == LOG_SUFFIX[1:]:
                 bases.append(int(stem))
             else:
@@ -134,20 +158,31 @@ def _find_segments(directory: Path, files: list[str]) -> list[int]:
     return sorted(bases)
 
 
-# -- after a clean shutdown ---------------------------------------------------------------------------------
+# -- after a clean shutdown
+# ---------------------------------------------------------------------------------
 
 
-def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below: int) -> list[Segment]:
-    """Files are as the broker left them: sizes are file lengths, except of files that someone held open then."""
+def _load_clean(
+    directory: Path, bases: list[int], config: LogConfig, gaps_below: int
+) -> list[Segment]:
+    """Files are as the broker left them: sizes are file lengths, except of files that someone held
+    open then."""
     segments = []
     for i, base in enumerate(bases):
         last = i + 1 == len(bases)
-        segment = Segment(directory, base, end_offset=None if last else bases[i + 1], sealed=not last)
+        segment = Segment(
+            directory, base, end_offset=None if last else bases[i + 1], sealed=not last
+        )
         path = segment.path
         length = os.stat(path).st_size
         if length:
             segment = Segment(
-                directory, base, size=length, end_offset=None if last else bases[i + 1], sealed=not last, dense_from=gaps_below
+                directory,
+                base,
+                size=length,
+                end_offset=None if last else bases[i + 1],
+                sealed=not last,
+                dense_from=gaps_below,
             )
             _check_index_files(segment, config)
         if length and (last or length % 4096 == 0):
@@ -156,7 +191,12 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below
             if size < length and _is_unwritten(segment, size):
                 # Still held when it was closed; nobody holds it now.
                 segment = Segment(
-                    directory, base, size=size, end_offset=end_offset if last else bases[i + 1], sealed=not last, dense_from=gaps_below
+                    directory,
+                    base,
+                    size=size,
+                    end_offset=end_offset if last else bases[i + 1],
+                    sealed=not last,
+                    dense_from=gaps_below,
                 )
                 os.truncate(path, size)
             elif size < length:
@@ -165,7 +205,9 @@ def _load_clean(directory: Path, bases: list[int], config: LogConfig, gaps_below
                     hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
                 )
             elif last:
-                segment = Segment(directory, base, size=length, end_offset=end_offset, dense_from=gaps_below)
+                segment = Segment(
+                    directory, base, size=length, end_offset=end_offset, dense_from=gaps_below
+                )
         segment.synced = True
         segments.append(segment)
     return segments
@@ -178,7 +220,9 @@ def _end_of(segment: Segment, length: int) -> Walk:
         start, known = segment.last_indexed(length)
         walk = last_batch(segment.address, start, length, known)
         if start and walk.position == start:  # the index may be wrong
-            walk = last_batch(segment.address, 0, length, Chain(segment.base_offset, segment.dense_from))
+            walk = last_batch(
+                segment.address, 0, length, Chain(segment.base_offset, segment.dense_from)
+            )
         return walk  # type: ignore[no-any-return]
     finally:
         segment.release()
@@ -186,7 +230,8 @@ def _end_of(segment: Segment, length: int) -> Walk:
 
 
 def _is_unwritten(segment: Segment, position: int) -> bool:
-    """There are zeros where the header of a batch would be, or the file ends: preallocated bytes, not a damaged batch."""
+    """There are zeros where the header of a batch would be, or the file ends: preallocated bytes,
+    not a damaged batch."""
     with open(segment.path, "rb") as file:
         file.seek(position)
         return not any(file.read(layout.BATCH_HEADER_BYTES))
@@ -211,7 +256,14 @@ def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
     segment.acquire()
     try:
         _write_indexes(
-            segment, scan_segment(segment.address, segment.mapped_length, segment.base_offset, _NEVER_CHECK, config.index_interval_bytes)
+            segment,
+            scan_segment(
+                segment.address,
+                segment.mapped_length,
+                segment.base_offset,
+                _NEVER_CHECK,
+                config.index_interval_bytes,
+            ),
         )
     finally:
         segment.release()
@@ -219,9 +271,13 @@ def _rebuild_indexes(segment: Segment, config: LogConfig) -> None:
 
 
 def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
-    for index, data in ((segment.offset_index, scanned.offset_index), (segment.time_index, scanned.time_index)):
+    for index, data in (
+        (segment.offset_index, scanned.offset_index),
+        (segment.time_index, scanned.time_index),
+    ):
         index.close()
-        # In place: an index that a crash left half written is rebuilt like any other that is damaged.
+        # In place: an index that a crash left half written is rebuilt like any other that is
+        # damaged.
         fd = os.open(index.path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             at = 0
@@ -232,7 +288,8 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
             os.close(fd)
 
 
-# -- after a crash ---------------------------------------------------------------------------------------------
+# -- after a crash
+# ---------------------------------------------------------------------------------------------
 
 
 def _load_after_crash(
@@ -251,7 +308,8 @@ def _load_after_crash(
     for i, base in enumerate(bases):
         path = directory / file_name(base, LOG_SUFFIX)
         if base != expected and base <= recovery_point:
-            # Everything below the recovery point was on disk, so what is missing was deleted, and what is older is a remnant.
+            # Everything below the recovery point was on disk, so what is missing was deleted, and
+            # what is older is a remnant.
             log.error(
                 "offsets [%d, %d) of %s are missing: the segments before them are set aside as %s",
                 expected,
@@ -262,18 +320,31 @@ def _load_after_crash(
             _set_aside(directory, [s.base_offset for s in segments])
             segments.clear()
         elif base != expected:
-            log.error("%s should begin at offset %d: it and what follows is set aside as %s", path, expected, CORRUPT_SUFFIX)
+            log.error(
+                "%s should begin at offset %d: it and what follows is set aside as %s",
+                path,
+                expected,
+                CORRUPT_SUFFIX,
+            )
             _set_aside(directory, bases[i:])
             break
         if i + 1 < len(bases) and bases[i + 1] <= recovery_point:
             segments.append(_trusted_segment(directory, base, bases[i + 1], config, gaps_below))
             expected = segments[-1].end_offset
             continue
-        segment, scanned = _scan(directory, base, config, recovery_point, gaps_below, greatest_epoch)
+        segment, scanned = _scan(
+            directory, base, config, recovery_point, gaps_below, greatest_epoch
+        )
         segments.append(segment)
         expected = scanned.end_offset
         if scanned.reason:
-            log.warning("%s is cut at offset %d, position %d: there is %s", path, scanned.end_offset, scanned.size, scanned.reason)
+            log.warning(
+                "%s is cut at offset %d, position %d: there is %s",
+                path,
+                scanned.end_offset,
+                scanned.size,
+                scanned.reason,
+            )
     if segments[-1].end_offset < recovery_point:
         log.error(
             "%s ends at offset %d, below its recovery point %d: synced records are missing or damaged",
@@ -293,18 +364,27 @@ def _load_after_crash(
     return segments
 
 
-def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogConfig, gaps_below: int) -> Segment:
+def _trusted_segment(
+    directory: Path, base: int, end_offset: int, config: LogConfig, gaps_below: int
+) -> Segment:
     """A segment below the recovery point, which is to end at `end_offset`."""
     path = directory / file_name(base, LOG_SUFFIX)
     length = os.stat(path).st_size
-    segment = Segment(directory, base, size=length, end_offset=end_offset, sealed=True, dense_from=gaps_below)
+    segment = Segment(
+        directory, base, size=length, end_offset=end_offset, sealed=True, dense_from=gaps_below
+    )
     segment.keep_length = True
     offset_index, time_index = segment.offset_index, segment.time_index
     missing = not offset_index.path.exists() or not time_index.path.exists()
     offset_index.open()
     time_index.open()
     sane = not missing and indexes_are_sane(
-        offset_index.address, offset_index.entries, time_index.address, time_index.entries, length, end_offset - base
+        offset_index.address,
+        offset_index.entries,
+        time_index.address,
+        time_index.entries,
+        length,
+        end_offset - base,
     )
     offset_index.close()
     time_index.close()
@@ -314,13 +394,18 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
     walk = _end_of(segment, length)
     size, found_end = walk.position, walk.next_offset
     if size == length and found_end < end_offset:
-        # The file is whole.  Kafka's cleaner, which removes records that are superseded, leaves it so.
+        # The file is whole.  Kafka's cleaner, which removes records that are superseded, leaves it
+        # so.
         log.warning(
-            "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone", found_end, end_offset, directory.name
+            "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone",
+            found_end,
+            end_offset,
+            directory.name,
         )
         found_end = end_offset
     elif found_end != end_offset and not _is_unwritten(segment, size):
-        # Not a missing segment: what was synced here cannot be read any more.  The rest of the log is kept.
+        # Not a missing segment: what was synced here cannot be read any more.  The rest of the log
+        # is kept.
         log.error(
             "%s is damaged at position %d, below the recovery point: the batch there %s; offsets [%d, %d) cannot be read",
             path,
@@ -337,7 +422,12 @@ def _trusted_segment(directory: Path, base: int, end_offset: int, config: LogCon
 
 
 def _scan(
-    directory: Path, base: int, config: LogConfig, recovery_point: int, gaps_below: int, greatest_epoch: int
+    directory: Path,
+    base: int,
+    config: LogConfig,
+    recovery_point: int,
+    gaps_below: int,
+    greatest_epoch: int,
 ) -> tuple[Segment, ScannedSegment]:
     """Scan one segment, make what follows its last good batch zeros, write its indexes."""
     path = directory / file_name(base, LOG_SUFFIX)
@@ -347,16 +437,31 @@ def _scan(
     try:
         length = segment.mapped_length
         scanned = scan_segment(
-            segment.address, length, base, recovery_point, config.index_interval_bytes, dense_from=gaps_below, greatest_epoch=greatest_epoch
+            segment.address,
+            length,
+            base,
+            recovery_point,
+            config.index_interval_bytes,
+            dense_from=gaps_below,
+            greatest_epoch=greatest_epoch,
         )
-        if scanned.size < length and not punch_hole(segment.fd, scanned.size, length - scanned.size):
+        if scanned.size < length and not punch_hole(
+            segment.fd, scanned.size, length - scanned.size
+        ):
             log.warning("the file system of %s cannot punch holes: shortening the file", path)
             segment.unmap_if_idle()
             os.truncate(path, scanned.size)
     finally:
         segment.release()
         segment.unmap_if_idle()
-    segment = Segment(directory, base, size=scanned.size, end_offset=scanned.end_offset, sealed=True, max_timestamp=scanned.max_timestamp)
+    segment = Segment(
+        directory,
+        base,
+        size=scanned.size,
+        end_offset=scanned.end_offset,
+        sealed=True,
+        max_timestamp=scanned.max_timestamp,
+    )
     segment.file_length = os.stat(path).st_size
     segment.keep_length = scanned.size < segment.file_length
     _write_indexes(segment, scanned)
@@ -371,10 +476,13 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
             (directory / file_name(base, suffix)).unlink(missing_ok=True)
 
 
-# -- epochs and producers ------------------------------------------------------------------------------------------
+# -- epochs and producers
+# ------------------------------------------------------------------------------------------
 
 
-def _load_epochs(directory: Path, start_offset: int, end_offset: int, *, known: bool) -> list[tuple[int, int]]:
+def _load_epochs(
+    directory: Path, start_offset: int, end_offset: int, *, known: bool
+) -> list[tuple[int, int]]:
     """Leader epochs that still have, or may get, records; at least one.  `known`: there is a file
     of them."""
     stored = checkpoint.read_leader_epochs(directory) if known else []
@@ -389,13 +497,22 @@ def _load_epochs(directory: Path, start_offset: int, end_offset: int, *, known: 
 
 
 def _load_producers(
-    kernel: CommitKernel, directory: Path, files: list[str], segments: list[Segment], start_offset: int, end_offset: int
+    kernel: CommitKernel,
+    directory: Path,
+    files: list[str],
+    segments: list[Segment],
+    start_offset: int,
+    end_offset: int,
 ) -> None:
-    """The snapshot, then the batches behind it; and, when nothing is behind it, the batches just before, which
-    Kafka's format leaves out."""
+    """The snapshot, then the batches behind it; and, when nothing is behind it, the batches just
+    before, which Kafka's format leaves out."""
     offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
     now = now_ms()
-    entries = [e._replace(timestamp_ms=now) for e in entries if not e.batches or e.batches[-1][3] >= start_offset]
+    entries = [
+        e._replace(timestamp_ms=now)
+        for e in entries
+        if not e.batches or e.batches[-1][3] >= start_offset
+    ]
     if entries:
         entries = _with_history(entries, segments, offset)
     kernel.load_producers(entries)
@@ -406,17 +523,30 @@ def _load_producers(
         segment.acquire()
         try:
             start, expected = segment.locate(max(offset, segment.base_offset))
-            walk = restore_producers(kernel, segment.address, start, size, offset, now, segment.chain(expected, segment_end))
+            walk = restore_producers(
+                kernel,
+                segment.address,
+                start,
+                size,
+                offset,
+                now,
+                segment.chain(expected, segment_end),
+            )
             if walk.fault:
                 raise segment.corrupt(walk)
         except CorruptLogError as e:  # what can be read stays readable
-            log.error("the producers of batches from there on are not known, and what they repeat is not noticed: %s", e)
+            log.error(
+                "the producers of batches from there on are not known, and what they repeat is not noticed: %s",
+                e,
+            )
         finally:
             segment.release()
             segment.unmap_if_idle()
 
 
-def _with_history(entries: list[ProducerEntry], segments: list[Segment], offset: int) -> list[ProducerEntry]:
+def _with_history(
+    entries: list[ProducerEntry], segments: list[Segment], offset: int
+) -> list[ProducerEntry]:
     """Add to each producer of a snapshot its batches among the last bytes before `offset`."""
     inside = [s for s in segments if s.base_offset < offset <= s.end_offset and s.size]
     if not inside:
@@ -440,6 +570,10 @@ def _with_history(entries: list[ProducerEntry], segments: list[Segment], offset:
     out = []
     for entry in entries:
         found = history.get(entry.producer_id)
-        same = found is not None and found.producer_epoch == entry.producer_epoch and found.batches[-1:] == entry.batches[-1:]
+        same = (
+            found is not None
+            and found.producer_epoch == entry.producer_epoch
+            and found.batches[-1:] == entry.batches[-1:]
+        )
         out.append(entry._replace(batches=found.batches) if found is not None and same else entry)
     return out

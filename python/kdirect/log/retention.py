@@ -9,7 +9,13 @@ from kdirect.log.config import LogConfig
 from kdirect.log.segment import Segment
 
 
-def expired(segments: Sequence[Segment], config: LogConfig, high_watermark: int, log_start_offset: int, now_ms: int) -> int:
+def expired(
+    segments: Sequence[Segment],
+    config: LogConfig,
+    high_watermark: int,
+    log_start_offset: int,
+    now_ms: int,
+) -> int:
     """How many of the oldest segments are too old (``retention.ms``), too many
     (``retention.bytes``) or wholly below the log start. Never one with records that are not
     readable yet."""

@@ -11,8 +11,8 @@ segment becomes the head: then both stand for the same file, and the old object 
 mapping).  They run in the thread that rolls, which holds ``_roll_lock``: they must not wait for a
 thread that may append or roll.  ``before_give_back(partition)`` says whether the unused part of the
 head may be freed: False while somebody may write it, or has it pinned; in a thread of housekeeping,
-which holds ``_roll_lock`` as well.  It is asked of every quiet head, however little of it is unused:
-who was granted a head may keep more than that head.
+which holds ``_roll_lock`` as well.  It is asked of every quiet head, however little of it is
+unused: who was granted a head may keep more than that head.
 """
 
 from __future__ import annotations
@@ -123,8 +123,8 @@ class Rolling:
             return head if room >= min_bytes else self._roll(now_ms(), wanted)
 
     def head_nowait(self, min_bytes: int) -> Segment | None:
-        """The head, if it has the room that `ensure_head` would make; else None, and `ensure_head` makes
-        it, on a thread that may wait.  ClosedError."""
+        """The head, if it has the room that `ensure_head` would make; else None, and `ensure_head`
+        makes it, on a thread that may wait.  ClosedError."""
         self._check_open()
         head = self._segments[-1]
         if not head.is_head or self.kernel.over:
@@ -224,7 +224,10 @@ class Rolling:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError(f"partition {self.topic_partition} is closed", hint="the broker is stopping or the topic was deleted")
+            raise ClosedError(
+                f"partition {self.topic_partition} is closed",
+                hint="the broker is stopping or the topic was deleted",
+            )
 
     def _prepare(self, room: int, *, whole: bool = False) -> PreparedHead:
         """Files for the next head: a spare, or new ones with `room` bytes, or `whole`."""
@@ -238,7 +241,9 @@ class Rolling:
                 pass  # it begins small, as any other
         return PreparedHead(self.directory, self.config, capacity=max(1, room))
 
-    def _open_head(self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False) -> Segment:
+    def _open_head(
+        self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False
+    ) -> Segment:
         """Make the dormant active segment the head, or, when it has no room (or `fresh`), put a new
         segment behind it.  So many bytes exist then, `wanted` of them where that is allowed."""
         self._check_open()
@@ -249,7 +254,12 @@ class Rolling:
         if not fresh and not old.sealed and old.size + min_bytes <= config.segment_bytes:
             new = reopen_as_head(old, config, room)
             with self._lock:
-                new.become_head(kernel, config.segment_bytes, now_ms, first_timestamp=first_timestamp(new.address, new.size))
+                new.become_head(
+                    kernel,
+                    config.segment_bytes,
+                    now_ms,
+                    first_timestamp=first_timestamp(new.address, new.size),
+                )
                 self._segments = (*self._segments[:-1], new)
             old.supersede()
         else:
@@ -275,9 +285,9 @@ class Rolling:
         return new
 
     def _roll(self, now_ms: int, room: int = 1, given: PreparedHead | None = None) -> Segment:
-        """Seal the head, publish the next, with `room` bytes, or the one that is `given`.  An empty head stays, unless it was
-        opened for a smaller ``segment.bytes`` than there is now.  Nothing has changed when it
-        raises."""
+        """Seal the head, publish the next, with `room` bytes, or the one that is `given`.  An empty
+        head stays, unless it was opened for a smaller ``segment.bytes`` than there is now.  Nothing
+        has changed when it raises."""
         self._check_open()
         old = self._segments[-1]
         if not old.is_head or (old.size == 0 and old.reserved_length >= self.config.segment_bytes):
@@ -289,7 +299,8 @@ class Rolling:
         now = time.monotonic()
         busy = self._use.was_busy(now, old.size, self._limit(old))
         prepared = given if given is not None else self._prepare(room, whole=busy)
-        # No commits from here on, so that what the next segment begins with is known, and a sealed one is readable whole.
+        # No commits from here on, so that what the next segment begins with is known, and a sealed
+        # one is readable whole.
         thaw = self.kernel.freeze()
         new = None
         try:
@@ -299,7 +310,10 @@ class Rolling:
             new = prepared.publish(end_offset)
             with self._lock:
                 if not old.take_from_kernel():
-                    raise LogError(f"the head of {self.topic_partition} has records that are not readable yet", hint="flush it first")
+                    raise LogError(
+                        f"the head of {self.topic_partition} has records that are not readable yet",
+                        hint="flush it first",
+                    )
                 new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
                 self._add_segment(new)
         except BaseException:
@@ -318,7 +332,9 @@ class Rolling:
         self._tell(old, new)
         return new
 
-    def _replace_empty(self, old: Segment, now_ms: int, room: int = 1, given: PreparedHead | None = None) -> Segment:
+    def _replace_empty(
+        self, old: Segment, now_ms: int, room: int = 1, given: PreparedHead | None = None
+    ) -> Segment:
         """Put another file (the one that is `given`) in place of an empty head's, under the same
         name; rolls when it has got records meanwhile."""
         prepared = given if given is not None else self._prepare(room)
@@ -388,7 +404,9 @@ class Rolling:
             except Exception:
                 log.exception("callback after a roll of %s failed", self.topic_partition)
 
-    def _snapshot_producers(self, entries: list[ProducerEntry], offset: int, *, sync: bool = False) -> None:
+    def _snapshot_producers(
+        self, entries: list[ProducerEntry], offset: int, *, sync: bool = False
+    ) -> None:
         """Best effort: without a snapshot the next start reads more of the log."""
         try:
             producer_state.write_snapshot(self.directory, offset, entries, sync=sync)

@@ -1,19 +1,20 @@
 """Segments: one file of record batches with its two indexes.
 
-Law of the room: here (and, for the files of a new head, in `kdirect.log.head`) alone are segment files created,
-mapped, lengthened, shortened and unlinked.
+Law of the room: here (and, for the files of a new head, in `kdirect.log.head`) alone are segment
+files created, mapped, lengthened, shortened and unlinked.
 
 - The active segment is mapped shared and writable once, with addresses for all that it may become;
   the commit kernel writes through that mapping.  Its bytes are allocated in steps before they are
   touched (never sparse: a full disk must show as ENOSPC, not as a bus error on first touch), and
   given back when they are not used.  `mapped_length` says how many exist: nobody touches, registers
   or grants more.
-- A sealed segment is immutable.  The file is shortened to its records only when nobody can have it mapped:
-  until the last grant is released a hole is punched behind the records and the length is kept, because
-  cutting a file that others map turns their reads past the new end into SIGBUS.
+- A sealed segment is immutable.  The file is shortened to its records only when nobody can have it
+  mapped: until the last grant is released a hole is punched behind the records and the length is
+  kept, because cutting a file that others map turns their reads past the new end into SIGBUS.
 - Deletion is unlink; mappings of holders live on.
-- Mappings and descriptors exist while someone has acquired the segment, and a little longer for a few
-  recently used ones, so their number is bounded by the partitions written to, not by the log's size.
+- Mappings and descriptors exist while someone has acquired the segment, and a little longer for a
+  few recently used ones, so their number is bounded by the partitions written to, not by the log's
+  size.
 
 Locks: a segment's lock guards its fields and is held for moments only, for readers take it on an
 event loop.  Files are lengthened, shortened and unmapped without it: by who holds the partition's
@@ -37,7 +38,17 @@ from kdirect.log.config import PAGE_BYTES, whole_pages
 from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
-from kdirect.log.mapped import Chain, Mapping, Walk, allocate_huge, find_batch, find_timestamp, is_resident, punch_hole, whole_batches
+from kdirect.log.mapped import (
+    Chain,
+    Mapping,
+    Walk,
+    allocate_huge,
+    find_batch,
+    find_timestamp,
+    is_resident,
+    punch_hole,
+    whole_batches,
+)
 
 log = logging.getLogger("kdirect.log")
 
@@ -46,7 +57,9 @@ SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
 NO_END = (1 << 63) - 1
-SEARCH_BYTES = 64 << 10  # read at most to find a batch from its index entry on, unless batches are larger
+SEARCH_BYTES = (
+    64 << 10
+)  # read at most to find a batch from its index entry on, unless batches are larger
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -145,7 +158,8 @@ class Segment:
 
     @classmethod
     def create_empty(cls, directory: Path, base_offset: int) -> Segment:
-        """An active segment without records and without preallocated bytes; its name keeps the log end."""
+        """An active segment without records and without preallocated bytes; its name keeps the log
+        end."""
         segment = cls(directory, base_offset)
         os.close(os.open(segment.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644))
         return segment
@@ -154,7 +168,8 @@ class Segment:
         kind = "sealed" if self.sealed else "head" if self.is_head else "active"
         return f"Segment({self.path}, {kind}, offsets [{self.base_offset}, {self.end_offset}), {self.size} bytes)"
 
-    # -- what it holds --------------------------------------------------------------------------------
+    # -- what it holds
+    # --------------------------------------------------------------------------------
 
     @property
     def is_head(self) -> bool:
@@ -205,7 +220,8 @@ class Segment:
         except FileNotFoundError:
             return 0
 
-    # -- mapping ------------------------------------------------------------------------------------------
+    # -- mapping
+    # ------------------------------------------------------------------------------------------
 
     @property
     def address(self) -> int:
@@ -236,14 +252,22 @@ class Segment:
 
     def _map(self, writable: bool) -> None:
         if self._closed:
-            raise ClosedError(f"segment {self.path} is closed", hint="look the segment up again in its partition")
+            raise ClosedError(
+                f"segment {self.path} is closed", hint="look the segment up again in its partition"
+            )
         if self._mapping is None:
             try:
                 fd = os.open(self.path, os.O_RDWR | os.O_CLOEXEC)
             except FileNotFoundError:
-                raise ClosedError(f"segment {self.path} was deleted", hint="its records are below the log start offset") from None
+                raise ClosedError(
+                    f"segment {self.path} was deleted",
+                    hint="its records are below the log start offset",
+                ) from None
             except OSError as e:
-                raise LogError(f"cannot open {self.path}: {e}", hint="raise the limit on open files (ulimit -n)") from e
+                raise LogError(
+                    f"cannot open {self.path}: {e}",
+                    hint="raise the limit on open files (ulimit -n)",
+                ) from e
             try:
                 length = os.fstat(fd).st_size
                 # Not what may lie behind the records: it is about to be cut off, or a hole.
@@ -279,8 +303,8 @@ class Segment:
         return self
 
     def acquire_nowait(self) -> bool:
-        """`acquire`, if the segment and its indexes are mapped already and no other thread is busy with
-        them.  While it is acquired, nobody does file work under its lock."""
+        """`acquire`, if the segment and its indexes are mapped already and no other thread is busy
+        with them.  While it is acquired, nobody does file work under its lock."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -297,8 +321,9 @@ class Segment:
         return True
 
     def is_resident(self, offset: int, length: int, stop: int) -> bool:
-        """Are the pages in memory that are touched when `length` bytes are read from `offset` on, with what is
-        looked at to find it?  `stop` is where the records end.  The caller has acquired the segment."""
+        """Are the pages in memory that are touched when `length` bytes are read from `offset` on,
+        with what is looked at to find it?  `stop` is where the records end.  The caller has
+        acquired the segment."""
         index, entries = self.offset_index, self._open_entries()[0]
         if not is_resident(index.address, entries * index.entry_bytes):
             return False
@@ -325,8 +350,9 @@ class Segment:
             self._shorten()
 
     def release_nowait(self) -> bool:
-        """`release`, unless it is the last one, which may unmap or cut the file, or another thread is
-        busy with the segment.  False, and nothing has changed: `release` it on a thread that may wait."""
+        """`release`, unless it is the last one, which may unmap or cut the file, or another thread
+        is busy with the segment.  False, and nothing has changed: `release` it on a thread that may
+        wait."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -342,8 +368,8 @@ class Segment:
         return self._references
 
     def unmap_if_idle(self) -> bool:
-        """Unmap unless it is acquired.  False when another thread is busy with it: this never waits, because the caller may
-        hold the lock of another segment."""
+        """Unmap unless it is acquired.  False when another thread is busy with it: this never
+        waits, because the caller may hold the lock of another segment."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -380,7 +406,8 @@ class Segment:
         except OSError as e:
             log.warning("cannot shorten %s to %d bytes: %s", self.path, self._size, e)
 
-    # -- head -----------------------------------------------------------------------------------------------
+    # -- head
+    # -----------------------------------------------------------------------------------------------
 
     def adopt(self, mapping: Mapping, fd: int, allocated: int, file_length: int = 0) -> None:
         """Take a writable mapping for all that the head may become, and the file's
@@ -392,11 +419,20 @@ class Segment:
             self._allocated = allocated
             self.file_length = max(allocated, file_length)
 
-    def become_head(self, kernel: CommitKernel, segment_bytes: int, created_ms: int, *, first_timestamp: int = -1) -> None:
+    def become_head(
+        self,
+        kernel: CommitKernel,
+        segment_bytes: int,
+        created_ms: int,
+        *,
+        first_timestamp: int = -1,
+    ) -> None:
         """Hand the mapped, allocated file to the kernel, with the reference that
         `PreparedHead.publish` or `reopen_as_head` took; the kernel holds it until `finish_seal`."""
         last = self.time_index.last()
-        max_timestamp, max_offset = (last[0], self.base_offset + last[1]) if last is not None else (-1, self.base_offset)
+        max_timestamp, max_offset = (
+            (last[0], self.base_offset + last[1]) if last is not None else (-1, self.base_offset)
+        )
         with self._lock:
             assert self._mapping is not None and self._references > 0
             kernel.install_head(
@@ -425,7 +461,8 @@ class Segment:
             self.offset_index.grow(wanted.offset_index)
             self.time_index.grow(wanted.time_index)
         except OSError:
-            # Nobody but this mapping, which was not touched there, reaches behind the length that the file had.
+            # Nobody but this mapping, which was not touched there, reaches behind the length that
+            # the file had.
             os.ftruncate(self.fd, before)
             punch_hole(self.fd, self._allocated, before - self._allocated)
             raise
@@ -451,7 +488,11 @@ class Segment:
             kept = max(PAGE_BYTES, whole_pages(kernel.end_position))
             unused = self._allocated - kept
             entries = [n // x.entry_bytes for n, x in zip(index_bytes, self._indexes, strict=True)]
-            if self.acquisitions != acquisitions or unused < LEAST_GIVEN_BACK or not kernel.resize(kept, *entries):
+            if (
+                self.acquisitions != acquisitions
+                or unused < LEAST_GIVEN_BACK
+                or not kernel.resize(kept, *entries)
+            ):
                 return 0
             alone = self._references == 1 and not self.keep_length
             self._allocated = kept
@@ -494,7 +535,9 @@ class Segment:
                 index.trim(index.entries)
             if self._references > 1 and self.file_length > self._size:
                 punch_hole(self.fd, self._size, self.file_length - self._size)
-        except OSError as e:  # it is sealed all the same; an index that is too long is found out by who uses it
+        except (
+            OSError
+        ) as e:  # it is sealed all the same; an index that is too long is found out by who uses it
             log.warning("cannot trim the files of %s: %s", self.path, e)
         self.release()
 
@@ -509,15 +552,16 @@ class Segment:
             self._shorten()
 
     def supersede(self) -> None:
-        """Another Segment object stands for the file now (it became the head): keep the mapping for holders, touch
-        the file no more."""
+        """Another Segment object stands for the file now (it became the head): keep the mapping for
+        holders, touch the file no more."""
         with self._lock:
             self._superseded = True
             self.sealed = True
             detached = self._detach_if_unused()
         self._end(detached)
 
-    # -- search -----------------------------------------------------------------------------------------------
+    # -- search
+    # -----------------------------------------------------------------------------------------------
 
     def _entries(self) -> tuple[int, int]:
         kernel = self._kernel
@@ -528,8 +572,8 @@ class Segment:
         return self.offset_index.entries, self.time_index.entries
 
     def _open_entries(self) -> tuple[int, int]:
-        """`_entries` of a segment that the caller has acquired.  The indexes stay mapped as long, so they are
-        looked up without the lock: a page of them may have to come from a disk."""
+        """`_entries` of a segment that the caller has acquired.  The indexes stay mapped as long,
+        so they are looked up without the lock: a page of them may have to come from a disk."""
         with self._lock:
             return self._entries()
 
@@ -538,11 +582,14 @@ class Segment:
         return self.locate(offset)[0]
 
     def locate(self, offset: int) -> tuple[int, int]:
-        """(position, base offset) of the batch that holds `offset`, or of the next one where compaction has removed it; the end of the
-        records for `end_offset` itself, and where nothing is left before it.  CorruptLogError when a batch on the way does not continue
-        the log."""
+        """(position, base offset) of the batch that holds `offset`, or of the next one where
+        compaction has removed it; the end of the records for `end_offset` itself, and where nothing
+        is left before it.  CorruptLogError when a batch on the way does not continue the log."""
         if offset < self.base_offset:
-            raise OffsetOutOfRangeError(f"offset {offset} lies before segment {self.path}", hint="ask the partition for the segment")
+            raise OffsetOutOfRangeError(
+                f"offset {offset} lies before segment {self.path}",
+                hint="ask the partition for the segment",
+            )
         self.acquire()
         try:
             size, end_offset = self.extent()
@@ -556,9 +603,15 @@ class Segment:
             start, known = self.indexed(offset, size, end_offset)
             may_be_gone = self.sealed and self.dense_from > offset
             found = find_batch(self.address, start, size, offset, known)
-            if start and (found.fault or (found.position == start and found.base_offset > offset) or not (found.size or may_be_gone)):
+            if start and (
+                found.fault
+                or (found.position == start and found.base_offset > offset)
+                or not (found.size or may_be_gone)
+            ):
                 self._say_index_is_wrong(start, offset)
-                found = find_batch(self.address, 0, size, offset, self.chain(self.base_offset, end_offset))
+                found = find_batch(
+                    self.address, 0, size, offset, self.chain(self.base_offset, end_offset)
+                )
             if found.size:
                 return found.position, found.base_offset
             if not found.fault and may_be_gone:
@@ -569,10 +622,13 @@ class Segment:
 
     def chain(self, next_offset: int, end_offset: int | None = None) -> Chain:
         """What is known of the batches from the one on that begins with `next_offset`."""
-        return Chain(next_offset, self.dense_from, self.end_offset if end_offset is None else end_offset)
+        return Chain(
+            next_offset, self.dense_from, self.end_offset if end_offset is None else end_offset
+        )
 
     def indexed(self, offset: int, size: int, end_offset: int) -> tuple[int, Chain]:
-        """Position of a batch at or before the one that holds `offset`, by the index, and what is known of it."""
+        """Position of a batch at or before the one that holds `offset`, by the index, and what is
+        known of it."""
         start, last = self.offset_index.lookup(offset - self.base_offset, self._open_entries()[0])
         return self._indexed(start, last, size, end_offset)
 
@@ -582,7 +638,8 @@ class Segment:
         return start, Chain(-1, self.dense_from, end_offset, self.base_offset + last)
 
     def last_indexed(self, size: int) -> tuple[int, Chain]:
-        """Position of the last indexed batch below `size`, and what is known of it.  The end offset is not used: it is looked for."""
+        """Position of the last indexed batch below `size`, and what is known of it.  The end offset
+        is not used: it is looked for."""
         self.offset_index.open()
         start, last = self.offset_index.lookup_position(max(0, size - 1), self.offset_index.entries)
         return self._indexed(start, last, size, NO_END)
@@ -608,33 +665,53 @@ class Segment:
             hint=f"restore the segment from a good copy, or read past it, from offset {self.end_offset} on",
         )
 
-    def whole_batches(self, position: int, limit: int, end: int, known: Chain, *, at_least_one: bool = False) -> Walk:
-        """Walk to the end of the last whole batch that begins at `position` or later and ends at `limit` or before; see
-        `kdirect.log.mapped`.  The caller has acquired the segment; `end` bounds what may be looked at."""
+    def whole_batches(
+        self, position: int, limit: int, end: int, known: Chain, *, at_least_one: bool = False
+    ) -> Walk:
+        """Walk to the end of the last whole batch that begins at `position` or later and ends at
+        `limit` or before; see `kdirect.log.mapped`.  The caller has acquired the segment; `end`
+        bounds what may be looked at."""
         return whole_batches(self.address, position, limit, end, known, at_least_one=at_least_one)  # type: ignore[no-any-return]
 
-    def batch_for_timestamp(self, timestamp_ms: int, from_offset: int, after: Walk | None = None) -> Walk:
-        """Walk to the first batch with a record of `timestamp_ms` or later at `from_offset` or higher, behind the one that was found
-        before (`after`).  The caller has acquired the segment.  CorruptLogError when a batch on the way is damaged."""
+    def batch_for_timestamp(
+        self, timestamp_ms: int, from_offset: int, after: Walk | None = None
+    ) -> Walk:
+        """Walk to the first batch with a record of `timestamp_ms` or later at `from_offset` or
+        higher, behind the one that was found before (`after`).  The caller has acquired the
+        segment.  CorruptLogError when a batch on the way is damaged."""
         size, end_offset = self.extent()
         if after is not None:
             start, known = after.position + after.size, self.chain(after.next_offset, end_offset)
         else:
             relative = self.time_index.lookup(timestamp_ms, self._open_entries()[1])
-            start, known = self.indexed(max(self.base_offset + relative, from_offset), size, end_offset)
+            start, known = self.indexed(
+                max(self.base_offset + relative, from_offset), size, end_offset
+            )
         found = find_timestamp(self.address, start, size, timestamp_ms, from_offset, known)
         if found.fault and start and after is None:
             self._say_index_is_wrong(start, from_offset)
-            found = find_timestamp(self.address, 0, size, timestamp_ms, from_offset, self.chain(self.base_offset, end_offset))
+            found = find_timestamp(
+                self.address,
+                0,
+                size,
+                timestamp_ms,
+                from_offset,
+                self.chain(self.base_offset, end_offset),
+            )
         if found.fault:
             raise self.corrupt(found)
         return found  # type: ignore[no-any-return]
 
-    # -- disk -----------------------------------------------------------------------------------------------------
+    # -- disk
+    # -----------------------------------------------------------------------------------------------------
 
     def sync(self, *, with_indexes: bool = False) -> None:
         """fdatasync the file (and the indexes, which only matters once it is sealed)."""
-        paths: Iterable[Path] = (self.path, self.offset_index.path, self.time_index.path) if with_indexes else (self.path,)
+        paths: Iterable[Path] = (
+            (self.path, self.offset_index.path, self.time_index.path)
+            if with_indexes
+            else (self.path,)
+        )
         for path in paths:
             try:
                 fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -653,7 +730,12 @@ class Segment:
             self._closed = True
             self.keep_length = False
             detached = self._detach_if_unused()
-            longer = detached is not None and not self.deleted and not self._superseded and self.file_length > self._size
+            longer = (
+                detached is not None
+                and not self.deleted
+                and not self._superseded
+                and self.file_length > self._size
+            )
         self._end(detached)
         if longer:
             self._shorten()

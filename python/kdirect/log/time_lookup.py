@@ -1,10 +1,11 @@
 """Which record is the first of a time or later: ListOffsets by timestamp.
 
-Law: batches are opened here, as the only place of the room.  That takes long when they are large: not for an event loop.
+Law: batches are opened here, as the only place of the room.  That takes long when they are large:
+not for an event loop.
 
-A batch whose header tells of a later timestamp than its records have ends the search with its last offset and what its header
-says.  No record before that is late enough, so nobody who reads on from there misses one, and a log full of such batches costs no
-more than one of them.
+A batch whose header tells of a later timestamp than its records have ends the search with its last
+offset and what its header says.  No record before that is late enough, so nobody who reads on from
+there misses one, and a log full of such batches costs no more than one of them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,14 @@ from kdirect.log.segment import Segment
 
 
 def first_at(
-    timestamp_ms: int, view: KernelView, segments: Sequence[Segment], name: str, max_plain_batch_bytes: int
+    timestamp_ms: int,
+    view: KernelView,
+    segments: Sequence[Segment],
+    name: str,
+    max_plain_batch_bytes: int,
 ) -> tuple[int, int] | None:
-    """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later, or None.
-    BatchTooLargeError for a batch that stands for more than `max_plain_batch_bytes`."""
+    """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or later,
+    or None. BatchTooLargeError for a batch that stands for more than `max_plain_batch_bytes`."""
     start = view.log_start_offset
     for segment in segments:
         if segment.end_offset <= start or segment.max_timestamp < timestamp_ms:
@@ -40,14 +45,17 @@ def first_at(
                     return None
                 data = copy_bytes(segment.address + at, size)
                 where = f"{name} offset {base_offset}"
-                found = find_record(data, where, timestamp_ms, start, max_decompressed_bytes=max_plain_batch_bytes)
+                found = find_record(
+                    data, where, timestamp_ms, start, max_decompressed_bytes=max_plain_batch_bytes
+                )
                 if found is None and base_offset >= start:
                     header = next(iterate_batches(data, check_crc=False))
                     if header.records_count > 0 and not header.is_control:
                         found = next_offset - 1, header.max_timestamp
                 if found is not None:
                     return found if found[0] < view.high_watermark else None
-                # Only markers, or none since compaction, or its largest timestamp was that of a record below the log start.
+                # Only markers, or none since compaction, or its largest timestamp was that of a
+                # record below the log start.
         finally:
             segment.release()
     return None

@@ -1,8 +1,8 @@
 """RDMA: the verbs contract (`contract`) and its providers.
 
-Law of the room: callers ask for a device by the provider's name and see the contract's classes only.
-Devices open lazily and are kept per process id, because PySpark forks its workers: a child that asks
-again gets a device of its own.
+Law of the room: callers ask for a device by the provider's name and see the contract's classes
+only. Devices open lazily and are kept per process id, because PySpark forks its workers: a child
+that asks again gets a device of its own.
 """
 
 from __future__ import annotations
@@ -22,12 +22,16 @@ _opening = threading.Lock()
 
 
 def open_device(name: str, *, shared: bool = True, **options: Any) -> Device:
-    """This process's device of provider `name`, opened on first use; TransportError for an unknown name, or when there is no such device.
+    """This process's device of provider `name`, opened on first use; TransportError for an unknown
+    name, or when there is no such device.
 
-    `options` are the provider's (of `verbs`: see VerbsDevice); each set of them has a device of its own.  With ``shared=False`` a device of
-    the caller's own, which it closes (a broker's, which may live in a client's process)."""
+    `options` are the provider's (of `verbs`: see VerbsDevice); each set of them has a device of its
+    own.  With ``shared=False`` a device of the caller's own, which it closes (a broker's, which may
+    live in a client's process)."""
     if name not in PROVIDERS:
-        raise TransportError(f"there is no RDMA provider {name!r}", hint="use one of " + ", ".join(PROVIDERS))
+        raise TransportError(
+            f"there is no RDMA provider {name!r}", hint="use one of " + ", ".join(PROVIDERS)
+        )
     if not shared:
         return _provider(name)(**options)
     key = (os.getpid(), name, *sorted(options.items()))

@@ -5,28 +5,33 @@ Law of the room: everything above ``kdirect.rdma`` is written against these clas
 imports a provider.  Providers (`shm`, `verbs`, `sim`) subclass them.  There are two faces:
 
 - the Python methods (``post_read`` ...), which raise `kdirect.errors` exceptions;
-- the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an errno:
-  ``ENOMEM`` the send or receive queue is full, ``EINVAL`` a malformed work request, ``ENOTCONN`` the
-  queue pair is not connected or in error, ``ECHILD`` the device was opened by the parent of this process.  A provider written in Python overrides the Python methods
-  only: the C defaults here take the GIL and call them.  A compiled provider overrides both.
+- the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an
+  errno: ``ENOMEM`` the send or receive queue is full, ``EINVAL`` a malformed work request,
+  ``ENOTCONN`` the queue pair is not connected or in error, ``ECHILD`` the device was opened by the
+  parent of this process.  A provider written in Python overrides the Python methods only: the C
+  defaults here take the GIL and call them.  A compiled provider overrides both.
 
 Rules every provider keeps (the contract suite checks them):
 
 - A posted work request stays outstanding until its completion is polled; ``max_send_wr`` and
   ``max_recv_wr`` bound the outstanding ones.  Every send-side work request is signalled.
 - Local memory of a work request belongs to the transport from post to completion.
-- Work requests of one queue pair execute, and complete, in the order they were posted.  What a WRITE
-  placed is visible before the completion of any later request of that queue pair reaches the peer.
-- Remote operations check key, bounds and access flags; a failure completes with WC_REM_ACCESS_ERR and
-  moves the queue pair to ERROR.  In ERROR every outstanding request completes with WC_WR_FLUSH_ERR.
-- SEND and WRITE_WITH_IMM consume one posted receive.  With none posted they wait (receiver not ready)
-  at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.  They go on by themselves once one
-  is posted, as long as a thread of theirs waits on either completion queue or polls the send queue's.
+- Work requests of one queue pair execute, and complete, in the order they were posted.  What a
+  WRITE placed is visible before the completion of any later request of that queue pair reaches the
+  peer.
+- Remote operations check key, bounds and access flags; a failure completes with WC_REM_ACCESS_ERR
+  and moves the queue pair to ERROR.  In ERROR every outstanding request completes with
+  WC_WR_FLUSH_ERR.
+- SEND and WRITE_WITH_IMM consume one posted receive.  With none posted they wait (receiver not
+  ready) at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.  They go on by
+  themselves once one is posted, as long as a thread of theirs waits on either completion queue or
+  polls the send queue's.
 - READ, WRITE and atomics never involve the target's CPU.
-- When the peer dies or disconnects, the queue pair moves to ERROR, outstanding requests are flushed,
-  and a sleeper on either completion queue wakes.
-- A MemoryRegion whose ``deregister()`` returned True is out of reach: no operation under its key is in
-  flight and none will start.  False: the peer did not leave in time; the caller must move the data.
+- When the peer dies or disconnects, the queue pair moves to ERROR, outstanding requests are
+  flushed, and a sleeper on either completion queue wakes.
+- A MemoryRegion whose ``deregister()`` returned True is out of reach: no operation under its key is
+  in flight and none will start.  False: the peer did not leave in time; the caller must move the
+  data.
 
 Threads: one thread at a time per queue pair's send side, one per receive side; one poller per
 completion queue.  Registration and connection calls take the GIL and may be made from any thread.
@@ -95,9 +100,10 @@ cdef class Memory:
     """A stretch of mapped memory backed by a descriptor, so that it can be registered.
 
     ``Memory.anonymous(length)`` allocates (a memfd); ``Memory.map(fd, length, writable)`` maps a
-    descriptor it takes a duplicate of; ``Memory.wrap(fd, address, length, writable, owner)`` describes
-    a mapping that `owner` holds (a log segment) and keeps `owner` alive.  Supports the buffer protocol.
-    The mapping lives until ``close()`` or the last reference goes; memory regions hold a reference.
+    descriptor it takes a duplicate of; ``Memory.wrap(fd, address, length, writable, owner)``
+    describes a mapping that `owner` holds (a log segment) and keeps `owner` alive.  Supports the
+    buffer protocol. The mapping lives until ``close()`` or the last reference goes; memory regions
+    hold a reference.
     """
 
     def __cinit__(self):
@@ -178,7 +184,8 @@ cdef class Memory:
 
 cdef class MemoryRegion:
     """A registered stretch of a Memory.  Life: `ProtectionDomain.register` to `deregister` (or the
-    domain's close).  Remote peers name it by (`rkey`, address within [address, address + length))."""
+    domain's close).  Remote peers name it by (`rkey`, address within [address, address + length)).
+    """
 
     def __init__(self, Memory memory=None, uint64_t address=0, uint64_t length=0, uint32_t lkey=0, uint32_t rkey=0, int access=0):
         self.memory = memory
@@ -248,8 +255,8 @@ cdef class CompletionQueue:
         raise NotImplementedError
 
     def arm(self):
-        """Ask for one event on `fileno()`.  Returns True when completions are already there (then no
-        event need come: poll first), so that no wake-up is lost."""
+        """Ask for one event on `fileno()`.  Returns True when completions are already there (then
+        no event need come: poll first), so that no wake-up is lost."""
         raise NotImplementedError
 
     def wake(self):
@@ -286,8 +293,9 @@ cdef _check(int rc, what, qp):
 cdef class RemoteView:
     """A peer's region that this process can address itself; see `QueuePair.view`.
 
-    Owner: whoever asked for it.  Life: to `close` or the last reference; the pages stay mapped so long, whatever becomes of the
-    key.  What may be used of them: what `c_read_in_place` has allowed.
+    Owner: whoever asked for it.  Life: to `close` or the last reference; the pages stay mapped so
+    long, whatever becomes of the key.  What may be used of them: what `c_read_in_place` has
+    allowed.
     """
 
     def close(self):
@@ -299,9 +307,9 @@ cdef class QueuePair:
     """A reliable connected queue pair.
 
     Life: created in INIT by `ProtectionDomain.create_qp`; `address` (bytes) goes to the peer by any
-    channel; `connect(peer_address, active)` moves it to RTS (active: the side that learned the other's
-    address last, so both addresses are known; passive: it may return before the peer arrived);
-    `close()` or an error ends it.
+    channel; `connect(peer_address, active)` moves it to RTS (active: the side that learned the
+    other's address last, so both addresses are known; passive: it may return before the peer
+    arrived); `close()` or an error ends it.
     """
 
     def __init__(self, uint32_t qp_num=0, CompletionQueue send_cq=None, CompletionQueue recv_cq=None):
@@ -319,21 +327,25 @@ cdef class QueuePair:
             return _errno(self.raw_post, ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
 
     def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
-        """The peer's memory itself, for readers that need no copy, or None where there is no such way (an RNIC, a key that is not
-        valid, a region without REMOTE_READ).  Meant for bytes that do not change any more.
+        """The peer's memory itself, for readers that need no copy, or None where there is no such
+        way (an RNIC, a key that is not valid, a region without REMOTE_READ).  Meant for bytes that
+        do not change any more.
 
-        Another process can write there.  Use a byte only after `c_read_in_place` allowed it; read each length once, check it,
-        use that copy; a checksum that passed proves nothing about a second look.
+        Another process can write there.  Use a byte only after `c_read_in_place` allowed it; read
+        each length once, check it, use that copy; a checksum that passed proves nothing about a
+        second look.
         """
         return None
 
     cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil:
-        """A READ without the copy: the checks of a READ of [remote_address, remote_address + length) under the view's key, now, and
-        its count.  WC_SUCCESS, or the status that the READ would complete with; the queue pair stays as it is."""
+        """A READ without the copy: the checks of a READ of [remote_address, remote_address +
+        length) under the view's key, now, and its count.  WC_SUCCESS, or the status that the READ
+        would complete with; the queue pair stays as it is."""
         return WC_REM_ACCESS_ERR
 
     def read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length):
-        """The bytes, copied, after the checks of `c_read_in_place`; for tests and tools.  Raises QueuePairError."""
+        """The bytes, copied, after the checks of `c_read_in_place`; for tests and tools.  Raises
+        QueuePairError."""
         cdef int status
         with nogil:
             status = self.c_read_in_place(view, remote_address, length)
@@ -356,12 +368,14 @@ cdef class QueuePair:
     cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
                                      uint32_t inline_at, const uint8_t* inline_data, uint32_t inline_length,
                                      uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
-        """As `c_post_write_imm`, but `inline_length` of the `length` bytes, from the `inline_at`th on, come from `inline_data` in place
-        of the registered memory, whose bytes there are not read.  As with IBV_SEND_INLINE, they may lie anywhere in this process, and
-        are read before the call returns and never after.
+        """As `c_post_write_imm`, but `inline_length` of the `length` bytes, from the `inline_at`th
+        on, come from `inline_data` in place of the registered memory, whose bytes there are not
+        read.  As with IBV_SEND_INLINE, they may lie anywhere in this process, and are read before
+        the call returns and never after.
 
-        EAGAIN: not here, or not now (something is deferred, or the receiver is not ready); nothing was posted, and the caller copies
-        them into its registered memory and posts that.  EINVAL: they do not lie within the request."""
+        EAGAIN: not here, or not now (something is deferred, or the receiver is not ready); nothing
+        was posted, and the caller copies them into its registered memory and posts that.  EINVAL:
+        they do not lie within the request."""
         return EAGAIN
 
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
@@ -389,9 +403,9 @@ cdef class QueuePair:
 
     def raw_post(self, op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1):
         """For providers in Python: post one work request, or raise QueueFullError (ENOMEM),
-        QueuePairError (ENOTCONN) or RdmaError (EINVAL).  `op` is one of read, write, write_imm, send,
-        recv, fetch_add, compare_swap; `arg0` is the immediate, the addend or the value to compare,
-        `arg1` the value to swap in."""
+        QueuePairError (ENOTCONN) or RdmaError (EINVAL).  `op` is one of read, write, write_imm,
+        send, recv, fetch_add, compare_swap; `arg0` is the immediate, the addend or the value to
+        compare, `arg1` the value to swap in."""
         raise NotImplementedError
 
     @property
@@ -425,8 +439,8 @@ cdef class QueuePair:
 
     def post_write_imm_inline(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint32_t inline_at, bytes inline_data,
                               uint64_t remote_address, uint32_t rkey, uint32_t imm):
-        """WRITE_WITH_IMM of `length` bytes, of which those from `inline_at` on are `inline_data`; see `c_post_write_imm_inline`.  False:
-        nothing was posted, use `post_write_imm`."""
+        """WRITE_WITH_IMM of `length` bytes, of which those from `inline_at` on are `inline_data`;
+        see `c_post_write_imm_inline`.  False: nothing was posted, use `post_write_imm`."""
         cdef int rc = self.c_post_write_imm_inline(wr_id, local.address + position, local.lkey, length, inline_at,
                                                    <const uint8_t*> PyBytes_AS_STRING(inline_data), <uint32_t> PyBytes_GET_SIZE(inline_data),
                                                    remote_address, rkey, imm)
@@ -469,7 +483,8 @@ cdef int _errno(post, args):
 
 
 def check_registration(Memory memory, access, position, length):
-    """The length to register (`length`, or the rest of `memory`), or RdmaError: what ibv_reg_mr refuses."""
+    """The length to register (`length`, or the rest of `memory`), or RdmaError: what ibv_reg_mr
+    refuses."""
     if memory.closed:
         raise RdmaError("cannot register closed memory", hint="register it before Memory.close()")
     if length is None:
@@ -504,8 +519,8 @@ class ProtectionDomain:
 
 
 class Device:
-    """One opened device: `alloc_pd()`, `create_cq(depth)`, `close()`, `statistics()` (a dict of counters:
-    reads, writes, read_bytes, write_bytes, sends, receives, atomics, wakeups)."""
+    """One opened device: `alloc_pd()`, `create_cq(depth)`, `close()`, `statistics()` (a dict of
+    counters: reads, writes, read_bytes, write_bytes, sends, receives, atomics, wakeups)."""
 
     name = ""
 

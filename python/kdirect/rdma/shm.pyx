@@ -1,26 +1,28 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """The shm provider: a software RNIC for the processes of one host.
 
-Law of the room: the classes of the contract over the engine (shm_core) and the links (shm_link).  READ,
-WRITE and atomics are the initiator's own copies and instructions in mapped memory; WRITE_WITH_IMM and
-SEND add an entry to a shared ring and wake the target only if it sleeps.  The target's CPU takes no part.
+Law of the room: the classes of the contract over the engine (shm_core) and the links (shm_link).
+READ, WRITE and atomics are the initiator's own copies and instructions in mapped memory;
+WRITE_WITH_IMM and SEND add an entry to a shared ring and wake the target only if it sleeps.  The
+target's CPU takes no part.
 
 Who owns what:
 
 - A Memory owns its mapping; a region keeps its Memory alive until it is deregistered.
 - A protection domain owns its key table and its regions, and tells connected peers about them.
-- A queue pair owns its pair memory, its socket and its mappings of the peer's regions.  The mappings go
-  at `close()` or when the peer has left, after whatever ran on them has ended; the pair memory goes when
-  the last completion was polled.
-- A device owns the service thread and everything above.  Close children first; parents close the rest.
+- A queue pair owns its pair memory, its socket and its mappings of the peer's regions.  The
+  mappings go at `close()` or when the peer has left, after whatever ran on them has ended; the pair
+  memory goes when the last completion was polled.
+- A device owns the service thread and everything above.  Close children first; parents close the
+  rest.
 
-What a caller may notice beside hardware: requests run inside their post, so the completion is there when
-the post returns; those that wait for a receiver run in `poll()` and `wait()` of their send CQ, and stand
-still while nobody calls them; a completion queue cannot overrun.
+What a caller may notice beside hardware: requests run inside their post, so the completion is there
+when the post returns; those that wait for a receiver run in `poll()` and `wait()` of their send CQ,
+and stand still while nobody calls them; a completion queue cannot overrun.
 
-The trust boundary is the user account of one host: a descriptor handed over cannot be taken back, so
-revocation binds the library (key table, checked before each operation), and read-only grants are passed
-as descriptors opened read-only.  A peer that breaks the rules of the rings is cut.
+The trust boundary is the user account of one host: a descriptor handed over cannot be taken back,
+so revocation binds the library (key table, checked before each operation), and read-only grants are
+passed as descriptors opened read-only.  A peer that breaks the rules of the rings is cut.
 """
 
 from libc.stdint cimport int64_t, uint32_t, uint64_t
@@ -58,8 +60,9 @@ cdef class ShmMemoryRegion(MemoryRegion):
 
 
 class ShmProtectionDomain(ProtectionDomain):
-    """See ProtectionDomain.  `_lock` orders registrations and the peers they are announced to: a region is
-    announced to every peer either when it is registered or when the peer is introduced."""
+    """See ProtectionDomain.  `_lock` orders registrations and the peers they are announced to: a
+    region is announced to every peer either when it is registered or when the peer is introduced.
+    """
 
     def __init__(self, device):
         self._device = device
@@ -104,8 +107,8 @@ class ShmProtectionDomain(ProtectionDomain):
         return region
 
     def _allocate(self):
-        """An index and its next key.  Generations start and step at random, and the step is odd: no key of an index comes
-        back before all the others were used."""
+        """An index and its next key.  Generations start and step at random, and the step is odd: no
+        key of an index comes back before all the others were used."""
         if self._next < KD_KEYS and len(self._free) < KEEP_FREE:
             index = self._next
             self._next += 1
@@ -126,7 +129,8 @@ class ShmProtectionDomain(ProtectionDomain):
             self._free.append(region.rkey & KD_KEY_INDEX_MASK)
 
     def _announce(self, ShmMemoryRegion region, links):
-        """Tell `links` of a region.  A peer that does not empty its socket in time is disconnected."""
+        """Tell `links` of a region.  A peer that does not empty its socket in time is disconnected.
+        """
         cdef kd_message m
         cdef int rc, fd
         cdef ShmQueuePair qp
@@ -146,7 +150,8 @@ class ShmProtectionDomain(ProtectionDomain):
                 os.close(fd)
 
     def _introduce(self, ShmQueuePair qp, bint passive):
-        """Announce everything to a new peer; the passive side is in RTS before the peer can know it."""
+        """Announce everything to a new peer; the passive side is in RTS before the peer can know
+        it."""
         cdef kd_message m
         with self._lock:
             for region in list(self._regions.values()):
@@ -236,8 +241,8 @@ class ShmProtectionDomain(ProtectionDomain):
 
 
 class ShmDevice(Device):
-    """See Device.  Costs nothing until it is used: the listener and the service thread start with the
-    first address or connection.  Threads: any."""
+    """See Device.  Costs nothing until it is used: the listener and the service thread start with
+    the first address or connection.  Threads: any."""
 
     name = "shm"
 
@@ -272,7 +277,8 @@ class ShmDevice(Device):
         return cq
 
     def statistics(self):
-        """Counters of all queue pairs, closed ones too; `wakeups` counts eventfd writes to sleeping peers."""
+        """Counters of all queue pairs, closed ones too; `wakeups` counts eventfd writes to sleeping
+        peers."""
         with self._lock:
             total = dict(self._retired)
             qps = list(self._qps)

@@ -124,7 +124,8 @@ ctypedef struct kd_wr:
     uint32_t kind
 
 ctypedef struct kd_inline:
-    # bytes of a WRITE_WITH_IMM that come from elsewhere; the poster's, and read during the post alone
+    # bytes of a WRITE_WITH_IMM that come from elsewhere; the poster's, and read during the post
+    # alone
     const uint8_t* data
     uint32_t at             # from which byte of the request on
     uint32_t length
@@ -200,9 +201,9 @@ ctypedef struct kd_attachment:
     uint32_t is_recv
 
 ctypedef struct kd_qp:
-    # Cache lines in the order in which a READ and its poll touch them: after a large copy each of them is
-    # a miss.  (An address ending in 64-byte lines: qp_new aligns.)
-    # line 0: constant while in RTS
+    # Cache lines in the order in which a READ and its poll touch them: after a large copy each of
+    # them is a miss.  (An address ending in 64-byte lines: qp_new aligns.) line 0: constant while
+    # in RTS
     uint32_t state
     uint32_t light          # both processes are registered for heavy fences
     uint32_t max_send_wr
@@ -213,8 +214,9 @@ ctypedef struct kd_qp:
     uint32_t* peer_keys     # mapped read-only
     void** remotes          # KD_KEYS of kd_remote*
     kd_local* locals        # of the domain
-    # line 1: the posting thread's `posted`, the send poller's `polled`; the others are the executor's: the
-    # posting thread while nothing is deferred, else the thread that has set `progressing`
+    # line 1: the posting thread's `posted`, the send poller's `polled`; the others are the
+    # executor's: the posting thread while nothing is deferred, else the thread that has set
+    # `progressing`
     uint64_t posted
     uint64_t polled
     uint64_t done           # work requests that ran
@@ -223,7 +225,8 @@ ctypedef struct kd_qp:
     uint64_t read_bytes
     uint64_t sent           # entries sent
     uint64_t credits        # value of out.posted last read
-    # line 2: receiving; `recv_posted` is the receive poster's, `received` and `recv_failed` the receive poller's
+    # line 2: receiving; `recv_posted` is the receive poster's, `received` and `recv_failed` the
+    # receive poller's
     kd_direction* into
     kd_entry* in_entries
     uint64_t in_mask

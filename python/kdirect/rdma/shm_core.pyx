@@ -4,12 +4,13 @@
 Law of the room: plain structs and nogil functions; no Python object is touched and the GIL is never
 taken (a caller may hold it).  What a peer announces is checked before it is mapped.
 
-Fence between copies and revocation: the executor (shm_work) makes `busy` odd, fences (light), then checks
-state and keys, copies, and makes it even.  Whoever takes something away (deregister, close, an unmapping)
-first makes it invisible, then fences (heavy), then waits until it saw `busy` even or changed.
+Fence between copies and revocation: the executor (shm_work) makes `busy` odd, fences (light), then
+checks state and keys, copies, and makes it even.  Whoever takes something away (deregister, close,
+an unmapping) first makes it invisible, then fences (heavy), then waits until it saw `busy` even or
+changed.
 
-Locks, in the order in which they may be nested: inside a CQ > link mutex > mapping cache.  The executor is
-never busy while it waits for the link mutex.
+Locks, in the order in which they may be nested: inside a CQ > link mutex > mapping cache.  The
+executor is never busy while it waits for the link mutex.
 """
 
 from libc.errno cimport EAGAIN, EINVAL, ENOMEM, errno
@@ -74,15 +75,16 @@ cdef pthread_mutex_t mappings_mutex
 pthread_mutex_init(&mappings_mutex, NULL)
 
 
-# This process is registered for heavy fences; set when a device opens.  `asymmetric`: and new queues may be light.
+# This process is registered for heavy fences; set when a device opens.  `asymmetric`: and new
+# queues may be light.
 cdef bint registered = False
 cdef bint asymmetric = False
 cdef bint fences_forbidden = False
 
 
 cdef bint fences_register() noexcept nogil:
-    """May this process use light fences?  (Called in every process that opens a device.)  The first time
-    it waits for all processors, for tens of milliseconds."""
+    """May this process use light fences?  (Called in every process that opens a device.)  The first
+    time it waits for all processors, for tens of milliseconds."""
     global asymmetric, registered
     registered = registered or kd_register_fences() != 0
     asymmetric = registered and not fences_forbidden
@@ -95,7 +97,8 @@ cdef void fences_forbid(bint forbidden) noexcept:
 
 
 cdef void forked_child() noexcept nogil:
-    """In a forked child: the parent's mappings are not here (MADV_DONTFORK), its mutex may be taken."""
+    """In a forked child: the parent's mappings are not here (MADV_DONTFORK), its mutex may be
+    taken."""
     global registered
     registered = False
     memset(mappings, 0, sizeof(mappings))
@@ -116,7 +119,8 @@ cdef void* lines(size_t n) noexcept nogil:
     return p
 
 
-# -- protection domains ------------------------------------------------------------------------------------
+# -- protection domains
+# ------------------------------------------------------------------------------------
 cdef kd_domain* domain_new() noexcept:
     cdef kd_domain* d = <kd_domain*> calloc(1, sizeof(kd_domain))
     cdef void* p
@@ -148,10 +152,11 @@ cdef void domain_unref(kd_domain* d) noexcept nogil:
     free(d)
 
 
-# -- mappings of peers' files --------------------------------------------------------------------------------
+# -- mappings of peers' files
+# --------------------------------------------------------------------------------
 cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32_t writable, kd_mapping** out) noexcept nogil:
-    """Where byte `position` of the file behind `fd` is mapped, together with `length` bytes; NULL when it
-    cannot be.  Every successful call is paired with one mapping_release()."""
+    """Where byte `position` of the file behind `fd` is mapped, together with `length` bytes; NULL
+    when it cannot be.  Every successful call is paired with one mapping_release()."""
     cdef stat_t st
     cdef uint64_t start, end
     cdef kd_mapping* m
@@ -218,7 +223,8 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
     pthread_mutex_unlock(&mappings_mutex)
 
 
-# -- queue pairs: life ---------------------------------------------------------------------------------------
+# -- queue pairs: life
+# ---------------------------------------------------------------------------------------
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept:
     cdef kd_qp* qp = <kd_qp*> lines(sizeof(kd_qp))
@@ -251,8 +257,8 @@ cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num
 
 
 cdef void qp_unref(kd_qp* qp) noexcept nogil:
-    """The last reference (the Python object's, or a CQ's that still had completions) frees the queue
-    pair and unmaps the pair memory."""
+    """The last reference (the Python object's, or a CQ's that still had completions) frees the
+    queue pair and unmaps the pair memory."""
     if kd_add32(&qp.refs, <uint32_t> -1) != 1:
         return
     if not qp.forked:
@@ -287,8 +293,8 @@ cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes, u
 
 cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_light,
                      uint32_t peer_recv_wr, uint32_t peer_send_bytes) noexcept nogil:
-    """Map the pair memory and the peer's key table (the descriptors stay the caller's), and publish the
-    receives posted so far.  0 or an errno; EINVAL: they are not what this build makes."""
+    """Map the pair memory and the peer's key table (the descriptors stay the caller's), and publish
+    the receives posted so far.  0 or an errno; EINVAL: they are not what this build makes."""
     cdef kd_direction_layout forward, back
     cdef kd_direction_layout* mine
     cdef kd_direction_layout* theirs
@@ -361,8 +367,8 @@ cdef void error_event(kd_cq* cq) noexcept nogil:
 
 
 cdef void qp_set_error(kd_qp* qp) noexcept nogil:
-    """To ERROR: nothing new starts; what is outstanding is flushed by the pollers, sleepers wake, and the
-    service thread tells the peer once the executor has left."""
+    """To ERROR: nothing new starts; what is outstanding is flushed by the pollers, sleepers wake,
+    and the service thread tells the peer once the executor has left."""
     if kd_exchange32(&qp.state, QPS_ERROR) == QPS_ERROR:
         return
     kd_heavy_fence(registered, False)       # a receive posted before is seen by whoever the events wake
@@ -384,8 +390,9 @@ cdef void wait_passed(uint64_t* busy) noexcept nogil:
 
 
 cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
-    """After qp_set_error: wait until neither executor nor receive poller touches anybody's memory, and until
-    nobody who waits for receives completes a request any more: `send_cq` may be closed then."""
+    """After qp_set_error: wait until neither executor nor receive poller touches anybody's memory,
+    and until nobody who waits for receives completes a request any more: `send_cq` may be closed
+    then."""
     cdef int n = 0
     kd_heavy_fence(registered, False)
     wait_passed(&qp.busy)
@@ -395,7 +402,8 @@ cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
         kd_backoff(n)
 
 
-# -- links: announcements of the peer's regions ---------------------------------------------------------------
+# -- links: announcements of the peer's regions
+# ---------------------------------------------------------------
 cdef void remote_retire(kd_qp* qp, uint32_t index) noexcept nogil:
     """Unpublish and unmap the region at `index`; under the link mutex."""
     cdef kd_remote* r = <kd_remote*> qp.remotes[index]
@@ -409,7 +417,8 @@ cdef void remote_retire(kd_qp* qp, uint32_t index) noexcept nogil:
 
 
 cdef bint remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
-    """Map and publish what the peer announced; under the link mutex.  False: it cannot be, its key stays unknown."""
+    """Map and publish what the peer announced; under the link mutex.  False: it cannot be, its key
+    stays unknown."""
     cdef kd_remote* r
     cdef uint32_t index = m.rkey & KD_KEY_INDEX_MASK
     if m.rkey == 0 or m.length == 0 or m.address > <uint64_t> -1 - m.length or m.position > <uint64_t> (1ull << 62) \
@@ -487,7 +496,8 @@ cdef void link_forget_remotes(kd_qp* qp) noexcept nogil:
 
 
 cdef int link_send(kd_qp* qp, const kd_message* m, int fd, int64_t timeout_ns) noexcept nogil:
-    """Send one control message; when the peer's side is full, wait at most `timeout_ns`.  0 or an errno."""
+    """Send one control message; when the peer's side is full, wait at most `timeout_ns`.  0 or an
+    errno."""
     cdef int64_t deadline = 0
     cdef pollfd p
     cdef int rc
@@ -519,8 +529,8 @@ cdef bint left(kd_qp* qp) noexcept nogil:
 
 
 cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogil:
-    """After keys were taken away: wait until no request of these queue pairs, or of their peers, that
-    started before is still running.  1, or 0 on timeout.  A peer that left runs nothing."""
+    """After keys were taken away: wait until no request of these queue pairs, or of their peers,
+    that started before is still running.  1, or 0 on timeout.  A peer that left runs nothing."""
     cdef int i, spins = 0
     cdef int64_t deadline = kd_now_ns() + timeout_ns
     cdef uint64_t seen
@@ -551,7 +561,8 @@ cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogi
     return 1
 
 
-# -- completion queues: life ------------------------------------------------------------------------------------
+# -- completion queues: life
+# ------------------------------------------------------------------------------------
 cdef kd_cq* cq_new(int event_fd) noexcept:
     cdef kd_cq* cq = <kd_cq*> lines(sizeof(kd_cq))
     if cq != NULL:
@@ -582,7 +593,8 @@ cdef void change_leave(kd_cq* cq) noexcept nogil:
 
 
 cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
-    """Drop what closed queue pairs left unpolled.  (In a forked child nobody is inside, whatever the flags say.)"""
+    """Drop what closed queue pairs left unpolled.  (In a forked child nobody is inside, whatever
+    the flags say.)"""
     cdef int i
     if not cq.forked:
         change_enter(cq)
@@ -594,7 +606,8 @@ cdef void cq_detach_all(kd_cq* cq) noexcept nogil:
 
 
 cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
-    """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more."""
+    """Let `cq` poll one side of `qp`; it holds a reference until a closed queue pair has no more.
+    """
     cdef kd_attachment* grown
     cdef int rc = 0
     change_enter(cq)

@@ -1,8 +1,8 @@
 """How two shm queue pairs find each other: addresses, the handshake and the service thread.
 
 Law of the room: control plane only.  Nothing here runs while data moves; the thread sleeps in epoll
-until a peer connects, announces a region or leaves.  What a peer says is checked before it is used; a
-peer that says anything else is dropped, and nobody else notices.
+until a peer connects, announces a region or leaves.  What a peer says is checked before it is used;
+a peer that says anything else is dropped, and nobody else notices.
 
 Handshake over one SOCK_SEQPACKET Unix socket (abstract name, same network namespace)::
 
@@ -15,9 +15,9 @@ Handshake over one SOCK_SEQPACKET Unix socket (abstract name, same network names
                                   <--------  READY           passive side is in RTS
     active side is in RTS
 
-Afterwards the socket carries ANNOUNCE and REVOKE both ways (shm_ring.h).  A side shuts or closes its end
-only after its queue pair is in ERROR and its executor has left: so an end of file says that this peer
-touches nobody's memory any more.
+Afterwards the socket carries ANNOUNCE and REVOKE both ways (shm_ring.h).  A side shuts or closes
+its end only after its queue pair is in ERROR and its executor has left: so an end of file says that
+this peer touches nobody's memory any more.
 """
 
 from __future__ import annotations
@@ -46,11 +46,14 @@ HANDSHAKE_TIMEOUT_S = 5.0
 MSG_HELLO = 1
 MSG_WELCOME = 2
 MSG_REFUSED = 3
-# magic, version, type, [HELLO: token of the target, own token,] qp_num, max_recv_wr, max_send_bytes, fences
+# magic, version, type, [HELLO: token of the target, own token,] qp_num, max_recv_wr,
+# max_send_bytes, fences
 _HELLO = struct.Struct("<4sHH16s16sIIII")
 _REPLY = struct.Struct("<4sHHIIII")  # REFUSED: UTF-8 text follows
 _MAGIC = b"KDSL"
-_ADDRESS = struct.Struct("<4sH16s16sQIB")  # magic, version, token, boot id, network namespace, qp_num, length of the name that follows
+_ADDRESS = struct.Struct(
+    "<4sH16s16sQIB"
+)  # magic, version, token, boot id, network namespace, qp_num, length of the name that follows
 _ADDRESS_MAGIC = b"KDSA"
 MAX_QUEUE = 1 << 20
 MAX_SEND_BYTES = 1 << 30
@@ -67,14 +70,28 @@ class Address:
     name: bytes  # abstract socket name without its leading NUL
 
     def pack(self) -> bytes:
-        return _ADDRESS.pack(_ADDRESS_MAGIC, VERSION, self.token, self.boot_id, self.namespace, self.qp_num, len(self.name)) + self.name
+        return (
+            _ADDRESS.pack(
+                _ADDRESS_MAGIC,
+                VERSION,
+                self.token,
+                self.boot_id,
+                self.namespace,
+                self.qp_num,
+                len(self.name),
+            )
+            + self.name
+        )
 
     @classmethod
     def unpack(cls, data: Any) -> Address:
         """TransportError when `data` is not the address of a shm queue pair of this version."""
         data = bytes(data)
         if len(data) < _ADDRESS.size or data[:4] != _ADDRESS_MAGIC:
-            raise TransportError(f"{len(data)} bytes are not the address of a shm queue pair", hint="both ends must use the same transport")
+            raise TransportError(
+                f"{len(data)} bytes are not the address of a shm queue pair",
+                hint="both ends must use the same transport",
+            )
         _, version, token, boot_id, namespace, qp_num, n = _ADDRESS.unpack_from(data)
         if version != VERSION:
             raise TransportError(
@@ -83,7 +100,10 @@ class Address:
             )
         name = data[_ADDRESS.size :]
         if len(name) != n or not n:
-            raise TransportError("the address of a shm queue pair is cut short", hint="pass QueuePair.address as it is")
+            raise TransportError(
+                "the address of a shm queue pair is cut short",
+                hint="pass QueuePair.address as it is",
+            )
         return cls(token, boot_id, namespace, qp_num, name)
 
     def check_reachable(self) -> None:
@@ -122,14 +142,21 @@ def place() -> tuple[bytes, int]:
     return (boot_id if len(boot_id) == 16 else bytes(16)), namespace
 
 
-# -- messages with descriptors ------------------------------------------------------------------------------
+# -- messages with descriptors
+# ------------------------------------------------------------------------------
 def send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> None:
-    sock.sendmsg([data], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [], socket.MSG_NOSIGNAL)
+    sock.sendmsg(
+        [data],
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))] if fds else [],
+        socket.MSG_NOSIGNAL,
+    )
 
 
 def recv_fds(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int]]:
     """One message and its descriptors (the caller owns them, close-on-exec)."""
-    data, ancillary, flags, _ = sock.recvmsg(size, socket.CMSG_SPACE(most * 4), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, flags, _ = sock.recvmsg(
+        size, socket.CMSG_SPACE(most * 4), socket.MSG_CMSG_CLOEXEC
+    )
     fds = array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -152,12 +179,26 @@ def send_hello(sock: socket.socket, target: bytes, own: Peer, fds: list[int]) ->
 
 
 def send_welcome(sock: socket.socket, own: Peer, fds: list[int]) -> None:
-    send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_WELCOME, own.qp_num, own.max_recv_wr, own.max_send_bytes, own.fences), fds)
+    send_fds(
+        sock,
+        _REPLY.pack(
+            _MAGIC,
+            VERSION,
+            MSG_WELCOME,
+            own.qp_num,
+            own.max_recv_wr,
+            own.max_send_bytes,
+            own.fences,
+        ),
+        fds,
+    )
 
 
 def send_refused(sock: socket.socket, text: str) -> None:
     with contextlib.suppress(OSError):
-        send_fds(sock, _REPLY.pack(_MAGIC, VERSION, MSG_REFUSED, 0, 0, 0, 0) + text.encode()[:200], [])
+        send_fds(
+            sock, _REPLY.pack(_MAGIC, VERSION, MSG_REFUSED, 0, 0, 0, 0) + text.encode()[:200], []
+        )
 
 
 def _sane(max_recv_wr: int, max_send_bytes: int) -> bool:
@@ -172,7 +213,10 @@ def open_connection(address: Address, deadline: float) -> socket.socket:
         sock.connect(b"\0" + address.name)
         uid = peer_uid(sock)
         if os.geteuid() != 0 and uid not in (0, os.geteuid()):
-            raise TransportError(f"queue pair {address.qp_num} belongs to user {uid}", hint="shm connects processes of one user only")
+            raise TransportError(
+                f"queue pair {address.qp_num} belongs to user {uid}",
+                hint="shm connects processes of one user only",
+            )
         return sock
     except OSError as e:
         sock.close()
@@ -191,7 +235,9 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             data, fds = recv_fds(sock, 512, 3)
-        except ConnectionResetError:  # it closed without reading our announcements; what it said comes next
+        except (
+            ConnectionResetError
+        ):  # it closed without reading our announcements; what it said comes next
             data, fds = recv_fds(sock, 512, 3)
     except OSError as e:
         raise TransportError(
@@ -200,7 +246,12 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
         ) from e
     if len(data) >= _REPLY.size and data[:4] == _MAGIC:
         _, version, kind, qp_num, max_recv_wr, max_send_bytes, fences = _REPLY.unpack_from(data)
-        if version == VERSION and kind == MSG_WELCOME and len(fds) == 3 and _sane(max_recv_wr, max_send_bytes):
+        if (
+            version == VERSION
+            and kind == MSG_WELCOME
+            and len(fds) == 3
+            and _sane(max_recv_wr, max_send_bytes)
+        ):
             return Peer(address.token, qp_num, max_recv_wr, max_send_bytes, bool(fences)), fds
         if kind == MSG_REFUSED:
             close_fds(fds)
@@ -220,18 +271,19 @@ def peer_uid(sock: socket.socket) -> int:
     return uid
 
 
-# -- the service thread ---------------------------------------------------------------------------------------
+# -- the service thread
+# ---------------------------------------------------------------------------------------
 class LinkService:
     """One daemon thread a device: accepts peers, takes in announcements, notices hang-ups.
 
-    Life: created with the device, started by the first address or connection, `stop()` by the device's
-    close.  Threads: `expect`, `forget`, `watch` from any; the rest on its own thread.  It owns the
-    listener and connections that have not said HELLO; a queue pair owns its socket, and the service
-    keeps the queue pair alive until the peer has left.
+    Life: created with the device, started by the first address or connection, `stop()` by the
+    device's close.  Threads: `expect`, `forget`, `watch` from any; the rest on its own thread.  It
+    owns the listener and connections that have not said HELLO; a queue pair owns its socket, and
+    the service keeps the queue pair alive until the peer has left.
 
-    A queue pair gives it ``_expected_token()``, ``_greet(sock, peer, fds) -> bool`` (True: it owns `sock` now),
-    ``_link_event(left) -> bool`` (False: the link is over), ``_link_error()`` (tell the peer, if it went to
-    ERROR here) and ``_link_close()``.
+    A queue pair gives it ``_expected_token()``, ``_greet(sock, peer, fds) -> bool`` (True: it owns
+    `sock` now), ``_link_event(left) -> bool`` (False: the link is over), ``_link_error()`` (tell
+    the peer, if it went to ERROR here) and ``_link_close()``.
     """
 
     def __init__(self) -> None:
@@ -263,7 +315,8 @@ class LinkService:
             except OSError as e:
                 listener.close()
                 raise TransportError(
-                    f"cannot open the shm transport's listener: {e.strerror}", hint="check the limit of open files (ulimit -n)"
+                    f"cannot open the shm transport's listener: {e.strerror}",
+                    hint="check the limit of open files (ulimit -n)",
                 ) from e
             self._listener = listener
             self._thread = threading.Thread(target=self._run, name="kdirect-shm", daemon=True)
@@ -281,7 +334,9 @@ class LinkService:
         """Take over a connected active queue pair's socket (its owner stays the queue pair)."""
         with self._lock:
             if self._epoll is None:
-                raise TransportError("the shm device was closed while connecting", hint="open it again")
+                raise TransportError(
+                    "the shm device was closed while connecting", hint="open it again"
+                )
             self._links[fd] = qp
             self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
         self.kick()
@@ -300,14 +355,16 @@ class LinkService:
         if thread is not None and thread is not threading.current_thread():
             self.kick()
             thread.join()
-            with self._lock:  # last, so that nobody kicks a descriptor that means something else by now
+            with (
+                self._lock
+            ):  # last, so that nobody kicks a descriptor that means something else by now
                 if self.kick_fd >= 0:
                     os.close(self.kick_fd)
                     self.kick_fd = -1
 
     def abandon(self) -> None:
-        """In a forked child, where the thread does not exist: close the descriptors, so that the peers see
-        the parent's end when the parent leaves."""
+        """In a forked child, where the thread does not exist: close the descriptors, so that the
+        peers see the parent's end when the parent leaves."""
         self._lock = threading.Lock()
         if self._epoll is not None:
             self._epoll.close()
@@ -367,7 +424,10 @@ class LinkService:
             except BlockingIOError:
                 return
             except OSError as e:
-                log.error("cannot accept a shm peer: %s; check the limit of open files (ulimit -n)", e.strerror)
+                log.error(
+                    "cannot accept a shm peer: %s; check the limit of open files (ulimit -n)",
+                    e.strerror,
+                )
                 time.sleep(0.1)
                 return
             sock.setblocking(False)
@@ -400,7 +460,9 @@ class LinkService:
         elif kind != MSG_HELLO or len(data) != _HELLO.size or len(fds) != 2:
             refusal = "malformed greeting"
         else:
-            _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes, fences = _HELLO.unpack(data)
+            _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes, fences = _HELLO.unpack(
+                data
+            )
             peer = Peer(token, qp_num, max_recv_wr, max_send_bytes, bool(fences))
             with self._lock:
                 qp = self._expected.get(target)

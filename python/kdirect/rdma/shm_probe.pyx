@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Hot loops that measure and stress a provider; for bench/ and tests/ only.
 
-Law of the room: nothing in the product imports this.  Loops use the C face of the contract, without the
-GIL, and bare machine operations (memcpy, eventfd) to compare with.  Times are in ns.
+Law of the room: nothing in the product imports this.  Loops use the C face of the contract, without
+the GIL, and bare machine operations (memcpy, eventfd) to compare with.  Times are in ns.
 """
 
 from libc.errno cimport ENOMEM
@@ -23,7 +23,8 @@ cdef extern from "shm_ring.h" nogil:
 
 def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
               uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count, uint64_t begin=0):
-    """`count` READs of `size` bytes, one at a time, walking both spans round and round from operation `begin`; ns for all."""
+    """`count` READs of `size` bytes, one at a time, walking both spans round and round from
+    operation `begin`; ns for all."""
     cdef uint64_t to = begin % (local_span // size) * size, at = begin % (remote_span // size) * size
     cdef int64_t i, start
     cdef int rc = 0, k
@@ -131,7 +132,8 @@ def bare_fetch_add_loop(uint64_t address, int64_t count):
 def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey, uint32_t size,
            int64_t count, bint first, int64_t timeout_ms):
     """`count` round trips of WRITE_WITH_IMM of `size` bytes, spinning: both sides call it, one with
-    `first`.  Immediate data counts up and is checked.  Receives: 16 must be posted already.  ns for all."""
+    `first`.  Immediate data counts up and is checked.  Receives: 16 must be posted already.  ns for
+    all."""
     cdef int64_t i = 0, start, deadline, sent = 0
     cdef int rc = 0, k, j
     cdef int bad = 0
@@ -166,7 +168,8 @@ def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote
 
 
 def bounce_asleep(QueuePair qp, cq, MemoryRegion local, uint64_t remote, uint32_t rkey, int64_t count, bint first, spin_us=0, timeout_ms=10000):
-    """As `bounce`, with both sides in `cq.wait` between; a lost wake-up is a timeout.  ns for all."""
+    """As `bounce`, with both sides in `cq.wait` between; a lost wake-up is a timeout.  ns for all.
+    """
     cdef int64_t i = 0, start = kd_now_ns()
     cdef int rc = 0, k, j
     cdef work_completion[16] wcs

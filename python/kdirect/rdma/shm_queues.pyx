@@ -78,9 +78,10 @@ cdef class KeyTable:
 
 
 cdef class ShmCompletionQueue(CompletionQueue):
-    """See CompletionQueue.  Completions stay in the rings of the queue pairs until they are polled, so the
-    queue cannot overrun; `depth` is kept for the contract's sake.  `arm()` also returns True while
-    requests of its queue pairs wait for a receiver, because somebody of this process has to bring them on."""
+    """See CompletionQueue.  Completions stay in the rings of the queue pairs until they are polled,
+    so the queue cannot overrun; `depth` is kept for the contract's sake.  `arm()` also returns True
+    while requests of its queue pairs wait for a receiver, because somebody of this process has to
+    bring them on."""
 
     def __cinit__(self):
         self.event_fd = -1
@@ -223,8 +224,8 @@ cdef inline void fill(kd_wr* wr, uint32_t kind, uint64_t wr_id, uint64_t local, 
 
 
 cdef class ShmQueuePair(QueuePair):
-    """See QueuePair.  Threads: posts as the contract says; `connect` and `close` from any thread; the
-    methods with an underscore from the service thread."""
+    """See QueuePair.  Threads: posts as the contract says; `connect` and `close` from any thread;
+    the methods with an underscore from the service thread."""
 
     def __cinit__(self):
         self.memfd = -1
@@ -256,7 +257,8 @@ cdef class ShmQueuePair(QueuePair):
         if self.core != NULL:
             qp_unref(self.core)
 
-    # -- the C face -----------------------------------------------------------------------------------------
+    # -- the C face
+    # -----------------------------------------------------------------------------------------
     cdef int c_state(self) noexcept nogil:
         return kd_load32(&self.core.state)
 
@@ -323,7 +325,8 @@ cdef class ShmQueuePair(QueuePair):
         fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
         return qp_post(self.core, &wr, NULL)
 
-    # -- connection -----------------------------------------------------------------------------------------
+    # -- connection
+    # -----------------------------------------------------------------------------------------
     @property
     def address(self):
         self._check()
@@ -332,8 +335,9 @@ cdef class ShmQueuePair(QueuePair):
         return shm_link.Address(self.token, boot_id, namespace, self.qp_num, self.device._service.name).pack()
 
     def connect(self, peer_address, active, timeout_ms=shm_link.CONNECT_TIMEOUT_MS):
-        """Connect to the queue pair at `peer_address`.  Passive: remember whom to expect and return; state
-        becomes RTS once that peer arrived.  Active: connect within `timeout_ms`, or TransportError."""
+        """Connect to the queue pair at `peer_address`.  Passive: remember whom to expect and
+        return; state becomes RTS once that peer arrived.  Active: connect within `timeout_ms`, or
+        TransportError."""
         self._check()
         address = shm_link.Address.unpack(peer_address)
         address.check_reachable()
@@ -416,7 +420,8 @@ cdef class ShmQueuePair(QueuePair):
     cdef _self(self):
         return shm_link.Peer(self.token, self.qp_num, self.core.max_recv_wr, self.core.max_send_bytes, self.device._fences)
 
-    # -- service thread -------------------------------------------------------------------------------------
+    # -- service thread
+    # -------------------------------------------------------------------------------------
     def _expected_token(self):
         return self.expected
 
@@ -448,7 +453,8 @@ cdef class ShmQueuePair(QueuePair):
         return True
 
     def _welcome(self):
-        """The peer announced all it has: answer, announce ours, and go to RTS before the peer does."""
+        """The peer announced all it has: answer, announce ours, and go to RTS before the peer does.
+        """
         keys_fd = reopen_read_only(self.domain._keys.fd())
         try:
             with self.lock:
@@ -520,7 +526,8 @@ cdef class ShmQueuePair(QueuePair):
             if self.closed:
                 self._retire()
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end
+    # --------------------------------------------------------------------------------------------
     def close(self):
         with self.lock:
             if self.closed:
@@ -559,7 +566,8 @@ cdef class ShmQueuePair(QueuePair):
             raise QueuePairError(f"queue pair {self.qp_num} is closed", hint="create another")
 
     def _abandon(self):
-        """In a forked child: it may neither poll the parent's rings nor keep its connection open."""
+        """In a forked child: it may neither poll the parent's rings nor keep its connection open.
+        """
         self.core.forked = 1
         self.core.state = QPS_ERROR
         self.core.sock = -1
@@ -572,13 +580,14 @@ cdef class ShmQueuePair(QueuePair):
             sock.close()
 
     def _pair_memory(self):
-        """For tests of hostile peers: the pair memory (shm_ring.h) as a writable view, valid while the
-        queue pair lives."""
+        """For tests of hostile peers: the pair memory (shm_ring.h) as a writable view, valid while
+        the queue pair lives."""
         return <uint8_t[:self.core.pair_bytes]> self.core.pair
 
 
 cdef int tell(ShmQueuePair qp, kd_message* m, int fd, int64_t timeout_ns) except -1:
-    """Send a control message; 1 when it is on its way.  A peer that leaves its socket full is cut off."""
+    """Send a control message; 1 when it is on its way.  A peer that leaves its socket full is cut
+    off."""
     cdef int rc
     m.magic = KD_MSG_MAGIC
     m.flags = KD_MSG_FLAG_SWEEP if qp.core.need_sweep else 0

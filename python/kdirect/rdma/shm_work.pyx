@@ -2,22 +2,24 @@
 """Engine of the shm provider, data side: work requests and completions, without the GIL.
 
 Law of the room: plain structs and nogil functions; no Python object is touched and the GIL is never
-taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked; a peer that
-writes what cannot be is cut: its queue pair goes to ERROR, the others do not notice.
+taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked; a peer
+that writes what cannot be is cut: its queue pair goes to ERROR, the others do not notice.
 
-Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else whoever polls
-the send CQ, or waits on either CQ: a thread that waits for an answer need not look at the send CQ.
-The ring of work requests says which: [polled, done) have run and wait to be polled, [done, posted) are
-deferred (the receiver was not ready) and belong to the thread that has set `progressing`.  The posting
-thread runs a request only when done == posted, and publishes `done` before `posted`; so the role passes
-with those two stores, and the posting thread needs no lock.
+Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else whoever
+polls the send CQ, or waits on either CQ: a thread that waits for an answer need not look at the
+send CQ. The ring of work requests says which: [polled, done) have run and wait to be polled, [done,
+posted) are deferred (the receiver was not ready) and belong to the thread that has set
+`progressing`.  The posting thread runs a request only when done == posted, and publishes `done`
+before `posted`; so the role passes with those two stores, and the posting thread needs no lock.
 
-A poller goes into a CQ by a flag; who changes its attachments (shm_core) waits until it is outside.  The
-pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a completion and
-a thread that goes to sleep for it.  A poller inside a CQ waits for nobody who waits for it.
+A poller goes into a CQ by a flag; who changes its attachments (shm_core) waits until it is outside.
+The pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a
+completion and a thread that goes to sleep for it.  A poller inside a CQ waits for nobody who waits
+for it.
 
-Local memory of a request is the transport's until its completion is polled (READ, WRITE, atomics and SEND
-are done with it when the post returns, unless they were deferred; receives until their completion).
+Local memory of a request is the transport's until its completion is polled (READ, WRITE, atomics
+and SEND are done with it when the post returns, unless they were deferred; receives until their
+completion).
 """
 
 from libc.errno cimport EAGAIN, EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
@@ -69,7 +71,8 @@ cdef void cut(kd_qp* qp, uint32_t why) noexcept nogil:
     qp_set_error(qp)
 
 
-# -- execution of work requests -----------------------------------------------------------------------------
+# -- execution of work requests
+# -----------------------------------------------------------------------------
 cdef inline void enter(kd_qp* qp) noexcept nogil:
     kd_store64(&qp.busy, qp.busy + 1)
     kd_store64(&qp.out.busy, qp.busy)
@@ -116,7 +119,8 @@ cdef inline int credit(kd_qp* qp) noexcept nogil:
 
 
 cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm, uint64_t position) noexcept nogil:
-    """Make the next entry visible, and wake the target if it sleeps (flag and entry: see shm_ring.h)."""
+    """Make the next entry visible, and wake the target if it sleeps (flag and entry: see
+    shm_ring.h)."""
     cdef kd_entry* e = &qp.out_entries[qp.sent & qp.out_mask]
     e.byte_position = position
     e.opcode = opcode
@@ -164,7 +168,8 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
 
 
 cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """Run one request while busy; `piece`: what a WRITE takes from elsewhere, or NULL.  A WC_* status, or RUN_* when it did nothing yet."""
+    """Run one request while busy; `piece`: what a WRITE takes from elsewhere, or NULL.  A WC_*
+    status, or RUN_* when it did nothing yet."""
     cdef uint8_t* at
     cdef uint32_t after
     cdef uint64_t old
@@ -222,8 +227,8 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept n
 
 
 cdef int run_again(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """The key is unknown.  Its announcement may wait in the control socket, where it was put before anybody
-    was told the key: take that in and look again."""
+    """The key is unknown.  Its announcement may wait in the control socket, where it was put before
+    anybody was told the key: take that in and look again."""
     cdef int status
     link_drain(qp)
     enter(qp)
@@ -259,8 +264,9 @@ cdef inline int not_ready(kd_qp* qp) noexcept nogil:
 
 
 cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """Post one send-side request; `wr` stays the caller's, and so does the `piece` that a WRITE takes from elsewhere (NULL: none), so that
-    such a request cannot be deferred.  0 or an errno of the contract."""
+    """Post one send-side request; `wr` stays the caller's, and so does the `piece` that a WRITE
+    takes from elsewhere (NULL: none), so that such a request cannot be deferred.  0 or an errno of
+    the contract."""
     cdef uint64_t posted = qp.posted
     cdef int status
     if kd_load32(&qp.state) != QPS_RTS:
@@ -287,7 +293,8 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
         qp.rnr_deadline = 0
     if piece != NULL:
         return EAGAIN
-    # deferred: whoever waits on either CQ runs it, in order; who sleeps there already has to look again and again from now on
+    # deferred: whoever waits on either CQ runs it, in order; who sleeps there already has to look
+    # again and again from now on
     qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
     signal_local(qp.send_cq)
@@ -298,7 +305,8 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
 
 cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length, uint64_t remote,
                  uint32_t rkey) noexcept nogil:
-    """READ: the common case in few instructions and stores; whatever is out of the ordinary, by qp_post."""
+    """READ: the common case in few instructions and stores; whatever is out of the ordinary, by
+    qp_post."""
     cdef uint64_t posted = qp.posted
     cdef uint8_t* at
     cdef int status = 0
@@ -330,8 +338,8 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
 
 
 cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold, uint8_t** base) noexcept nogil:
-    """The checks of a READ without its copy.  With `hold`: a reference to the mapping, and where `remote` lies in it; without: the READ
-    is counted.  A WC_* status."""
+    """The checks of a READ without its copy.  With `hold`: a reference to the mapping, and where
+    `remote` lies in it; without: the READ is counted.  A WC_* status."""
     cdef uint8_t* at = NULL
     cdef kd_remote* r
     cdef int status = WC_SUCCESS
@@ -363,9 +371,10 @@ cdef inline bint deferred(kd_qp* qp) noexcept nogil:
 
 
 cdef bint progress(kd_qp* qp, bint of_send_cq) noexcept nogil:
-    """Run what is deferred, as far as it goes, unless another thread is at it.  True while something stays
-    deferred.  `of_send_cq`: the caller polls the send CQ; else it waits on the receive CQ, tells whoever
-    sleeps on the send CQ, and leaves a queue pair in ERROR alone, whose send CQ may be closed."""
+    """Run what is deferred, as far as it goes, unless another thread is at it.  True while
+    something stays deferred.  `of_send_cq`: the caller polls the send CQ; else it waits on the
+    receive CQ, tells whoever sleeps on the send CQ, and leaves a queue pair in ERROR alone, whose
+    send CQ may be closed."""
     cdef bint left = False
     if kd_exchange32(&qp.progressing, 1):
         return True
@@ -408,7 +417,8 @@ cdef bint run_deferred(kd_qp* qp) noexcept nogil:
             qp_set_error(qp)
 
 
-# -- receiving ------------------------------------------------------------------------------------------------
+# -- receiving
+# ------------------------------------------------------------------------------------------------
 cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil:
     cdef uint64_t posted
     cdef kd_recv* r
@@ -456,13 +466,14 @@ cdef inline int arrived(kd_qp* qp) noexcept nogil:
 
 
 cdef inline bint deliverable(kd_qp* qp) noexcept nogil:
-    """An entry is there and counts: also in ERROR, since what arrived before the peer left has completed
-    there; not after a failed receive, a cut or a close."""
+    """An entry is there and counts: also in ERROR, since what arrived before the peer left has
+    completed there; not after a failed receive, a cut or a close."""
     return qp.into != NULL and not qp.recv_failed and not qp.cut and not qp.closed and arrived(qp) == 1
 
 
 cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t position) noexcept nogil:
-    """Copy a SEND's payload into the posted receive.  A status; a forged position or length cuts."""
+    """Copy a SEND's payload into the posted receive.  A status; a forged position or length cuts.
+    """
     cdef uint64_t ring = qp.in_ring
     cdef int status = WC_SUCCESS
     if byte_len > r.length:
@@ -550,7 +561,8 @@ cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
     return kd_load32(&qp.state) == QPS_ERROR and qp.received < kd_load64(&qp.recv_posted)
 
 
-# -- completion queues ------------------------------------------------------------------------------------------
+# -- completion queues
+# ------------------------------------------------------------------------------------------
 cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
     """The poller goes in, unless somebody is changing the attachments: then after them."""
     while True:
@@ -629,7 +641,8 @@ cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
 
 
 cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil:
-    """For callers from Python, who need not keep to one poller a queue (cq_wait and cq_arm are guarded)."""
+    """For callers from Python, who need not keep to one poller a queue (cq_wait and cq_arm are
+    guarded)."""
     cdef int k
     kd_lock(&cq.guard)
     k = cq_poll(cq, out, n)

@@ -1,18 +1,21 @@
-"""The sim provider: a simulated RDMA network in one process and one thread, in virtual time, from a seed.
+"""The sim provider: a simulated RDMA network in one process and one thread, in virtual time, from a
+seed.
 
-Law of the room: no clock, no thread, no randomness but the seed's; the same seed and the same calls give
-the same run.  It is a stricter machine than any RNIC: what real hardware forgives now and then, it reports.
+Law of the room: no clock, no thread, no randomness but the seed's; the same seed and the same calls
+give the same run.  It is a stricter machine than any RNIC: what real hardware forgives now and
+then, it reports.
 
-- Requests of one queue pair execute in order, after delays; between queue pairs anything may overtake.
-- The local buffer of a request belongs to the network from post to completion: it is checksummed at post,
-  when it is used and when it completes, and a change raises, and goes on raising.  READ buffers are filled with
-  rubbish meanwhile, so that a reader who does not wait is found.
+- Requests of one queue pair execute in order, after delays; between queue pairs anything may
+  overtake.
+- The local buffer of a request belongs to the network from post to completion: it is checksummed at
+  post, when it is used and when it completes, and a change raises, and goes on raising.  READ
+  buffers are filled with rubbish meanwhile, so that a reader who does not wait is found.
 - A READ or WRITE may be torn: its halves happen at different times (`Faults.tear`).
-- Connections are lost (`Faults.disconnect`), receivers are slow (`Faults.rnr`), a peer may hang in the middle of
-  a copy (`SimNetwork.hold`) or die (`SimNetwork.kill`).
+- Connections are lost (`Faults.disconnect`), receivers are slow (`Faults.rnr`), a peer may hang in
+  the middle of a copy (`SimNetwork.hold`) or die (`SimNetwork.kill`).
 
-Time moves in `SimNetwork.step`, `run_until_idle`, `run_for` and `CompletionQueue.wait` only; `poll` moves nothing,
-unless the network was made with ``autorun=True``.
+Time moves in `SimNetwork.step`, `run_until_idle`, `run_for` and `CompletionQueue.wait` only; `poll`
+moves nothing, unless the network was made with ``autorun=True``.
 """
 
 from __future__ import annotations
@@ -26,18 +29,38 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdirect.errors import ClosedError, RdmaError
-from kdirect.rdma.contract import CompletionQueue, Device, MemoryRegion, ProtectionDomain, WorkCompletion, check_registration, forked_error
+from kdirect.rdma.contract import (
+    CompletionQueue,
+    Device,
+    MemoryRegion,
+    ProtectionDomain,
+    WorkCompletion,
+    check_registration,
+    forked_error,
+)
 from kdirect.rdma.sim_queue import Half, SimQueuePair
 
-COUNTERS = ("reads", "writes", "read_bytes", "write_bytes", "sends", "receives", "atomics", "wakeups")
+COUNTERS = (
+    "reads",
+    "writes",
+    "read_bytes",
+    "write_bytes",
+    "sends",
+    "receives",
+    "atomics",
+    "wakeups",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What goes wrong, and how often (probabilities per request).  `delay_ns`: least and most of one hop."""
+    """What goes wrong, and how often (probabilities per request).  `delay_ns`: least and most of
+    one hop."""
 
     delay_ns: tuple[int, int] = (500, 20_000)
-    disconnect: float = 0.0  # the connection is lost while the request is under way: it may have happened or not
+    disconnect: float = (
+        0.0  # the connection is lost while the request is under way: it may have happened or not
+    )
     rnr: float = 0.0  # the receiver takes its time although a receive is posted
     tear: float = 0.0  # a READ or WRITE happens in two halves
     poison: bool = True  # READ buffers hold rubbish until completion
@@ -46,7 +69,9 @@ class Faults:
 class SimNetwork:
     """Devices of one network share its clock and its seed (None: chosen, and printed)."""
 
-    def __init__(self, seed: int | None = None, faults: Faults | None = None, *, autorun: bool = False) -> None:
+    def __init__(
+        self, seed: int | None = None, faults: Faults | None = None, *, autorun: bool = False
+    ) -> None:
         self.seed = random.SystemRandom().randrange(2**32) if seed is None else seed
         self.faults = faults or Faults()
         self.autorun = autorun
@@ -64,7 +89,8 @@ class SimNetwork:
     def device(self, name: str = "sim") -> SimDevice:
         return SimDevice(self, name)
 
-    # -- time -----------------------------------------------------------------------------------------------
+    # -- time
+    # -----------------------------------------------------------------------------------------------
     def call_later(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Run `call` at now + `delay_ns`; protocols under test set their timers with it."""
         self._event_number += 1
@@ -81,12 +107,14 @@ class SimNetwork:
         return True
 
     def run_until_idle(self, most: int = 1_000_000) -> int:
-        """Step until nothing is left; the number of steps.  RdmaError after `most`: something spins."""
+        """Step until nothing is left; the number of steps.  RdmaError after `most`: something
+        spins."""
         for n in range(most):
             if not self.step():
                 return n
         raise RdmaError(
-            f"the simulation did not come to rest in {most} steps (seed {self.seed})", hint="look for a request that retries for ever"
+            f"the simulation did not come to rest in {most} steps (seed {self.seed})",
+            hint="look for a request that retries for ever",
         )
 
     def run_for(self, duration_ns: int) -> None:
@@ -96,7 +124,8 @@ class SimNetwork:
             self.step()
         self.now_ns = until
 
-    # -- faults on demand --------------------------------------------------------------------------------------
+    # -- faults on demand
+    # --------------------------------------------------------------------------------------
     def disconnect(self, qp: SimQueuePair) -> None:
         """Lose the connection of `qp` now."""
         qp._fail()
@@ -117,7 +146,8 @@ class SimNetwork:
             half.held = False
             self._finish(half)
 
-    # -- internals ---------------------------------------------------------------------------------------------
+    # -- internals
+    # ---------------------------------------------------------------------------------------------
     def _delay(self) -> int:
         return self.random.randint(*self.faults.delay_ns)
 
@@ -141,13 +171,22 @@ class SimNetwork:
 class SimMemoryRegion(MemoryRegion):
     """See MemoryRegion."""
 
-    def __init__(self, domain: SimProtectionDomain, memory: Any, address: int, length: int, key: int, access: int) -> None:
+    def __init__(
+        self,
+        domain: SimProtectionDomain,
+        memory: Any,
+        address: int,
+        length: int,
+        key: int,
+        access: int,
+    ) -> None:
         super().__init__(memory, address, length, key, key, access)
         self.domain = domain
         self.ended = False
 
     def deregister(self, timeout_ms: float = 100) -> bool:
-        """Virtual time stands still: what is half done under the key is finished first, unless it is held."""
+        """Virtual time stands still: what is half done under the key is finished first, unless it
+        is held."""
         self.domain._device._check_process()
         self.ended = True
         self.domain._regions.pop(self.rkey, None)
@@ -165,7 +204,8 @@ class SimMemoryRegion(MemoryRegion):
 
 
 class SimCompletionQueue(CompletionQueue):
-    """See CompletionQueue.  Overrun (more completions than `depth`) breaks the queue, as on hardware."""
+    """See CompletionQueue.  Overrun (more completions than `depth`) breaks the queue, as on
+    hardware."""
 
     def __init__(self, device: SimDevice, depth: int) -> None:
         super().__init__(depth)
@@ -199,7 +239,10 @@ class SimCompletionQueue(CompletionQueue):
         if self._device._network.autorun:
             self._device._network.run_until_idle()
         if self._overrun:
-            raise RdmaError("completion queue overrun", hint="make the queue at least as deep as the sum of its queue pairs' depths")
+            raise RdmaError(
+                "completion queue overrun",
+                hint="make the queue at least as deep as the sum of its queue pairs' depths",
+            )
         out = []
         while self._ready and len(out) < n:
             completion, polled = self._ready.popleft()
@@ -224,7 +267,8 @@ class SimCompletionQueue(CompletionQueue):
                 return False
             if not network.step():
                 raise RdmaError(
-                    "wait for ever: nothing is left to happen in the network", hint="wait with a timeout, or post something first"
+                    "wait for ever: nothing is left to happen in the network",
+                    hint="wait with a timeout, or post something first",
                 )
 
     def fileno(self) -> int:
@@ -252,7 +296,9 @@ class SimCompletionQueue(CompletionQueue):
         if self._closed:
             return
         if any(not qp._closed for qp in self._users):
-            raise RdmaError("the completion queue still serves queue pairs", hint="close the queue pairs first")
+            raise RdmaError(
+                "the completion queue still serves queue pairs", hint="close the queue pairs first"
+            )
         self._closed = True
         if self._event_fd >= 0:
             os.close(self._event_fd)
@@ -275,7 +321,9 @@ class SimProtectionDomain(ProtectionDomain):
         self._qps: set[SimQueuePair] = set()
         self._closed = False
 
-    def register(self, memory: Any, access: int, position: int = 0, length: int | None = None) -> SimMemoryRegion:
+    def register(
+        self, memory: Any, access: int, position: int = 0, length: int | None = None
+    ) -> SimMemoryRegion:
         self._check()
         access = int(access)
         length = check_registration(memory, access, position, length)
@@ -296,7 +344,9 @@ class SimProtectionDomain(ProtectionDomain):
         rnr_timeout_ms: float = 5000,
     ) -> SimQueuePair:
         self._check()
-        qp = SimQueuePair(self, send_cq, recv_cq, max_send_wr, max_recv_wr, max_send_bytes, rnr_timeout_ms)
+        qp = SimQueuePair(
+            self, send_cq, recv_cq, max_send_wr, max_recv_wr, max_send_bytes, rnr_timeout_ms
+        )
         self._qps.add(qp)
         self._device._qps.add(qp)
         return qp
@@ -348,7 +398,9 @@ class SimDevice(Device):
     def create_cq(self, depth: int = 1024) -> SimCompletionQueue:
         self._check()
         if depth <= 0:
-            raise RdmaError(f"completion queue depth {depth} is out of range", hint="give at least 1")
+            raise RdmaError(
+                f"completion queue depth {depth} is out of range", hint="give at least 1"
+            )
         self._cqs.append(SimCompletionQueue(self, depth))
         return self._cqs[-1]
 

@@ -1,7 +1,8 @@
 """Queue pairs of the sim provider: how one request after another comes to pass, in virtual time.
 
-Law of the room: see sim.py.  A queue pair has at most one event of its own under way that executes something
-(`_pumping`), so its requests keep their order; completions are events of their own and keep it too.
+Law of the room: see sim.py.  A queue pair has at most one event of its own under way that executes
+something (`_pumping`), so its requests keep their order; completions are events of their own and
+keep it too.
 """
 
 from __future__ import annotations
@@ -111,7 +112,8 @@ class SimQueuePair(QueuePair):
         send_cq._users.add(self)
         recv_cq._users.add(self)
 
-    # -- connection -----------------------------------------------------------------------------------------
+    # -- connection
+    # -----------------------------------------------------------------------------------------
     @property
     def state(self) -> int:
         return self._state
@@ -125,12 +127,19 @@ class SimQueuePair(QueuePair):
         self._check()
         peer_address = bytes(peer_address)
         if len(peer_address) != 20 or peer_address[:4] != b"SIM1":
-            raise TransportError("not the address of a sim queue pair", hint="both ends must use the same transport")
+            raise TransportError(
+                "not the address of a sim queue pair", hint="both ends must use the same transport"
+            )
         if self._state != State.INIT or self._expected is not None:
-            raise QueuePairError(f"queue pair {self.qp_num} was connected before", hint="create another; a queue pair connects once")
+            raise QueuePairError(
+                f"queue pair {self.qp_num} was connected before",
+                hint="create another; a queue pair connects once",
+            )
         peer = self._network._qps.get(peer_address[4:])
         if peer is None or peer._closed or peer._dead:
-            raise TransportError("the peer's queue pair is not on this network", hint="ask for a new address")
+            raise TransportError(
+                "the peer's queue pair is not on this network", hint="ask for a new address"
+            )
         self._expected = peer._token
         if not active:
             return
@@ -143,28 +152,59 @@ class SimQueuePair(QueuePair):
         self._peer, peer._peer = peer, self
         self._state = peer._state = State.RTS
 
-    # -- posting --------------------------------------------------------------------------------------------
+    # -- posting
+    # --------------------------------------------------------------------------------------------
     def raw_post(
-        self, op: str, wr_id: int, local_address: int, lkey: int, length: int, remote_address: int, rkey: int, arg0: int, arg1: int
+        self,
+        op: str,
+        wr_id: int,
+        local_address: int,
+        lkey: int,
+        length: int,
+        remote_address: int,
+        rkey: int,
+        arg0: int,
+        arg1: int,
     ) -> None:
         self._device._check_process()
         max_send_wr, max_recv_wr, max_send_bytes = self._limits
         if op == "recv":
             if self._state not in (State.INIT, State.RTS):
-                raise QueuePairError(f"queue pair {self.qp_num} is in error", hint="open a new connection")
+                raise QueuePairError(
+                    f"queue pair {self.qp_num} is in error", hint="open a new connection"
+                )
             if self._recv_outstanding >= max_recv_wr:
-                raise QueueFullError(f"the receive queue of queue pair {self.qp_num} is full", hint="poll completions first")
+                raise QueueFullError(
+                    f"the receive queue of queue pair {self.qp_num} is full",
+                    hint="poll completions first",
+                )
             self._recv_outstanding += 1
-            self._receives.append(_Receive(wr_id, local_address, lkey, length, self._checksum(local_address, lkey, length)))
+            self._receives.append(
+                _Receive(
+                    wr_id, local_address, lkey, length, self._checksum(local_address, lkey, length)
+                )
+            )
             return
         if self._state != State.RTS:
-            raise QueuePairError(f"queue pair {self.qp_num} is not connected", hint="open a new connection")
+            raise QueuePairError(
+                f"queue pair {self.qp_num} is not connected", hint="open a new connection"
+            )
         if self._send_outstanding >= max_send_wr:
-            raise QueueFullError(f"the send queue of queue pair {self.qp_num} is full", hint="poll completions first")
-        if length > 1 << 31 or (op == "send" and length > max_send_bytes) or (op in ("fetch_add", "compare_swap") and remote_address % 8):
-            raise RdmaError("malformed work request", hint="check lengths and the 8-byte alignment of atomics")
+            raise QueueFullError(
+                f"the send queue of queue pair {self.qp_num} is full", hint="poll completions first"
+            )
+        if (
+            length > 1 << 31
+            or (op == "send" and length > max_send_bytes)
+            or (op in ("fetch_add", "compare_swap") and remote_address % 8)
+        ):
+            raise RdmaError(
+                "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
+            )
         request = _Request(op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1)
-        region = self._domain._find(lkey, local_address, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0)
+        region = self._domain._find(
+            lkey, local_address, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
+        )
         if region is not None and length:
             if op in _FILLS_LOCAL and self._network.faults.poison:
                 region._view(local_address, length)[:] = self._network.random.randbytes(length)
@@ -181,9 +221,12 @@ class SimQueuePair(QueuePair):
         if item.checksum is not None and item.length:
             now = self._checksum(item.local, item.lkey, item.length)
             if now is not None and now != item.checksum:
-                self._network._fail(f"the local buffer of {what} {item.wr_id} on queue pair {self.qp_num} changed before its completion")
+                self._network._fail(
+                    f"the local buffer of {what} {item.wr_id} on queue pair {self.qp_num} changed before its completion"
+                )
 
-    # -- execution ------------------------------------------------------------------------------------------
+    # -- execution
+    # ------------------------------------------------------------------------------------------
     def _pump(self, delay_ns: int) -> None:
         if not self._pumping and self._requests:
             self._pumping = True
@@ -197,14 +240,18 @@ class SimQueuePair(QueuePair):
         assert peer is not None
         self._unchanged(request.op, request)
         needs_receive = request.op in ("send", "write_imm")
-        if peer._device is not self._device and network._chance(network.faults.disconnect):  # a loopback has no wire to lose
+        if peer._device is not self._device and network._chance(
+            network.faults.disconnect
+        ):  # a loopback has no wire to lose
             if network.random.random() < 0.5 and (peer._receives or not needs_receive):
                 self._perform(request, peer)  # it happened, but nobody is told
             self._complete_head(request, Status.RETRY_EXC_ERR)
             return
         if needs_receive:
             if request.rnr_deadline is None and network._chance(network.faults.rnr):
-                request.receiver_slow_until = network.now_ns + network.random.randint(0, 2 * max(1, self._rnr_timeout_ns))
+                request.receiver_slow_until = network.now_ns + network.random.randint(
+                    0, 2 * max(1, self._rnr_timeout_ns)
+                )
             if request.rnr_deadline is None:
                 request.rnr_deadline = network.now_ns + self._rnr_timeout_ns
             if not peer._receives or network.now_ns < request.receiver_slow_until:
@@ -214,19 +261,28 @@ class SimQueuePair(QueuePair):
                     self._pump(min(RNR_RETRY_NS, request.rnr_deadline - network.now_ns))
                 return
         hold = self.qp_num in network._hold_next and request.op in _REMOTE_NEED
-        torn = request.op in ("read", "write", "write_imm") and request.length > 1 and (hold or network._chance(network.faults.tear))
+        torn = (
+            request.op in ("read", "write", "write_imm")
+            and request.length > 1
+            and (hold or network._chance(network.faults.tear))
+        )
         if hold:
             network._hold_next.discard(self.qp_num)
         status = self._perform(request, peer, torn=torn, held=hold)
         if status is not None:
             self._complete_head(request, status)
 
-    def _perform(self, request: _Request, peer: SimQueuePair, *, torn: bool = False, held: bool = False) -> int | None:
-        """Carry out the request; its status, or None: its second half is in flight and completes it."""
+    def _perform(
+        self, request: _Request, peer: SimQueuePair, *, torn: bool = False, held: bool = False
+    ) -> int | None:
+        """Carry out the request; its status, or None: its second half is in flight and completes
+        it."""
         op, length = request.op, request.length
         local = target = None
         if length:
-            local = self._domain._find(request.lkey, request.local, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0)
+            local = self._domain._find(
+                request.lkey, request.local, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
+            )
             if local is None:
                 return Status.LOC_PROT_ERR
             if op != "send":
@@ -261,7 +317,9 @@ class SimQueuePair(QueuePair):
             if op == "read" and alive and not local.ended:
                 self._land(request, here, first + bytes(source[cut:]))
             elif op != "read" and held and not self._dead:
-                destination[cut:] = rest  # a hung process goes on with its copy whatever happened meanwhile
+                destination[cut:] = (
+                    rest  # a hung process goes on with its copy whatever happened meanwhile
+                )
             elif op != "read" and alive:
                 self._unchanged(op, request)
                 destination[cut:] = rest
@@ -278,7 +336,9 @@ class SimQueuePair(QueuePair):
 
     def _arrive(self, request: _Request, peer: SimQueuePair) -> int:
         if request.op == "write_imm":
-            if not peer._receives:  # the peer went, and its receives were flushed, between the halves of this request
+            if (
+                not peer._receives
+            ):  # the peer went, and its receives were flushed, between the halves of this request
                 return Status.RETRY_EXC_ERR
             peer._deliver(Opcode.RECV_RDMA_WITH_IMM, request.length, request.arg0 & 0xFFFFFFFF)
         return Status.SUCCESS
@@ -291,7 +351,9 @@ class SimQueuePair(QueuePair):
         receive = self._receives.popleft()
         self._unchanged("RECV", receive)
         self._device._counters["receives"] += 1
-        self._push_recv(WorkCompletion(receive.wr_id, Status.SUCCESS, opcode, length, imm, self.qp_num))
+        self._push_recv(
+            WorkCompletion(receive.wr_id, Status.SUCCESS, opcode, length, imm, self.qp_num)
+        )
 
     def _deliver_send(self, data: bytes) -> int:
         """A SEND arrives here; the status that its sender gets."""
@@ -315,7 +377,8 @@ class SimQueuePair(QueuePair):
         self._fail()
         return Status.REM_INV_REQ_ERR
 
-    # -- completion -----------------------------------------------------------------------------------------
+    # -- completion
+    # -----------------------------------------------------------------------------------------
     def _complete_head(self, request: _Request, status: int) -> None:
         self._requests.popleft()
         self._executed.append(request)
@@ -340,7 +403,10 @@ class SimQueuePair(QueuePair):
             self._send_outstanding -= 1
 
         length = request.length if status == Status.SUCCESS else 0
-        self.send_cq._push(WorkCompletion(request.wr_id, status, _OPCODES[request.op], length, None, self.qp_num), polled)
+        self.send_cq._push(
+            WorkCompletion(request.wr_id, status, _OPCODES[request.op], length, None, self.qp_num),
+            polled,
+        )
 
     def _push_recv(self, completion: WorkCompletion) -> None:
         def polled() -> None:
@@ -359,7 +425,8 @@ class SimQueuePair(QueuePair):
         else:
             counters["sends" if request.op == "send" else "atomics"] += 1
 
-    # -- the end --------------------------------------------------------------------------------------------
+    # -- the end
+    # --------------------------------------------------------------------------------------------
     def _fail(self, keep: _Request | None = None) -> None:
         """To ERROR: flush what is outstanding; the peer follows after a delay."""
         if self._state == State.ERROR:
@@ -375,7 +442,11 @@ class SimQueuePair(QueuePair):
                 self._push_send(self._requests.popleft(), Status.WR_FLUSH_ERR)
             while self._receives:
                 receive = self._receives.popleft()
-                self._push_recv(WorkCompletion(receive.wr_id, Status.WR_FLUSH_ERR, Opcode.RECV, 0, None, self.qp_num))
+                self._push_recv(
+                    WorkCompletion(
+                        receive.wr_id, Status.WR_FLUSH_ERR, Opcode.RECV, 0, None, self.qp_num
+                    )
+                )
             for cq in {id(self.send_cq): self.send_cq, id(self.recv_cq): self.recv_cq}.values():
                 cq._errors += 1
                 cq._signal()

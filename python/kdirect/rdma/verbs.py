@@ -1,14 +1,17 @@
 """libibverbs through pyverbs: the one file that imports it.
 
-Owns: the import (at first use, never before: a process that does not use RDMA does not load it), the differences between pyverbs 44 of
-Debian (`pyverbs.enums`) and 59 (`pyverbs.libibverbs_enums`), and a thin face in plain types that the rest of the provider is
-written against (`verbs_device`, `verbs_queues`).  What may not enter: the contract's classes, policy, accounting.
+Owns: the import (at first use, never before: a process that does not use RDMA does not load it),
+the differences between pyverbs 44 of Debian (`pyverbs.enums`) and 59 (`pyverbs.libibverbs_enums`),
+and a thin face in plain types that the rest of the provider is written against (`verbs_device`,
+`verbs_queues`).  What may not enter: the contract's classes, policy, accounting.
 
-Every call that libibverbs refuses raises OSError with its errno; the callers say what that means.  pyverbs holds the GIL during all of its
-calls, so a descriptor is polled before an event is taken from it, and nothing here blocks for long but the registration of memory.
+Every call that libibverbs refuses raises OSError with its errno; the callers say what that means.
+pyverbs holds the GIL during all of its calls, so a descriptor is polled before an event is taken
+from it, and nothing here blocks for long but the registration of memory.
 
-Life of what is made here: `close()` each in the order queue pairs, regions, domains, completion queues and channels, context.  In a forked
-child nothing may be closed or collected, because that would destroy the parent's objects: see `immortal`.
+Life of what is made here: `close()` each in the order queue pairs, regions, domains, completion
+queues and channels, context.  In a forked child nothing may be closed or collected, because that
+would destroy the parent's objects: see `immortal`.
 """
 
 from __future__ import annotations
@@ -40,8 +43,13 @@ _opening = threading.Lock()
 
 
 def rnr_timer_code(timeout_ms: int) -> int:
-    """The code of the longest RNR timer with which all repetitions together stay within `timeout_ms`."""
-    fitting = [(us, code) for code, us in enumerate(RNR_TIMER_US) if us * RNR_RETRY_COUNT <= timeout_ms * 1000]
+    """The code of the longest RNR timer with which all repetitions together stay within
+    `timeout_ms`."""
+    fitting = [
+        (us, code)
+        for code, us in enumerate(RNR_TIMER_US)
+        if us * RNR_RETRY_COUNT <= timeout_ms * 1000
+    ]
     return max(fitting)[1] if fitting else 1
 
 
@@ -73,7 +81,11 @@ class Library:
             root.handlers[:] = handlers
             root.setLevel(level)
         self.file = str(pyverbs.__file__)
-        self.flavour = "of rdma-core 45 or later" if e.__name__.endswith("libibverbs_enums") else "of rdma-core 44 or earlier"
+        self.flavour = (
+            "of rdma-core 45 or later"
+            if e.__name__.endswith("libibverbs_enums")
+            else "of rdma-core 44 or earlier"
+        )
         self.enums = e
         self.Context, self.CompChannel, self.CQ, self.PD, self.MR = Context, CompChannel, CQ, PD, MR
         self.QP, self.QPAttr, self.QPCap, self.QPInitAttr = QP, QPAttr, QPCap, QPInitAttr
@@ -87,7 +99,8 @@ class Library:
         self.signaled = int(e.IBV_SEND_SIGNALED)
         self.inline = int(e.IBV_SEND_SIGNALED) | int(e.IBV_SEND_INLINE)
         self.with_imm = int(e.IBV_WC_RECV_RDMA_WITH_IMM)
-        # Pages that are registered here must survive a fork of this process.  Does nothing where the kernel sees to that (5.12 and later).
+        # Pages that are registered here must survive a fork of this process.  Does nothing where
+        # the kernel sees to that (5.12 and later).
         fork.fork_init()
 
 
@@ -107,7 +120,8 @@ def library() -> tuple[str, str]:
 
 
 def immortal(objects: Any) -> None:
-    """In a forked child: never let the collector have these, for their destructors would destroy the parent's verbs objects."""
+    """In a forked child: never let the collector have these, for their destructors would destroy
+    the parent's verbs objects."""
     for item in objects:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
 
@@ -119,7 +133,8 @@ def _os_error(error: Exception) -> OSError:
 
 
 class Context:
-    """An opened device, with what it can do.  `fds` are the descriptors it opened (a forked child closes its copies)."""
+    """An opened device, with what it can do.  `fds` are the descriptors it opened (a forked child
+    closes its copies)."""
 
     def __init__(self, name: str, port: int) -> None:
         self.lib = lib = load()
@@ -138,10 +153,16 @@ class Context:
         command = getattr(self.native, "cmd_fd", -1)
         if isinstance(command, int) and command >= 0:
             self.fds.add(command)
-        attributes, ports = self._call(self.native.query_device), self._call(self.native.query_port, port)
+        attributes, ports = (
+            self._call(self.native.query_device),
+            self._call(self.native.query_port, port),
+        )
         self.max_qp_wr = int(attributes.max_qp_wr)
         self.max_cqe = int(attributes.max_cqe)
-        self.max_rd_atomic = max(1, min(MAX_RD_ATOMIC, int(attributes.max_qp_rd_atom), int(attributes.max_qp_init_rd_atom)))
+        self.max_rd_atomic = max(
+            1,
+            min(MAX_RD_ATOMIC, int(attributes.max_qp_rd_atom), int(attributes.max_qp_init_rd_atom)),
+        )
         self.firmware = str(attributes.fw_version)
         self.mtu = int(ports.active_mtu)
         self.lid = int(ports.lid)
@@ -170,14 +191,18 @@ class Context:
     def close(self) -> None:
         self.destroy(self.native)
 
-    # -- events ------------------------------------------------------------------------------------------------
+    # -- events
+    # ------------------------------------------------------------------------------------------------
     def next_event(self) -> str:
-        """Take one asynchronous event (the descriptor must be readable); its name, such as IBV_EVENT_PORT_ERR."""
+        """Take one asynchronous event (the descriptor must be readable); its name, such as
+        IBV_EVENT_PORT_ERR."""
         event = self._call(self.native.get_async_event)
         kind = event.event_type
         event.ack()
         for name in dir(self.lib.enums):
-            if name.startswith(("IBV_EVENT_", "IBV_DEVICE_PORT_ACTIVE_EVENT")) and int(getattr(self.lib.enums, name)) == int(kind):
+            if name.startswith(("IBV_EVENT_", "IBV_DEVICE_PORT_ACTIVE_EVENT")) and int(
+                getattr(self.lib.enums, name)
+            ) == int(kind):
                 return name
         return f"event {int(kind)}"
 
@@ -206,13 +231,15 @@ class Context:
         self._call(cq.req_notify)
 
     def poll(self, cq: Any, n: int) -> list[Any]:
-        """At most `n` completions, as pyverbs gives them (wr_id, status, opcode, byte_len, imm_data, qp_num)."""
+        """At most `n` completions, as pyverbs gives them (wr_id, status, opcode, byte_len,
+        imm_data, qp_num)."""
         try:
             return cq.poll(n)[1]
         except self.lib.PyverbsError as e:
             raise _os_error(e) from e
 
-    # -- memory ------------------------------------------------------------------------------------------------
+    # -- memory
+    # ------------------------------------------------------------------------------------------------
     def alloc_pd(self) -> Any:
         return self._make(self.lib.PD, self.native)
 
@@ -220,13 +247,24 @@ class Context:
         """A memory region (lkey, rkey); the numbers of `access` are those of ibv_access_flags."""
         return self._make(self.lib.MR, pd, length, access, address=address)
 
-    # -- queue pairs -------------------------------------------------------------------------------------------
-    def create_qp(self, pd: Any, send_cq: Any, recv_cq: Any, max_send_wr: int, max_recv_wr: int) -> tuple[Any, int]:
+    # -- queue pairs
+    # -------------------------------------------------------------------------------------------
+    def create_qp(
+        self, pd: Any, send_cq: Any, recv_cq: Any, max_send_wr: int, max_recv_wr: int
+    ) -> tuple[Any, int]:
         """A reliable connected queue pair in INIT, and how many bytes it sends inline."""
         lib = self.lib
         for inline in (WANTED_INLINE_BYTES, MIN_INLINE_BYTES):
-            cap = lib.QPCap(max_send_wr=max_send_wr, max_recv_wr=max_recv_wr, max_send_sge=1, max_recv_sge=1, max_inline_data=inline)
-            init = lib.QPInitAttr(qp_type=lib.enums.IBV_QPT_RC, scq=send_cq, rcq=recv_cq, cap=cap, sq_sig_all=1)
+            cap = lib.QPCap(
+                max_send_wr=max_send_wr,
+                max_recv_wr=max_recv_wr,
+                max_send_sge=1,
+                max_recv_sge=1,
+                max_inline_data=inline,
+            )
+            init = lib.QPInitAttr(
+                qp_type=lib.enums.IBV_QPT_RC, scq=send_cq, rcq=recv_cq, cap=cap, sq_sig_all=1
+            )
             try:
                 qp = self._make(lib.QP, pd, init)
                 break
@@ -237,10 +275,17 @@ class Context:
         attr = lib.QPAttr(qp_state=e_.IBV_QPS_INIT, port_num=self.port)
         attr.pkey_index = 0
         attr.qp_access_flags = (
-            e_.IBV_ACCESS_REMOTE_READ | e_.IBV_ACCESS_REMOTE_WRITE | e_.IBV_ACCESS_REMOTE_ATOMIC | e_.IBV_ACCESS_LOCAL_WRITE
+            e_.IBV_ACCESS_REMOTE_READ
+            | e_.IBV_ACCESS_REMOTE_WRITE
+            | e_.IBV_ACCESS_REMOTE_ATOMIC
+            | e_.IBV_ACCESS_LOCAL_WRITE
         )
         try:
-            self._call(qp.modify, attr, e_.IBV_QP_STATE | e_.IBV_QP_PKEY_INDEX | e_.IBV_QP_PORT | e_.IBV_QP_ACCESS_FLAGS)
+            self._call(
+                qp.modify,
+                attr,
+                e_.IBV_QP_STATE | e_.IBV_QP_PKEY_INDEX | e_.IBV_QP_PORT | e_.IBV_QP_ACCESS_FLAGS,
+            )
         except OSError:
             self.destroy(qp)
             raise
@@ -259,7 +304,8 @@ class Context:
         rd_atomic: int,
         rnr_timer: int,
     ) -> None:
-        """INIT -> RTR towards a peer.  `peer_gid` in eight groups of four hexadecimal digits; `mtu` a code of ibv_mtu."""
+        """INIT -> RTR towards a peer.  `peer_gid` in eight groups of four hexadecimal digits; `mtu`
+        a code of ibv_mtu."""
         lib, e = self.lib, self.lib.enums
         attr = lib.QPAttr(qp_state=e.IBV_QPS_RTR, port_num=self.port)
         attr.path_mtu, attr.dest_qp_num, attr.rq_psn = mtu, peer_qp_num, peer_psn
@@ -278,18 +324,33 @@ class Context:
         attr = lib.QPAttr(qp_state=e.IBV_QPS_RTS, port_num=self.port)
         attr.timeout, attr.retry_cnt, attr.rnr_retry = TIMEOUT_CODE, RETRY_COUNT, RNR_RETRY_COUNT
         attr.sq_psn, attr.max_rd_atomic = psn, rd_atomic
-        mask = e.IBV_QP_STATE | e.IBV_QP_TIMEOUT | e.IBV_QP_RETRY_CNT | e.IBV_QP_RNR_RETRY | e.IBV_QP_SQ_PSN | e.IBV_QP_MAX_QP_RD_ATOMIC
+        mask = (
+            e.IBV_QP_STATE
+            | e.IBV_QP_TIMEOUT
+            | e.IBV_QP_RETRY_CNT
+            | e.IBV_QP_RNR_RETRY
+            | e.IBV_QP_SQ_PSN
+            | e.IBV_QP_MAX_QP_RD_ATOMIC
+        )
         self._call(qp.modify, attr, mask)
 
     def to_error(self, qp: Any) -> None:
-        self._call(qp.modify, self.lib.QPAttr(qp_state=self.lib.enums.IBV_QPS_ERR, port_num=self.port), self.lib.enums.IBV_QP_STATE)
+        self._call(
+            qp.modify,
+            self.lib.QPAttr(qp_state=self.lib.enums.IBV_QPS_ERR, port_num=self.port),
+            self.lib.enums.IBV_QP_STATE,
+        )
 
     def in_error(self, qp: Any) -> bool:
         """Whether the device has moved `qp` to an error state."""
         attr, _ = self._call(qp.query, self.lib.enums.IBV_QP_STATE)
-        return int(attr.qp_state) in (int(self.lib.enums.IBV_QPS_ERR), int(self.lib.enums.IBV_QPS_SQE))
+        return int(attr.qp_state) in (
+            int(self.lib.enums.IBV_QPS_ERR),
+            int(self.lib.enums.IBV_QPS_SQE),
+        )
 
-    # -- work requests -----------------------------------------------------------------------------------------
+    # -- work requests
+    # -----------------------------------------------------------------------------------------
     def take_templates(self) -> WorkTemplates:
         """Work requests for one queue pair; `give_templates` when it is destroyed."""
         try:
@@ -309,10 +370,12 @@ class Context:
 
 
 class WorkTemplates:
-    """Work requests that are made once for each operation and filled in for each post: to make one costs several times the post.
+    """Work requests that are made once for each operation and filled in for each post: to make one
+    costs several times the post.
 
-    One thread at a time.  A request points to its element's memory and frees it in the end, which the element would do again: so elements
-    are immortal, and the templates are kept for the next queue pair.
+    One thread at a time.  A request points to its element's memory and frees it in the end, which
+    the element would do again: so elements are immortal, and the templates are kept for the next
+    queue pair.
     """
 
     def __init__(self, lib: Library) -> None:
@@ -331,7 +394,18 @@ class WorkTemplates:
         return work, element
 
     def post_send(
-        self, qp: Any, op: str, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int, arg0: int, arg1: int, inline: bool
+        self,
+        qp: Any,
+        op: str,
+        wr_id: int,
+        address: int,
+        length: int,
+        lkey: int,
+        remote: int,
+        rkey: int,
+        arg0: int,
+        arg1: int,
+        inline: bool,
     ) -> None:
         work, element = self._sends.get(op) or self._make(op)
         element.addr = address
@@ -361,11 +435,15 @@ class WorkTemplates:
 
 
 def _event_descriptors() -> set[int]:
-    """Descriptors of verbs events in this process: pyverbs 44 does not tell those of its channels and contexts."""
+    """Descriptors of verbs events in this process: pyverbs 44 does not tell those of its channels
+    and contexts."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{name}") in ("anon_inode:[infinibandevent]", "anon_inode:[infiniband_event]"):
+            if os.readlink(f"/proc/self/fd/{name}") in (
+                "anon_inode:[infinibandevent]",
+                "anon_inode:[infiniband_event]",
+            ):
                 found.add(int(name))
         except OSError:
             continue

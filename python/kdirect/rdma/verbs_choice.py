@@ -1,11 +1,13 @@
 """Which RDMA device, port and GID to use: read from sysfs, decided here, without a verb.
 
-Owns: the view of ``/sys/class/infiniband`` (`devices`) and the choice by bind address (`choose`).  What may not enter: libibverbs,
-sockets.  Everything is readable without privileges, so that a preflight can say what is wrong before anything is opened.
+Owns: the view of ``/sys/class/infiniband`` (`devices`) and the choice by bind address (`choose`).
+What may not enter: libibverbs, sockets.  Everything is readable without privileges, so that a
+preflight can say what is wrong before anything is opened.
 
-The rule of choice: an index or device that the user named is taken or refused, never replaced.  Otherwise the RoCE v2 GID that is
-the bind address; where the bind address is no device's (loopback, a management network), the first active port's RoCE v2 GID of an
-IPv4 address, then of an IPv6 one, then an InfiniBand port's first GID.
+The rule of choice: an index or device that the user named is taken or refused, never replaced.
+Otherwise the RoCE v2 GID that is the bind address; where the bind address is no device's (loopback,
+a management network), the first active port's RoCE v2 GID of an IPv4 address, then of an IPv6 one,
+then an InfiniBand port's first GID.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ LINK_INFINIBAND = "InfiniBand"
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """One entry of a port's GID table.  `kind` is sysfs's word: ``RoCE v2``, ``IB/RoCE v1``; `netdev` may be empty."""
+    """One entry of a port's GID table.  `kind` is sysfs's word: ``RoCE v2``, ``IB/RoCE v1``;
+    `netdev` may be empty."""
 
     index: int
     address: ipaddress.IPv6Address
@@ -36,7 +39,8 @@ class Gid:
 
     @property
     def ip(self) -> str:
-        """The IP address that the GID is made of, as people write it; for InfiniBand the GID itself."""
+        """The IP address that the GID is made of, as people write it; for InfiniBand the GID
+        itself."""
         mapped = self.address.ipv4_mapped
         return str(mapped if mapped is not None else self.address)
 
@@ -88,14 +92,18 @@ def _read(path: Path) -> str:
 
 def _entries(path: Path) -> list[str]:
     try:
-        return sorted(os.listdir(path), key=lambda name: (int(name) if name.isdigit() else -1, name))
+        return sorted(
+            os.listdir(path), key=lambda name: (int(name) if name.isdigit() else -1, name)
+        )
     except OSError:
         return []
 
 
 def devices(sysfs: str = SYSFS) -> list[Port]:
     """Every port of every RDMA device, with the GIDs that are set."""
-    return [port for device in _entries(Path(sysfs)) for port in _ports(Path(sysfs) / device, device)]
+    return [
+        port for device in _entries(Path(sysfs)) for port in _ports(Path(sysfs) / device, device)
+    ]
 
 
 def _ports(path: Path, device: str) -> Iterator[Port]:
@@ -113,7 +121,14 @@ def _ports(path: Path, device: str) -> Iterator[Port]:
             empty = 0
             address = ipaddress.IPv6Address(text)
             attributes = port / "gid_attrs"
-            gids.append(Gid(int(entry), address, _read(attributes / "types" / entry), _read(attributes / "ndevs" / entry)))
+            gids.append(
+                Gid(
+                    int(entry),
+                    address,
+                    _read(attributes / "types" / entry),
+                    _read(attributes / "ndevs" / entry),
+                )
+            )
         state = _read(port / "state").partition(":")[2].strip() or "?"
         yield Port(device, int(name), state, _read(port / "link_layer"), tuple(gids))
 
@@ -156,7 +171,9 @@ def device_file_error(directory: str = DEVICE_FILES) -> TransportError | None:
             f"{directory} has no uverbs device: user space cannot reach the RDMA device",
             hint="modprobe ib_uverbs (package rdma-core)" + container_hint(),
         )
-    open_to_us = [name for name in names if os.access(os.path.join(directory, name), os.R_OK | os.W_OK)]
+    open_to_us = [
+        name for name in names if os.access(os.path.join(directory, name), os.R_OK | os.W_OK)
+    ]
     if not open_to_us:
         return TransportError(
             f"{', '.join(os.path.join(directory, n) for n in names)}: no permission for user {os.geteuid()}",
@@ -166,12 +183,19 @@ def device_file_error(directory: str = DEVICE_FILES) -> TransportError | None:
     return None
 
 
-def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, strict: bool = False, sysfs: str = SYSFS) -> Choice:
+def choose(
+    bind_address: str = "",
+    *,
+    device: str = "",
+    gid_index: int = -1,
+    strict: bool = False,
+    sysfs: str = SYSFS,
+) -> Choice:
     """The port and GID to use; TransportError with the remedy when there is none.
 
-    `bind_address` is an IP address of this host (empty, a wildcard, a loopback address or a host name: no preference); `device`
-    restricts to one device; `gid_index` (>= 0) demands that entry of the GID table; `strict` refuses to take another address than
-    `bind_address`.
+    `bind_address` is an IP address of this host (empty, a wildcard, a loopback address or a host
+    name: no preference); `device` restricts to one device; `gid_index` (>= 0) demands that entry of
+    the GID table; `strict` refuses to take another address than `bind_address`.
     """
     ports = devices(sysfs)
     if not ports:
@@ -180,7 +204,10 @@ def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, str
         named = [port for port in ports if port.device == device]
         if not named:
             present = ", ".join(sorted({port.device for port in ports}))
-            raise TransportError(f"there is no RDMA device {device!r}; present: {present}", hint="correct rdma.device, or leave it empty")
+            raise TransportError(
+                f"there is no RDMA device {device!r}; present: {present}",
+                hint="correct rdma.device, or leave it empty",
+            )
         ports = named
     if gid_index >= 0:
         return _by_index(ports, gid_index, bind_address)
@@ -206,16 +233,25 @@ def choose(bind_address: str = "", *, device: str = "", gid_index: int = -1, str
             f"no RDMA port has a GID that can be used (RoCE v2 or InfiniBand); present: {_table(ports)}",
             hint="give the device's network interface an IP address, and see that the driver makes RoCE v2 entries (ibv_devinfo -v)",
         )
-    why = "the first active port" if not bind_address else f"no GID is {bind_address}; the first active port"
+    why = (
+        "the first active port"
+        if not bind_address
+        else f"no GID is {bind_address}; the first active port"
+    )
     return Choice(_active(best[1]), best[2], why)
 
 
 def _by_index(ports: list[Port], index: int, bind_address: str) -> Choice:
-    for port in sorted(ports, key=lambda x: (not any(gid.ip == bind_address for gid in x.gids), not x.active)):
+    for port in sorted(
+        ports, key=lambda x: (not any(gid.ip == bind_address for gid in x.gids), not x.active)
+    ):
         for gid in port.gids:
             if gid.index == index:
                 return Choice(_active(port), gid, f"rdma.gid.index={index}")
-    raise TransportError(f"GID index {index} is empty; present: {_table(ports)}", hint="correct rdma.gid.index, or leave it at -1")
+    raise TransportError(
+        f"GID index {index} is empty; present: {_table(ports)}",
+        hint="correct rdma.gid.index, or leave it at -1",
+    )
 
 
 def _active(port: Port) -> Port:
@@ -238,7 +274,10 @@ def _rank(port: Port, gid: Gid) -> int | None:
 
 
 def _table(ports: list[Port]) -> str:
-    return "; ".join(f"{port.name} ({port.state}) has {', '.join(map(str, port.gids)) or 'none'}" for port in ports)
+    return "; ".join(
+        f"{port.name} ({port.state}) has {', '.join(map(str, port.gids)) or 'none'}"
+        for port in ports
+    )
 
 
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:

@@ -1,20 +1,22 @@
 """How two verbs queue pairs find each other, and notice each other's end.
 
-Law of the room: control plane only; nothing here runs while data moves.  A queue pair's `address` travels over the caller's own
-connection (for broker and client the control connection); then the active side opens one small TCP connection, the link, to the
-passive side's device::
+Law of the room: control plane only; nothing here runs while data moves.  A queue pair's `address`
+travels over the caller's own connection (for broker and client the control connection); then the
+active side opens one small TCP connection, the link, to the passive side's device::
 
     active                                        passive (service thread)
     HELLO  target token, own token   -------->    one-time token, expected peer; RTR and RTS
                                      <--------    WELCOME          (or REFUSED + text)
     RTS
 
-An RNIC does not tell a queue pair that its peer was destroyed or that the peer's process has died: a queue pair with nothing outstanding
-would wait for ever.  The link does: each side shuts it down after its queue pair went to ERROR, the kernel does so for a dead process, and
-keep-alive probes do so for a dead host.  An end of file moves the queue pair to ERROR.
+An RNIC does not tell a queue pair that its peer was destroyed or that the peer's process has died:
+a queue pair with nothing outstanding would wait for ever.  The link does: each side shuts it down
+after its queue pair went to ERROR, the kernel does so for a dead process, and keep-alive probes do
+so for a dead host.  An end of file moves the queue pair to ERROR.
 
-What a peer says is checked before it is used; one that says anything else is dropped, and nobody else notices.  The tokens (16 random
-bytes, used once) keep strangers of the network from taking a queue pair's place.
+What a peer says is checked before it is used; one that says anything else is dropped, and nobody
+else notices.  The tokens (16 random bytes, used once) keep strangers of the network from taking a
+queue pair's place.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ MSG_REFUSED = 3
 _MAGIC = b"KDVL"
 _HELLO = struct.Struct("<4sHH16s16s")  # magic, version, type, token of the target, own token
 _REPLY = struct.Struct("<4sHHH")  # magic, version, type, length of the UTF-8 text that follows
-# magic, version, token, qp_num, psn, gid, lid, mtu code, READs and atomics at once, RNR timer code, link's IP (IPv4 mapped) and port
+# magic, version, token, qp_num, psn, gid, lid, mtu code, READs and atomics at once, RNR timer code,
+# link's IP (IPv4 mapped) and port
 _ADDRESS = struct.Struct("<4sH16sII16sHBBB16sH")
 _ADDRESS_MAGIC = b"KDVA"
 
@@ -72,7 +75,15 @@ class Address:
     def pack(self) -> bytes:
         ip = ipaddress.ip_address(self.host)
         raw = ip.packed if ip.version == 6 else ipaddress.IPv6Address(f"::ffff:{ip}").packed
-        fabric = (self.qp_num, self.psn, self.gid, self.lid, self.mtu, self.rd_atomic, self.rnr_timer)
+        fabric = (
+            self.qp_num,
+            self.psn,
+            self.gid,
+            self.lid,
+            self.mtu,
+            self.rd_atomic,
+            self.rnr_timer,
+        )
         return _ADDRESS.pack(_ADDRESS_MAGIC, VERSION, self.token, *fabric, raw, self.port)
 
     @classmethod
@@ -81,7 +92,8 @@ class Address:
         data = bytes(data)
         if len(data) < 6 or data[:4] != _ADDRESS_MAGIC:
             raise TransportError(
-                f"{len(data)} bytes are not the address of a verbs queue pair", hint="both ends must use the same transport"
+                f"{len(data)} bytes are not the address of a verbs queue pair",
+                hint="both ends must use the same transport",
             )
         (version,) = struct.unpack_from("<H", data, 4)
         if version != VERSION or len(data) != _ADDRESS.size:
@@ -89,11 +101,24 @@ class Address:
                 f"the peer speaks version {version} of the verbs transport, this process {VERSION}",
                 hint="use the same release of kdirect on both sides, or transport=tcp",
             )
-        _, _, token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, raw, port = _ADDRESS.unpack(data)
+        _, _, token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, raw, port = _ADDRESS.unpack(
+            data
+        )
         ip = ipaddress.IPv6Address(raw)
-        if not (1 <= mtu <= 5 and 1 <= rd_atomic <= 128 and rnr_timer < 32 and qp_num < 1 << 24 and psn < 1 << 24):
-            raise TransportError("the address of a verbs queue pair holds impossible values", hint="pass QueuePair.address as it is")
-        return cls(token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, str(ip.ipv4_mapped or ip), port)
+        if not (
+            1 <= mtu <= 5
+            and 1 <= rd_atomic <= 128
+            and rnr_timer < 32
+            and qp_num < 1 << 24
+            and psn < 1 << 24
+        ):
+            raise TransportError(
+                "the address of a verbs queue pair holds impossible values",
+                hint="pass QueuePair.address as it is",
+            )
+        return cls(
+            token, qp_num, psn, gid, lid, mtu, rd_atomic, rnr_timer, str(ip.ipv4_mapped or ip), port
+        )
 
     @property
     def gid_text(self) -> str:
@@ -101,7 +126,8 @@ class Address:
 
 
 def greet(address: Address, token: bytes) -> socket.socket:
-    """Open the link to the passive side of `address` as the queue pair of `token`; TransportError when it does not want that."""
+    """Open the link to the passive side of `address` as the queue pair of `token`; TransportError
+    when it does not want that."""
     deadline = time.monotonic() + CONNECT_TIMEOUT_S
     what = f"queue pair {address.qp_num} at {address.host}:{address.port}"
     if not address.port:
@@ -128,14 +154,19 @@ def greet(address: Address, token: bytes) -> socket.socket:
             if magic == _MAGIC and kind == MSG_REFUSED:
                 text = _receive(sock, min(n, 200), deadline).decode(errors="replace")
                 raise TransportError(
-                    f"{what} refused the connection: {text}", hint="exchange addresses anew and connect the passive side first"
+                    f"{what} refused the connection: {text}",
+                    hint="exchange addresses anew and connect the passive side first",
                 )
         raise TransportError(
-            f"{what} closed the connection or answered with something else", hint="use the same release of kdirect on both sides"
+            f"{what} closed the connection or answered with something else",
+            hint="use the same release of kdirect on both sides",
         )
     except OSError as e:
         sock.close()
-        raise TransportError(f"{what} did not answer: {e.strerror or e}", hint="its process is stopped or overloaded; try again") from e
+        raise TransportError(
+            f"{what} did not answer: {e.strerror or e}",
+            hint="its process is stopped or overloaded; try again",
+        ) from e
     except BaseException:
         sock.close()
         raise
@@ -160,14 +191,17 @@ def _tune(sock: socket.socket) -> None:
 
 
 class LinkService:
-    """One daemon thread a device: accepts peers, notices their end, takes the device's asynchronous events.
+    """One daemon thread a device: accepts peers, notices their end, takes the device's asynchronous
+    events.
 
-    Life: made with the device, started by the first connection (it listens from the first passive one on), `stop()` by the device's
-    close.  Threads: `start`, `expect`, `forget`, `watch` from any; the rest on its own thread.  It owns the listener and every link's
-    descriptor from `watch` (active) or WELCOME (passive) on: a queue pair only shuts its link down, and the thread closes it when it
-    sees the end.
+    Life: made with the device, started by the first connection (it listens from the first passive
+    one on), `stop()` by the device's close.  Threads: `start`, `expect`, `forget`, `watch` from
+    any; the rest on its own thread.  It owns the listener and every link's descriptor from `watch`
+    (active) or WELCOME (passive) on: a queue pair only shuts its link down, and the thread closes
+    it when it sees the end.
 
-    A queue pair gives it ``_expects(token) -> bool``, ``_greeted(sock)`` (to RTS; an error when that fails) and ``_peer_left()``.
+    A queue pair gives it ``_expects(token) -> bool``, ``_greeted(sock)`` (to RTS; an error when
+    that fails) and ``_peer_left()``.
     """
 
     def __init__(self, host: str, port: int, event_fd: int, on_event: Callable[[], None]) -> None:
@@ -188,7 +222,8 @@ class LinkService:
 
     # any thread
     def start(self, *, listen: bool) -> None:
-        """Start the thread, if it does not run; with `listen` accept peers from now on, at `host` and `port`."""
+        """Start the thread, if it does not run; with `listen` accept peers from now on, at `host`
+        and `port`."""
         with self._lock:
             if self._stopping:
                 return
@@ -208,7 +243,9 @@ class LinkService:
     def _listen(self) -> socket.socket:
         try:
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET
-            listener = socket.create_server((self.host, self._wanted_port), family=family, backlog=128)
+            listener = socket.create_server(
+                (self.host, self._wanted_port), family=family, backlog=128
+            )
         except OSError as e:
             raise TransportError(
                 f"cannot listen on {self.host}:{self._wanted_port} for RDMA peers: {e.strerror or e}",
@@ -231,7 +268,9 @@ class LinkService:
         with self._lock:
             if self._epoll is None:
                 sock.close()
-                raise TransportError("the verbs device was closed while connecting", hint="open it again")
+                raise TransportError(
+                    "the verbs device was closed while connecting", hint="open it again"
+                )
             self._links[sock.fileno()] = (sock, qp)
             self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
 
@@ -247,9 +286,15 @@ class LinkService:
             self._kick_fd = -1
 
     def abandon(self) -> None:
-        """In a forked child, where the thread does not exist: close the copies of the descriptors, so that peers see the parent's end."""
+        """In a forked child, where the thread does not exist: close the copies of the descriptors,
+        so that peers see the parent's end."""
         self._lock = threading.Lock()
-        for closing in [self._epoll, self._listener, *(x[0] for x in self._links.values()), *(x[0] for x in self._pending.values())]:
+        for closing in [
+            self._epoll,
+            self._listener,
+            *(x[0] for x in self._links.values()),
+            *(x[0] for x in self._pending.values()),
+        ]:
             if closing is not None:
                 closing.close()
         if self._kick_fd >= 0:
@@ -302,16 +347,25 @@ class LinkService:
             except BlockingIOError:
                 return
             except OSError as e:
-                log.error("cannot accept an RDMA peer: %s; check the limit of open files (ulimit -n)", e.strerror)
+                log.error(
+                    "cannot accept an RDMA peer: %s; check the limit of open files (ulimit -n)",
+                    e.strerror,
+                )
                 time.sleep(0.1)
                 return
             if len(self._pending) >= MAX_PENDING:
-                log.warning("refused an RDMA peer: %d others have not greeted yet", len(self._pending))
+                log.warning(
+                    "refused an RDMA peer: %d others have not greeted yet", len(self._pending)
+                )
                 sock.close()
                 continue
             sock.setblocking(False)
             _tune(sock)
-            self._pending[sock.fileno()] = (sock, time.monotonic() + HANDSHAKE_TIMEOUT_S, bytearray())
+            self._pending[sock.fileno()] = (
+                sock,
+                time.monotonic() + HANDSHAKE_TIMEOUT_S,
+                bytearray(),
+            )
             self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
 
     def _hello(self, fd: int) -> None:
@@ -350,7 +404,10 @@ class LinkService:
                 qp._peer_left()
         text = refusal.encode()[:200]
         with contextlib.suppress(OSError):  # a peer that has gone shows as the end of the link
-            sock.send(_REPLY.pack(_MAGIC, VERSION, MSG_REFUSED if refusal else MSG_WELCOME, len(text)) + text)
+            sock.send(
+                _REPLY.pack(_MAGIC, VERSION, MSG_REFUSED if refusal else MSG_WELCOME, len(text))
+                + text
+            )
         if refusal:
             self._drop(fd)
             return
@@ -363,7 +420,9 @@ class LinkService:
         sock, qp = self._links[fd]
         try:
             if sock.recv(64):
-                log.warning("the peer of queue pair %d broke the link's protocol and is cut", qp.qp_num)
+                log.warning(
+                    "the peer of queue pair %d broke the link's protocol and is cut", qp.qp_num
+                )
         except BlockingIOError:
             return
         except OSError:

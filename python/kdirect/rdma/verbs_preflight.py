@@ -7,13 +7,16 @@ How to use it (``kdirect doctor``, and a broker's or client's log)::
         print("ok " if step.ok else "NO ", step.name, step.detail, step.hint)
     usable = all(step.ok for step in steps)      # exit status; steps[-1] is the data ping, or the step that ended the walk
 
-Steps come in the order in which a connection needs them, under the names in `STEPS`; the walk ends at the first failure behind which
-nothing can be tried, so the last step either is the ping and passed, or failed.  `preflight` raises nothing that the host is to blame for.
-It opens the device for a moment in this process and closes it again: run it in a process that may do so (not before a fork).
-The ping goes between two queue pairs of this host's own port; the way to a broker is proven by a client's own ping when it connects.
+Steps come in the order in which a connection needs them, under the names in `STEPS`; the walk ends
+at the first failure behind which nothing can be tried, so the last step either is the ping and
+passed, or failed.  `preflight` raises nothing that the host is to blame for. It opens the device
+for a moment in this process and closes it again: run it in a process that may do so (not before a
+fork). The ping goes between two queue pairs of this host's own port; the way to a broker is proven
+by a client's own ping when it connects.
 
-The other half of this room is `registration_error` and `queue_error`: what `ibv_reg_mr` and `ibv_create_cq` refuse is told with the limit,
-the need and the fix.  What may not enter: pyverbs (it is asked through `kdirect.rdma.verbs`), logs, Kafka.
+The other half of this room is `registration_error` and `queue_error`: what `ibv_reg_mr` and
+`ibv_create_cq` refuse is told with the limit, the need and the fix.  What may not enter: pyverbs
+(it is asked through `kdirect.rdma.verbs`), logs, Kafka.
 """
 
 from __future__ import annotations
@@ -52,7 +55,8 @@ _RAM = ("tmpfs", "hugetlbfs", "ramfs", "devtmpfs")
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step.  `name` is one of STEPS; `detail` says what was found, `hint` (only when not `ok`) what to do."""
+    """One step.  `name` is one of STEPS; `detail` says what was found, `hint` (only when not `ok`)
+    what to do."""
 
     name: str
     ok: bool
@@ -70,8 +74,9 @@ def preflight(
 ) -> list[Step]:
     """Walk the path to a data READ over this host's RDMA device; see the module.
 
-    `bind_address`, `device`, `gid_index` as the options rdma.bind.address, rdma.device and rdma.gid.index.  `paths`: directories
-    whose files will take RDMA (a broker's log.dirs); each is tried with a small file.  `need_bytes`: memory to be registered at once.
+    `bind_address`, `device`, `gid_index` as the options rdma.bind.address, rdma.device and
+    rdma.gid.index.  `paths`: directories whose files will take RDMA (a broker's log.dirs); each is
+    tried with a small file.  `need_bytes`: memory to be registered at once.
     """
     steps: list[Step] = []
     opened: VerbsDevice | None = None
@@ -87,9 +92,17 @@ def preflight(
         refused = verbs_choice.device_file_error()
         if refused is not None:
             raise _At(DEVICE_FILES, refused)
-        steps.append(Step(DEVICE_FILES, True, f"{verbs_choice.DEVICE_FILES} can be opened by user {os.geteuid()}"))
+        steps.append(
+            Step(
+                DEVICE_FILES,
+                True,
+                f"{verbs_choice.DEVICE_FILES} can be opened by user {os.geteuid()}",
+            )
+        )
         with _at(GID):
-            choice = verbs_choice.choose(bind_address, device=device, gid_index=gid_index, strict=bool(bind_address))
+            choice = verbs_choice.choose(
+                bind_address, device=device, gid_index=gid_index, strict=bool(bind_address)
+            )
         steps.append(Step(GID, True, str(choice)))
         steps.append(memlock_step(need_bytes))
         with _at(OPEN):
@@ -143,7 +156,8 @@ def _failed(name: str, error: Exception) -> Step:
     return Step(name, False, str(error), "see the error's name")
 
 
-# -- limits --------------------------------------------------------------------------------------------------
+# -- limits
+# --------------------------------------------------------------------------------------------------
 def memlock_limit() -> int:
     """Bytes that this process may lock; -1: no limit (it has CAP_IPC_LOCK, or the limit is off)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -176,19 +190,23 @@ def memlock_step(need_bytes: int) -> Step:
     return Step(MEMLOCK, limit >= need_bytes, detail, "" if limit >= need_bytes else memlock_fix())
 
 
-# -- explaining ------------------------------------------------------------------------------------------------
+# -- explaining
+# ------------------------------------------------------------------------------------------------
 def registration_error(code: int, memory: Memory, access: int, length: int) -> RdmaError:
-    """Why ibv_reg_mr refused `length` bytes of `memory` with `access`: the limit, the need and the fix.  `code` is its errno."""
+    """Why ibv_reg_mr refused `length` bytes of `memory` with `access`: the limit, the need and the
+    fix.  `code` is its errno."""
     what = f"cannot register {length} bytes of memory ({errno.errorcode.get(code, code)})"
     filesystem, name = _filesystem(memory.fd)
     if code in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):
         limit = memlock_limit()
         if limit >= 0:
             return RdmaError(
-                f"{what}: locked memory is limited to {limit >> 10} KiB, {length >> 10} KiB more are needed", hint=memlock_fix()
+                f"{what}: locked memory is limited to {limit >> 10} KiB, {length >> 10} KiB more are needed",
+                hint=memlock_fix(),
             )
         return RdmaError(
-            f"{what}: the host or the device has no memory left for it", hint="free memory, or use smaller segments (log.segment.bytes)"
+            f"{what}: the host or the device has no memory left for it",
+            hint="free memory, or use smaller segments (log.segment.bytes)",
         )
     if code in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV):
         if filesystem in _UNPINNABLE or (filesystem and filesystem not in _RAM):
@@ -203,8 +221,14 @@ def registration_error(code: int, memory: Memory, access: int, length: int) -> R
                 hint="map it read-write (MAP_SHARED): the access flags of the key keep peers from writing",
             )
     if code == errno.ENOSPC:
-        return RdmaError(f"{what}: the device has no more memory regions", hint="close idle clients; ibv_devinfo -v shows max_mr")
-    return RdmaError(f"{what}: {os.strerror(code)} (access {Access(access)!r})", hint="run kdirect doctor; it tries each step alone")
+        return RdmaError(
+            f"{what}: the device has no more memory regions",
+            hint="close idle clients; ibv_devinfo -v shows max_mr",
+        )
+    return RdmaError(
+        f"{what}: {os.strerror(code)} (access {Access(access)!r})",
+        hint="run kdirect doctor; it tries each step alone",
+    )
 
 
 def queue_error(code: int, what: str, need: str) -> RdmaError:
@@ -213,21 +237,27 @@ def queue_error(code: int, what: str, need: str) -> RdmaError:
     if code in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):
         limit = memlock_limit()
         if limit >= 0:
-            return RdmaError(f"cannot create {what} of {need} ({name}): locked memory is limited to {limit >> 10} KiB", hint=memlock_fix())
+            return RdmaError(
+                f"cannot create {what} of {need} ({name}): locked memory is limited to {limit >> 10} KiB",
+                hint=memlock_fix(),
+            )
         return RdmaError(
-            f"cannot create {what} of {need} ({name}): the device has no room for it", hint="close idle clients or lower rdma.max.in.flight"
+            f"cannot create {what} of {need} ({name}): the device has no room for it",
+            hint="close idle clients or lower rdma.max.in.flight",
         )
     if code in (errno.EACCES, errno.ENOENT):
         error = verbs_choice.device_file_error()
         if error is not None:
             return RdmaError(error.message, hint=error.hint)
     return RdmaError(
-        f"cannot create {what} of {need}: {os.strerror(code) if code else name}", hint="ibv_devinfo -v shows the device's limits"
+        f"cannot create {what} of {need}: {os.strerror(code) if code else name}",
+        hint="ibv_devinfo -v shows the device's limits",
     )
 
 
 def _filesystem(fd: int) -> tuple[str, str]:
-    """(type of the file system, name) of the file behind a descriptor; empty strings where it is not known."""
+    """(type of the file system, name) of the file behind a descriptor; empty strings where it is
+    not known."""
     if fd < 0:
         return "", ""
     try:
@@ -246,7 +276,8 @@ def _filesystem(fd: int) -> tuple[str, str]:
     return "", name
 
 
-# -- trying ----------------------------------------------------------------------------------------------------
+# -- trying
+# ----------------------------------------------------------------------------------------------------
 def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
     domain = device.alloc_pd()
     memory = Memory.anonymous(need_bytes, "kdirect-preflight")
@@ -259,7 +290,8 @@ def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
 
 
 def check_mapping(device: VerbsDevice, path: str) -> str:
-    """Prove with a small file that mapped files of directory `path` can be registered for RDMA; what was found.  RdmaError, or OSError."""
+    """Prove with a small file that mapped files of directory `path` can be registered for RDMA;
+    what was found.  RdmaError, or OSError."""
     name = os.path.join(path, f".kdirect-preflight.{os.getpid()}")
     domain = device.alloc_pd()
     fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
@@ -268,7 +300,9 @@ def check_mapping(device: VerbsDevice, path: str) -> str:
         os.posix_fallocate(fd, 0, 1 << 16)
         memory = Memory.map(fd, 1 << 16, True)
         try:
-            domain.register(memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ).deregister()
+            domain.register(
+                memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
+            ).deregister()
             return f"a mapped file in {path} ({_filesystem(fd)[0] or 'unknown file system'}) takes RDMA reads and writes"
         finally:
             domain.close()
@@ -287,7 +321,10 @@ def _try_ping(device: VerbsDevice) -> str:
         proof = os.urandom(PING_BYTES)
         view = memoryview(memory)
         view[PING_BYTES:] = proof
-        near, far = domain.create_qp(cq, cq, max_send_wr=4, max_recv_wr=4), domain.create_qp(cq, cq, max_send_wr=4, max_recv_wr=4)
+        near, far = (
+            domain.create_qp(cq, cq, max_send_wr=4, max_recv_wr=4),
+            domain.create_qp(cq, cq, max_send_wr=4, max_recv_wr=4),
+        )
         far.connect(near.address, False)
         near.connect(far.address, True)
         near.post_read(1, region, 0, PING_BYTES, region.address + PING_BYTES, region.rkey)
@@ -299,13 +336,25 @@ def _try_ping(device: VerbsDevice) -> str:
         (completion,) = cq.poll(1)
         if not completion.ok or bytes(view[:PING_BYTES]) != proof:
             raise RdmaError(
-                f"a READ over {device.choice.port.name} failed: {completion}", hint="check the GID (rdma.gid.index) and UDP port 4791"
+                f"a READ over {device.choice.port.name} failed: {completion}",
+                hint="check the GID (rdma.gid.index) and UDP port 4791",
             )
         del view
-        return f"a READ of {PING_BYTES} bytes over {device.choice.port.name} brought the right bytes"
+        return (
+            f"a READ of {PING_BYTES} bytes over {device.choice.port.name} brought the right bytes"
+        )
     finally:
         domain.close()
         cq.close()
 
 
-__all__ = ["STEPS", "Step", "check_mapping", "memlock_limit", "memlock_step", "preflight", "queue_error", "registration_error"]
+__all__ = [
+    "STEPS",
+    "Step",
+    "check_mapping",
+    "memlock_limit",
+    "memlock_step",
+    "preflight",
+    "queue_error",
+    "registration_error",
+]

@@ -1,18 +1,22 @@
 """Completion queues and queue pairs of the verbs provider.
 
-Law of the room: the accounting that the contract promises on top of what the device does.  The device moves the bytes and orders the
-completions; here are the depths ("outstanding until polled"), the sizes (a READ or WRITE beyond the device's largest message is posted in
-pieces), the end (flushed requests, sleepers that wake) and the waiting.  What may not enter: pyverbs itself (`kdirect.rdma.verbs` is its
-face), registration, sockets.
+Law of the room: the accounting that the contract promises on top of what the device does.  The
+device moves the bytes and orders the completions; here are the depths ("outstanding until polled"),
+the sizes (a READ or WRITE beyond the device's largest message is posted in pieces), the end
+(flushed requests, sleepers that wake) and the waiting.  What may not enter: pyverbs itself
+(`kdirect.rdma.verbs` is its face), registration, sockets.
 
-A CompletionQueue of the contract is one or more of the device's, each with its channel: one more is made when the queue pairs that use it
-could together overrun those there are.  So it cannot overrun, whatever depth the device allows.
+A CompletionQueue of the contract is one or more of the device's, each with its channel: one more is
+made when the queue pairs that use it could together overrun those there are.  So it cannot overrun,
+whatever depth the device allows.
 
-Every work request has an entry in its queue pair's FIFO from post to completion.  The device's wr_id is ``tag << 34 | sequence << 1 | is
-receive``; a completion is believed only if it is the next one of its queue pair: a late one of a number used before is dropped.
+Every work request has an entry in its queue pair's FIFO from post to completion.  The device's
+wr_id is ``tag << 34 | sequence << 1 | is receive``; a completion is believed only if it is the next
+one of its queue pair: a late one of a number used before is dropped.
 
-Locks, in this order: completion queue, queue pair.  `CompletionQueue._lock` guards the device's queues and what was drained from them;
-`QueuePair._lock` keeps posts and the destruction of the device's queue pair apart.  Neither is held while anything blocks.
+Locks, in this order: completion queue, queue pair.  `CompletionQueue._lock` guards the device's
+queues and what was drained from them; `QueuePair._lock` keeps posts and the destruction of the
+device's queue pair apart.  Neither is held while anything blocks.
 """
 
 from __future__ import annotations
@@ -50,13 +54,21 @@ _OPCODES = {
 }  # fmt: skip
 _LOC_QP_OP_ERR, _REM_OP_ERR = 2, 11  # of ibv_wc_status
 # As plain numbers: members of an enum are slow to reach where every request passes.
-_INIT, _RTS, _ERROR, _SUCCESS = int(State.INIT), int(State.RTS), int(State.ERROR), int(Status.SUCCESS)
+_INIT, _RTS, _ERROR, _SUCCESS = (
+    int(State.INIT),
+    int(State.RTS),
+    int(State.ERROR),
+    int(Status.SUCCESS),
+)
 _RECV, _RECV_IMM = int(Opcode.RECV), int(Opcode.RECV_RDMA_WITH_IMM)
 _INLINE_OPS = frozenset(("write", "write_imm", "send"))
-# What a failed receive says about the peer; a device that merely flushes it leaves open which of the two it was.
+# What a failed receive says about the peer; a device that merely flushes it leaves open which of
+# the two it was.
 REFUSED_REQUEST = "the device refused a request of its (a key, bounds or access that it was not granted), or it could not be reached"
 _FAULTS = {
-    int(Status.REM_ACCESS_ERR): "it asked for memory that it was not granted (key, bounds or access)",
+    int(
+        Status.REM_ACCESS_ERR
+    ): "it asked for memory that it was not granted (key, bounds or access)",
     int(Status.LOC_LEN_ERR): "it sent more than a receive takes",
     int(Status.REM_INV_REQ_ERR): "it made an invalid request",
     _LOC_QP_OP_ERR: "it sent what no receive could take",
@@ -64,11 +76,14 @@ _FAULTS = {
 
 
 class _Entry:
-    """A work request from post to completion.  `pieces` of it are still to be completed by the device."""
+    """A work request from post to completion.  `pieces` of it are still to be completed by the
+    device."""
 
     __slots__ = ("address", "length", "lkey", "op", "pieces", "status", "wr_id")
 
-    def __init__(self, wr_id: int, op: str, address: int, length: int, lkey: int, pieces: int) -> None:
+    def __init__(
+        self, wr_id: int, op: str, address: int, length: int, lkey: int, pieces: int
+    ) -> None:
         self.wr_id = wr_id
         self.op = op
         self.address = address
@@ -91,7 +106,8 @@ class _Shard:
 
 
 class VerbsCompletionQueue(CompletionQueue):
-    """See CompletionQueue and the module.  `fileno()` is an epoll descriptor over the channels and the wake-up."""
+    """See CompletionQueue and the module.  `fileno()` is an epoll descriptor over the channels and
+    the wake-up."""
 
     def __init__(self, device: VerbsDevice, depth: int) -> None:
         super().__init__(depth)
@@ -100,14 +116,17 @@ class VerbsCompletionQueue(CompletionQueue):
         self._shards: list[_Shard] = []
         self._pairs: dict[int, VerbsQueuePair] = {}  # by number: those with completions to come
         self._ready: deque[tuple[WorkCompletion, VerbsQueuePair, bool]] = deque()
-        self._ends: deque[int] = deque()  # queue pairs that went to ERROR since a waiter was last told
+        self._ends: deque[int] = (
+            deque()
+        )  # queue pairs that went to ERROR since a waiter was last told
         self._woken = False
         self._closed = False
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
-    # -- for queue pairs -------------------------------------------------------------------------------------
+    # -- for queue pairs
+    # -------------------------------------------------------------------------------------
     def _reserve(self, entries: int) -> _Shard:
         """A queue of the device with room for `entries` more completions."""
         self._check()
@@ -159,7 +178,8 @@ class VerbsCompletionQueue(CompletionQueue):
         with contextlib.suppress(OSError, ValueError):
             os.eventfd_write(self._wake_fd, 1)
 
-    # -- taking ------------------------------------------------------------------------------------------------
+    # -- taking
+    # ------------------------------------------------------------------------------------------------
     def _drain(self, n: int) -> None:
         """Move up to `n` completions of each device queue to `_ready`.  Under the lock."""
         context = self._device._context
@@ -168,7 +188,8 @@ class VerbsCompletionQueue(CompletionQueue):
                 taken = context.poll(shard.cq, n)
             except OSError as e:
                 raise RdmaError(
-                    f"the completion queue cannot be polled: {e.strerror}", hint="the device was removed or failed; open it again"
+                    f"the completion queue cannot be polled: {e.strerror}",
+                    hint="the device was removed or failed; open it again",
                 ) from e
             for wc in taken:
                 qp = self._pairs.get(wc.qp_num)
@@ -195,7 +216,8 @@ class VerbsCompletionQueue(CompletionQueue):
                 out.append(wc)
             return out
 
-    # -- waiting -----------------------------------------------------------------------------------------------
+    # -- waiting
+    # -----------------------------------------------------------------------------------------------
     def _look(self) -> bool:
         """Whether there is something to tell a waiter."""
         with self._lock:
@@ -266,13 +288,17 @@ class VerbsCompletionQueue(CompletionQueue):
         self._woken = True
         self._signal()
 
-    # -- life --------------------------------------------------------------------------------------------------
+    # -- life
+    # --------------------------------------------------------------------------------------------------
     def close(self) -> None:
         if self._closed or self._device._forked():
             return
         with self._lock:
             if self._pairs:
-                raise RdmaError(f"the completion queue is used by {len(self._pairs)} queue pairs", hint="close the queue pairs first")
+                raise RdmaError(
+                    f"the completion queue is used by {len(self._pairs)} queue pairs",
+                    hint="close the queue pairs first",
+                )
             self._closed = True
             for shard in self._shards:
                 self._epoll.unregister(shard.fd)
@@ -311,21 +337,34 @@ class VerbsQueuePair(QueuePair):
         for name, value in (("max_send_wr", max_send_wr), ("max_recv_wr", max_recv_wr)):
             if not 0 < value <= min(MAX_QUEUE, context.max_qp_wr):
                 raise RdmaError(
-                    f"{name} {value} is out of range for {device.choice.device}", hint=f"give 1 to {min(MAX_QUEUE, context.max_qp_wr)}"
+                    f"{name} {value} is out of range for {device.choice.device}",
+                    hint=f"give 1 to {min(MAX_QUEUE, context.max_qp_wr)}",
                 )
         if send_cq._device is not device or recv_cq._device is not device:
-            raise RdmaError("the completion queues belong to another device", hint="create them on the device of the protection domain")
+            raise RdmaError(
+                "the completion queues belong to another device",
+                hint="create them on the device of the protection domain",
+            )
         self._depth = min(max_send_wr + SPARE_PIECES, context.max_qp_wr)
-        self._reserved = ((send_cq, send_cq._reserve(self._depth), self._depth), (recv_cq, recv_cq._reserve(max_recv_wr), max_recv_wr))
+        self._reserved = (
+            (send_cq, send_cq._reserve(self._depth), self._depth),
+            (recv_cq, recv_cq._reserve(max_recv_wr), max_recv_wr),
+        )
         try:
             self._native, self._inline_bytes = context.create_qp(
-                domain._native, self._reserved[0][1].cq, self._reserved[1][1].cq, self._depth, max_recv_wr
+                domain._native,
+                self._reserved[0][1].cq,
+                self._reserved[1][1].cq,
+                self._depth,
+                max_recv_wr,
             )
         except OSError as e:
             for cq, shard, n in self._reserved:
                 with cq._lock:
                     shard.free += n
-            raise queue_error(e.errno or 0, "a queue pair", f"{max_send_wr} sends and {max_recv_wr} receives") from e
+            raise queue_error(
+                e.errno or 0, "a queue pair", f"{max_send_wr} sends and {max_recv_wr} receives"
+            ) from e
         super().__init__(int(self._native.qp_num), send_cq, recv_cq)
         self._device = device
         self._context = context
@@ -351,7 +390,8 @@ class VerbsQueuePair(QueuePair):
         send_cq._attach(self)
         recv_cq._attach(self)
 
-    # -- connection --------------------------------------------------------------------------------------------
+    # -- connection
+    # --------------------------------------------------------------------------------------------
     @property
     def state(self) -> int:
         return self._state
@@ -369,7 +409,10 @@ class VerbsQueuePair(QueuePair):
         self._check()
         peer = verbs_link.Address.unpack(peer_address)
         if self._state != _INIT or self._peer is not None:
-            raise QueuePairError(f"queue pair {self.qp_num} was connected before", hint="create another; a queue pair connects once")
+            raise QueuePairError(
+                f"queue pair {self.qp_num} was connected before",
+                hint="create another; a queue pair connects once",
+            )
         service = self._device._service
         service.start(listen=not active)
         self._peer = peer
@@ -410,8 +453,14 @@ class VerbsQueuePair(QueuePair):
     def _ready_to_send(self, peer: verbs_link.Address, link: socket.socket) -> None:
         with self._lock:
             if self._native is None or self._state != _INIT:
-                raise QueuePairError(f"queue pair {self.qp_num} was closed while it connected", hint="create another")
-            self._context.to_ready_to_send(self._native, psn=self._psn, rd_atomic=min(self._context.max_rd_atomic, peer.rd_atomic))
+                raise QueuePairError(
+                    f"queue pair {self.qp_num} was closed while it connected", hint="create another"
+                )
+            self._context.to_ready_to_send(
+                self._native,
+                psn=self._psn,
+                rd_atomic=min(self._context.max_rd_atomic, peer.rd_atomic),
+            )
             self._link = link
             self._state = _RTS
 
@@ -427,9 +476,19 @@ class VerbsQueuePair(QueuePair):
     def _peer_left(self) -> None:
         self._fail()
 
-    # -- posting -----------------------------------------------------------------------------------------------
+    # -- posting
+    # -----------------------------------------------------------------------------------------------
     def raw_post(
-        self, op: str, wr_id: int, local_address: int, lkey: int, length: int, remote_address: int, rkey: int, arg0: int, arg1: int
+        self,
+        op: str,
+        wr_id: int,
+        local_address: int,
+        lkey: int,
+        length: int,
+        remote_address: int,
+        rkey: int,
+        arg0: int,
+        arg1: int,
     ) -> None:
         self._device._check_process()
         max_send_wr, max_recv_wr, max_send_bytes = self._limits
@@ -439,21 +498,38 @@ class VerbsQueuePair(QueuePair):
                 if self._state not in (_INIT, _RTS):
                     raise self._broken()
                 if self._receives_out >= max_recv_wr:
-                    raise QueueFullError(f"the receive queue of queue pair {self.qp_num} is full", hint="poll completions first")
+                    raise QueueFullError(
+                        f"the receive queue of queue pair {self.qp_num} is full",
+                        hint="poll completions first",
+                    )
                 self._receives.append(_Entry(wr_id, op, local_address, length, lkey, 1))
                 try:
                     if length:
-                        context.post_recv(self._native, self._wr_id(self._recv_posted, 1), local_address, length, lkey)
+                        context.post_recv(
+                            self._native,
+                            self._wr_id(self._recv_posted, 1),
+                            local_address,
+                            length,
+                            lkey,
+                        )
                     else:
-                        self._templates.post_empty_recv(self._native, self._wr_id(self._recv_posted, 1))
+                        self._templates.post_empty_recv(
+                            self._native, self._wr_id(self._recv_posted, 1)
+                        )
                 except OSError as e:
                     self._receives.pop()
                     raise self._post_error(e, op) from e
                 self._recv_posted += 1
                 self._receives_out += 1
             return
-        if length > MAX_LENGTH or (op == "send" and length > max_send_bytes) or (op[-3:] in ("add", "wap") and remote_address % 8):
-            raise RdmaError("malformed work request", hint="check lengths and the 8-byte alignment of atomics")
+        if (
+            length > MAX_LENGTH
+            or (op == "send" and length > max_send_bytes)
+            or (op[-3:] in ("add", "wap") and remote_address % 8)
+        ):
+            raise RdmaError(
+                "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
+            )
         largest = context.max_message_bytes
         pieces = 1 if length <= largest else -(-length // largest)
         if pieces > 1 and op in ("send", "write_imm"):
@@ -464,13 +540,24 @@ class VerbsQueuePair(QueuePair):
         with self._lock:
             if self._state != _RTS:
                 raise self._broken()
-            if self._sends_out >= max_send_wr or self._send_posted - self._send_seen + pieces > self._depth:
+            if (
+                self._sends_out >= max_send_wr
+                or self._send_posted - self._send_seen + pieces > self._depth
+            ):
                 if pieces > self._depth:
                     raise RdmaError(
-                        f"a request of {length} bytes needs {pieces} messages", hint="make smaller requests, or a deeper queue pair"
+                        f"a request of {length} bytes needs {pieces} messages",
+                        hint="make smaller requests, or a deeper queue pair",
                     )
-                raise QueueFullError(f"the send queue of queue pair {self.qp_num} is full", hint="poll completions first")
-            inline = op in _INLINE_OPS and 0 < length <= self._inline_bytes and self._domain._covers(lkey, local_address, length)
+                raise QueueFullError(
+                    f"the send queue of queue pair {self.qp_num} is full",
+                    hint="poll completions first",
+                )
+            inline = (
+                op in _INLINE_OPS
+                and 0 < length <= self._inline_bytes
+                and self._domain._covers(lkey, local_address, length)
+            )
             entry = _Entry(wr_id, op, local_address, length, lkey, pieces)
             self._sends.append(entry)
             at = 0
@@ -496,16 +583,28 @@ class VerbsQueuePair(QueuePair):
         return self._tag << 34 | (sequence & _SEQUENCE_MASK) << 1 | is_receive
 
     def _broken(self) -> QueuePairError:
-        return QueuePairError(f"queue pair {self.qp_num} is not connected or in error", hint="open a new connection")
+        return QueuePairError(
+            f"queue pair {self.qp_num} is not connected or in error", hint="open a new connection"
+        )
 
     def _post_error(self, e: OSError, op: str) -> RdmaError:
         if e.errno == errno.ENOMEM:
-            return QueueFullError(f"the device's queue of queue pair {self.qp_num} is full", hint="poll completions first")
-        return RdmaError(f"{op}: {e.strerror or e} on queue pair {self.qp_num}", hint="check lengths, keys and the alignment of atomics")
+            return QueueFullError(
+                f"the device's queue of queue pair {self.qp_num} is full",
+                hint="poll completions first",
+            )
+        return RdmaError(
+            f"{op}: {e.strerror or e} on queue pair {self.qp_num}",
+            hint="check lengths, keys and the alignment of atomics",
+        )
 
-    # -- completion --------------------------------------------------------------------------------------------
-    def _completed(self, wc: Any, ready: deque[tuple[WorkCompletion, VerbsQueuePair, bool]]) -> None:
-        """Take a completion of the device.  Under the lock of the completion queue that it came from."""
+    # -- completion
+    # --------------------------------------------------------------------------------------------
+    def _completed(
+        self, wc: Any, ready: deque[tuple[WorkCompletion, VerbsQueuePair, bool]]
+    ) -> None:
+        """Take a completion of the device.  Under the lock of the completion queue that it came
+        from."""
         tagged, status = int(wc.wr_id), int(wc.status)
         is_receive = tagged & 1
         entries = self._receives if is_receive else self._sends
@@ -519,7 +618,8 @@ class VerbsQueuePair(QueuePair):
         entry = entries[0]
         entry.pieces -= 1
         if status != _SUCCESS and is_receive and self._state == _RTS:
-            # Nobody here has ended the pair, so the device did: it refused what the peer asked for, or sent.
+            # Nobody here has ended the pair, so the device did: it refused what the peer asked for,
+            # or sent.
             self.fault = _FAULTS.get(status, REFUSED_REQUEST)
         if status != _SUCCESS and entry.status == _SUCCESS:
             entry.status = self._contract_status(entry, status)
@@ -534,15 +634,24 @@ class VerbsQueuePair(QueuePair):
             self._fail()
 
     def _contract_status(self, entry: _Entry, status: int) -> int:
-        """What the contract calls it: devices differ in how they name a receive that cannot take what was sent."""
+        """What the contract calls it: devices differ in how they name a receive that cannot take
+        what was sent."""
         if entry.op != "recv":
             if status == _LOC_QP_OP_ERR:
                 return int(Status.LOC_PROT_ERR)
-            return int(Status.REM_INV_REQ_ERR) if status == _REM_OP_ERR and entry.op == "send" else status
-        if status == Status.REM_ACCESS_ERR:  # a request of the peer failed; this receive had no part in it
+            return (
+                int(Status.REM_INV_REQ_ERR)
+                if status == _REM_OP_ERR and entry.op == "send"
+                else status
+            )
+        if (
+            status == Status.REM_ACCESS_ERR
+        ):  # a request of the peer failed; this receive had no part in it
             return int(Status.WR_FLUSH_ERR)
         if status in (_LOC_QP_OP_ERR, Status.REM_INV_REQ_ERR):
-            protected = entry.length and not self._domain._covers(entry.lkey, entry.address, entry.length, writable=True)
+            protected = entry.length and not self._domain._covers(
+                entry.lkey, entry.address, entry.length, writable=True
+            )
             return int(Status.LOC_PROT_ERR if protected else Status.LOC_LEN_ERR)
         return status
 
@@ -551,7 +660,18 @@ class VerbsQueuePair(QueuePair):
         if ok:
             self._device._count(entry.op, entry.length)
         ready.append(
-            (WorkCompletion(entry.wr_id, entry.status, _OPCODES[entry.op], entry.length if ok else 0, None, self.qp_num), self, False)
+            (
+                WorkCompletion(
+                    entry.wr_id,
+                    entry.status,
+                    _OPCODES[entry.op],
+                    entry.length if ok else 0,
+                    None,
+                    self.qp_num,
+                ),
+                self,
+                False,
+            )
         )
 
     def _push_receive(self, entry: _Entry, wc: Any, ready: deque[Any]) -> None:
@@ -561,11 +681,19 @@ class VerbsQueuePair(QueuePair):
             self._device._count("recv", 0)
             if int(wc.opcode) == self._context.lib.with_imm:
                 opcode, imm = _RECV_IMM, int(wc.imm_data)
-        ready.append((WorkCompletion(entry.wr_id, entry.status, opcode, length, imm, self.qp_num), self, True))
+        ready.append(
+            (
+                WorkCompletion(entry.wr_id, entry.status, opcode, length, imm, self.qp_num),
+                self,
+                True,
+            )
+        )
 
-    # -- the end -----------------------------------------------------------------------------------------------
+    # -- the end
+    # -----------------------------------------------------------------------------------------------
     def _fail(self) -> None:
-        """To ERROR, wherever it was: the device flushes what is outstanding, the peer hears of it, sleepers wake.  Any thread."""
+        """To ERROR, wherever it was: the device flushes what is outstanding, the peer hears of it,
+        sleepers wake.  Any thread."""
         with self._lock:
             if self._state == _ERROR:
                 return
@@ -574,11 +702,20 @@ class VerbsQueuePair(QueuePair):
             link, self._link = self._link, None
             if self._native is not None:
                 try:
-                    if connected and not self.fault and not self._send_failed and self._context.in_error(self._native):
-                        self.fault = REFUSED_REQUEST  # the news of the peer's end overtook the completions
+                    if (
+                        connected
+                        and not self.fault
+                        and not self._send_failed
+                        and self._context.in_error(self._native)
+                    ):
+                        self.fault = (
+                            REFUSED_REQUEST  # the news of the peer's end overtook the completions
+                        )
                     self._context.to_error(self._native)
                 except OSError as e:
-                    log.warning("queue pair %d cannot be moved to its error state: %s", self.qp_num, e)
+                    log.warning(
+                        "queue pair %d cannot be moved to its error state: %s", self.qp_num, e
+                    )
         self._device._service.forget(self._token)
         if link is not None:
             with contextlib.suppress(OSError):
@@ -589,7 +726,11 @@ class VerbsQueuePair(QueuePair):
     def _check_device_state(self) -> None:
         """After an asynchronous event: follow the device into its error state."""
         with self._lock:
-            failed = self._native is not None and self._state == _RTS and self._context.in_error(self._native)
+            failed = (
+                self._native is not None
+                and self._state == _RTS
+                and self._context.in_error(self._native)
+            )
         if failed:
             log.warning("queue pair %d: the device moved it to its error state", self.qp_num)
             self._fail()
@@ -602,7 +743,8 @@ class VerbsQueuePair(QueuePair):
                 return
             self._closed = True
         self._fail()
-        # What the device has completed is kept in order; then it is destroyed, after which it touches no memory; the rest is flushed here.
+        # What the device has completed is kept in order; then it is destroyed, after which it
+        # touches no memory; the rest is flushed here.
         deadline = time.monotonic() + FLUSH_TIMEOUT_S
         while (self._sends or self._receives) and time.monotonic() < deadline:
             before = len(self._sends) + len(self._receives)
@@ -618,13 +760,21 @@ class VerbsQueuePair(QueuePair):
                 self._context.destroy(native)
             except OSError as e:
                 log.error("queue pair %d cannot be destroyed: %s", self.qp_num, e)
-        for (cq, shard, n), entries, is_receive in zip(self._reserved, (self._sends, self._receives), (False, True), strict=True):
+        for (cq, shard, n), entries, is_receive in zip(
+            self._reserved, (self._sends, self._receives), (False, True), strict=True
+        ):
             with cq._lock:
                 while entries:
                     entry = entries.popleft()
                     opcode = _RECV if is_receive else _OPCODES[entry.op]
                     status = entry.status or int(Status.WR_FLUSH_ERR)
-                    cq._ready.append((WorkCompletion(entry.wr_id, status, opcode, 0, None, self.qp_num), self, is_receive))
+                    cq._ready.append(
+                        (
+                            WorkCompletion(entry.wr_id, status, opcode, 0, None, self.qp_num),
+                            self,
+                            is_receive,
+                        )
+                    )
             cq._release(self, shard, n)
             cq._signal()
         self._domain._pairs.discard(self)
