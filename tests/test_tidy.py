@@ -30,8 +30,9 @@ ARROWS = {
     "format": set(),
     "rdma": set(),
     "log": {"format"},
-    "client": {"format", "rdma"},
-    "broker": {"log", "format", "rdma"},
+    "client": {"format", "rdma", "wire"},
+    "wire": {"format", "rdma"},
+    "broker": {"log", "format", "rdma", "wire"},
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
 
@@ -270,8 +271,7 @@ def test_a_lock_that_nobody_takes_is_found() -> None:
     ) == {"_d"}
 
 
-# -- decisions by the text of a message
-# --------------------------------------------------------------------
+# -- decisions by the text of a message ------------------------------------------------------------
 
 # Where text for people stands.  As an attribute of anything; as a name of its own; as what an
 # exception prints.

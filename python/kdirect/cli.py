@@ -180,8 +180,7 @@ def _log_level_parser(default: str) -> argparse.ArgumentParser:
     return parser
 
 
-# -- broker
-# ------------------------------------------------------------------------------------------------
+# -- broker ----------------------------------------------------------------------------------------
 def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     broker = commands.add_parser(
         "broker", parents=[common], help="run a broker",
@@ -265,8 +264,7 @@ def _pairs(texts: Sequence[str], flag: str) -> dict[str, str]:
     return out
 
 
-# -- tools
-# ---------------------------------------------------------------------------------------------------
+# -- tools -----------------------------------------------------------------------------------------
 def _settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "bootstrap.servers": options.broker,

@@ -129,8 +129,7 @@ def examine(questions: Questions) -> Iterator[tuple[str, Finding]]:
         yield "tcp", Finding("tcp", NOTE, "works with any broker that is reached; none was named")
 
 
-# -- the host
-# ------------------------------------------------------------------------------------------------
+# -- the host --------------------------------------------------------------------------------------
 def _verbs(questions: Questions) -> Iterator[tuple[str, Finding]]:
     paths = [d for d in questions.log_dirs if os.path.isdir(d)]
     steps = verbs_preflight.preflight(
@@ -222,8 +221,7 @@ def shm() -> Finding:
     )
 
 
-# -- the broker
-# ------------------------------------------------------------------------------------------------
+# -- the broker ------------------------------------------------------------------------------------
 def _broker(questions: Questions) -> Iterator[tuple[str, Finding]]:
     settings = {"bootstrap.servers": questions.bootstrap, "client.id": "kdirect-doctor"}
     known = {row.name for row in CLIENT.rows}

@@ -21,8 +21,7 @@ def create(connection, name, partitions=1, version=7, **configs):
     return row
 
 
-# -- DescribeTopicPartitions
-# ---------------------------------------------------------------------------------
+# -- DescribeTopicPartitions -----------------------------------------------------------------------
 def describe(connection, *names, limit=2000, cursor=None):
     rows = [{"name": n} for n in names]
     return connection.call(
@@ -73,8 +72,7 @@ def test_no_names_are_all_topics_in_pages(raw):
     assert missing.error_code == E.UNKNOWN_TOPIC_OR_PARTITION and there.error_code == 0
 
 
-# -- Fetch sessions
-# --------------------------------------------------------------------------------------------
+# -- Fetch sessions --------------------------------------------------------------------------------
 def fetch(connection, session_id, epoch, version=12, isolation=0):
     part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1, "log_start_offset": -1,
             "partition_max_bytes": 1 << 20}  # fmt: skip
@@ -129,8 +127,7 @@ def test_aborted_transactions_are_listed_to_those_who_ask(raw, version, isolatio
     assert not row.records
 
 
-# -- topic ids
-# ---------------------------------------------------------------------------------------------------
+# -- topic ids -------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", [None, "", "t", "another"])
 def test_metadata_by_id_whatever_the_name(raw, name):
     connection = raw()

@@ -10,12 +10,12 @@ import confluent_kafka
 import pytest
 
 import kdirect
-from kdirect.client.cluster import Cluster
 from kdirect.errors import CorruptLogError
 from kdirect.format import protocol
 from kdirect.format.batch import iterate_batches
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.cluster import Cluster
 
 TP = TopicPartition("t", 0)
 

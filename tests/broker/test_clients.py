@@ -186,8 +186,7 @@ def test_an_idempotent_producer_over_a_lost_connection(broker):
     )
 
 
-# -- groups
-# ------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 def test_two_members_share_a_topic_and_one_takes_over(broker):
     servers = broker.bootstrap_servers
     client = confluent_admin.AdminClient({"bootstrap.servers": servers})
@@ -296,8 +295,7 @@ def test_kafka_python_groups_commit_and_resume(broker):
     second.close()
 
 
-# -- offsets and administration
-# ------------------------------------------------------------------------------
+# -- offsets and administration --------------------------------------------------------------------
 def test_offsets_by_time(broker):
     servers = broker.bootstrap_servers
     base = 1_700_000_000_000

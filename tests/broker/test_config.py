@@ -145,8 +145,7 @@ def test_keywords_have_underscores_for_dots_and_go_first():
     assert config["num.partitions"] == 4 and config["node.id"] == 5
 
 
-# -- the embedded broker
-# -----------------------------------------------------------------------------------
+# -- the embedded broker ---------------------------------------------------------------------------
 def test_importing_kdirect_loads_next_to_nothing():
     code = "import sys, kdirect; print([m for m in ('kafka', 'pyarrow', 'asyncio', 'kdirect.broker', 'kdirect.client') if m in sys.modules])"
     assert (
@@ -228,8 +227,7 @@ def test_a_file_of_wrong_bytes_is_named_at_the_start_and_may_be_removed(tmp_path
         assert producer.send("t", b"x", partition=0).result(10).offset() == 1
 
 
-# -- the command
-# -------------------------------------------------------------------------------------------
+# -- the command -----------------------------------------------------------------------------------
 def run(*arguments, timeout=60):
     return subprocess.run(
         [sys.executable, "-m", "kdirect.cli", *map(str, arguments)],

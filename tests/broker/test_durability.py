@@ -305,8 +305,7 @@ def test_deleting_a_topic_deletes_what_groups_committed_in_it(broker):
     assert broker.server.offsets.groups() == set()
 
 
-# -- group commit
-# ------------------------------------------------------------------------------------------
+# -- group commit ----------------------------------------------------------------------------------
 def test_with_group_commit_many_producers_share_an_fsync(raw):
     with kdirect.Broker(log_flush_before_ack=True) as b:
         connections = [raw(b.bootstrap_servers) for _ in range(8)]
@@ -332,8 +331,7 @@ def test_with_group_commit_many_producers_share_an_fsync(raw):
         assert partition.high_watermark == partition.recovery_point == 400
 
 
-# -- a full disk
-# -------------------------------------------------------------------------------------------
+# -- a full disk -----------------------------------------------------------------------------------
 @pytest.fixture
 def tiny_disk(tmp_path):
     if os.geteuid() != 0:
@@ -398,8 +396,7 @@ def test_a_full_disk_refuses_writes_and_serves_reads(tiny_disk, raw):
         assert b.server.logs.partitions[TopicPartition("t", 0)].log_end_offset == count + 1
 
 
-# -- the process
-# -------------------------------------------------------------------------------------------
+# -- the process -----------------------------------------------------------------------------------
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_stop_it_cleanly(broker_process, number):
     b = broker_process()

@@ -137,8 +137,7 @@ def test_the_watch_sees_file_work_on_the_loop(
     assert {w.partition("(")[0] for w in watch.seen} >= {"open", "stat", "os.mkdir"}
 
 
-# -- every kind of request
-# -----------------------------------------------------------------------------------
+# -- every kind of request -------------------------------------------------------------------------
 
 
 def started(directory: Path, **properties: Any) -> kdirect.Broker:

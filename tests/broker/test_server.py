@@ -70,8 +70,7 @@ def fetched(answer):
     return answer.responses[0].partitions[0]
 
 
-# -- every API
-# ---------------------------------------------------------------------------------------------
+# -- every API -------------------------------------------------------------------------------------
 def sample(fields, version, nulls, text):
     """A request with one element in each array, or with null where null may be."""
     values = {
@@ -235,8 +234,7 @@ def test_a_bombardment_with_garbage_leaves_others_alone(broker, raw, seed):
     assert answer.high_watermark == expected > 0
 
 
-# -- order and waiting
-# -------------------------------------------------------------------------------------
+# -- order and waiting -----------------------------------------------------------------------------
 def test_pipelined_requests_are_answered_in_order(broker, raw):
     connection = raw()
     create(connection)
@@ -418,8 +416,7 @@ def test_a_closed_client_behind_a_waiting_join_is_noticed(broker, raw, until):
     assert BLOCKED_BYTES > 4000
 
 
-# -- errors
-# ------------------------------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("version", [3, 7, 8, 9, 10])
 def test_errors_of_produce(broker, raw, version):
     connection = raw()

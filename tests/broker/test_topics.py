@@ -54,8 +54,7 @@ def partitions(connection):
     }
 
 
-# -- bounds
-# --------------------------------------------------------------------------------------------------
+# -- bounds ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("validate_only", [True, False])
 @pytest.mark.parametrize("count", [MAX_PARTITIONS + 1, 2_000_000_000])
 def test_a_topic_cannot_have_any_number_of_partitions(tmp_path, raw, count, validate_only):
@@ -102,8 +101,7 @@ def test_a_topics_file_that_promises_too_many_partitions_is_not_believed(tmp_pat
     assert "topic t cannot have 2000000000 partitions" in caplog.text
 
 
-# -- deletion
-# ------------------------------------------------------------------------------------------------
+# -- deletion --------------------------------------------------------------------------------------
 def delete(connection, name):
     return (
         connection.call(build(p.DeleteTopicsRequest, topic_names=[name], timeout_ms=1000), 4)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kdirect.client.cluster import Cluster
+from kdirect.wire.cluster import Cluster
 
 # What a proxy may do with a request instead of forwarding it; bytes are sent as the answer.
 CUT = "cut"  # close the connection, the broker does not see the request

@@ -53,8 +53,7 @@ def produce(broker):
     return make
 
 
-# -- topics
-# ------------------------------------------------------------------------------------------------
+# -- topics ----------------------------------------------------------------------------------------
 
 
 def test_a_topic_from_its_creation_to_its_end(admin, broker, name):
@@ -189,8 +188,7 @@ def test_a_controller_that_moved_is_looked_for(behind, proxy, name):
     assert proxy.requests.count(CREATE_TOPICS) == 3
 
 
-# -- properties
-# --------------------------------------------------------------------------------------------
+# -- properties ------------------------------------------------------------------------------------
 
 
 def test_properties_are_set_and_taken_back(admin, broker, name):
@@ -231,8 +229,7 @@ def test_properties_of_the_broker(admin, cluster):
     assert "log.segment.bytes" in found
 
 
-# -- offsets of partitions
-# ---------------------------------------------------------------------------------
+# -- offsets of partitions -------------------------------------------------------------------------
 
 
 def test_offsets_of_many_partitions_in_one_request(behind, proxy, new_topic, produce):
@@ -322,8 +319,7 @@ def test_records_are_deleted_up_to_an_offset(admin, new_topic, produce):
     )
 
 
-# -- groups
-# ------------------------------------------------------------------------------------------------
+# -- groups ----------------------------------------------------------------------------------------
 
 
 def test_group_offsets_are_kept_and_seen_by_others(admin, broker, new_topic, name):
@@ -406,7 +402,7 @@ def test_a_group_needs_a_name(admin, new_topic):
 
 
 def test_group_offsets_survive_a_restart(broker_process):
-    from kdirect.client.cluster import Cluster
+    from kdirect.wire.cluster import Cluster
 
     b = broker_process()
     tp = TopicPartition("t", 0)

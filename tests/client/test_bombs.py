@@ -19,7 +19,6 @@ import pytest
 import zstandard
 
 import kdirect
-from kdirect.client.cluster import Cluster
 from kdirect.client.tcp import TcpAppender
 from kdirect.errors import BrokerError
 from kdirect.format.batch import crc32c, encode_single_bytes
@@ -27,6 +26,7 @@ from kdirect.format.codec import encode_records
 from kdirect.format.compression import codec_of
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
+from kdirect.wire.cluster import Cluster
 
 T = 1_700_000_000_000
 PLAIN_BYTES = 1 << 30

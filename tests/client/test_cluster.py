@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.client.admin import LATEST_OFFSET, Admin
-from kdirect.client.cluster import Backoff, Cluster, parse_servers
 from kdirect.client.tcp import TcpAppender, TcpFetcher
 from kdirect.errors import (
     BrokerError,
@@ -26,6 +25,7 @@ from kdirect.errors import (
 )
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
+from kdirect.wire.cluster import Backoff, Cluster, parse_servers
 
 METADATA = 3
 

@@ -15,7 +15,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kdirect.client.connection import READ_BUFFER_BYTES, Connection, broker_error
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -26,6 +25,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol
+from kdirect.wire.connection import READ_BUFFER_BYTES, Connection, broker_error
 
 METADATA = protocol.MetadataRequest
 
@@ -130,8 +130,7 @@ def metadata_v8(correlation_id: int, cluster_id: str = "c") -> bytes:
     )
 
 
-# -- malformed and missing answers
-# -------------------------------------------------------------------------
+# -- malformed and missing answers -----------------------------------------------------------------
 
 
 def test_versions_fall_back_to_zero_and_agree(peer):
@@ -492,8 +491,7 @@ def test_kafkas_error_codes_become_one_error_each():
     assert (e.code, e.name, e.retriable) == (12345, "ERROR_12345", False)
 
 
-# -- a real broker
-# -----------------------------------------------------------------------------------------
+# -- a real broker ---------------------------------------------------------------------------------
 
 
 def host_port(servers: str) -> tuple[str, int]:

@@ -73,8 +73,7 @@ def fails_once(monkeypatch, thing, name, error):
     return calls
 
 
-# -- what was taken is returned
-# --------------------------------------------------------------------------------
+# -- what was taken is returned --------------------------------------------------------------------
 
 
 @PATHS
@@ -166,8 +165,7 @@ def test_a_call_commits_nothing_that_it_has_not_returned(broker, make, transport
     assert consumer.committed([tp]) == {tp: len(taken)}
 
 
-# -- what one call could not do is left to the next
-# ---------------------------------------------------------------
+# -- what one call could not do is left to the next ------------------------------------------------
 
 
 REFUSED = BrokerError("injected", retriable=True)
@@ -259,8 +257,7 @@ def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(
     assert sorted(m.partition() for m in got) == [0, 1]
 
 
-# -- whose commit it is
-# ------------------------------------------------------------------------------------------------
+# -- whose commit it is ----------------------------------------------------------------------------
 
 
 def until(condition, *consumers):
@@ -331,8 +328,7 @@ def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(
     )
 
 
-# -- timeouts
-# ----------------------------------------------------------------------------------------------------------
+# -- timeouts --------------------------------------------------------------------------------------
 
 
 @PATHS

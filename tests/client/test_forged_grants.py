@@ -9,9 +9,9 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.client.channel import Channel
 from kdirect.errors import BrokerError, ProtocolError
 from kdirect.model import TopicPartition
+from kdirect.wire.channel import Channel
 
 A, B = TopicPartition("t", 0), TopicPartition("t", 1)
 FAR = 200_000_000

@@ -16,9 +16,9 @@ import kdirect
 from kdirect.broker import produce_access
 from kdirect.broker.access import AccessManager
 from kdirect.client import connect
-from kdirect.client.channel import Channel
 from kdirect.errors import ProtocolError
 from kdirect.model import TopicPartition
+from kdirect.wire.channel import Channel
 
 TP = TopicPartition("t", 0)
 

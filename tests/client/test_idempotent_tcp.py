@@ -8,13 +8,13 @@ import time
 import pytest
 
 from kdirect.client import connect
-from kdirect.client.connection import Connection
 from kdirect.client.gather import RecordBuilder
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp import TcpAppender
 from kdirect.errors import BrokerUnavailableError, DeliveryError
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.connection import Connection
 
 PRODUCE = 0
 TP = TopicPartition("t", 0)

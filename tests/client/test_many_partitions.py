@@ -15,11 +15,11 @@ import pytest
 
 import kdirect
 from kdirect.client import connect, tcp_many
-from kdirect.client.cluster import PartitionMetadata, TopicMetadata
-from kdirect.client.connection import Connection
 from kdirect.errors import BrokerError, UnknownTopicError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
+from kdirect.wire.cluster import PartitionMetadata, TopicMetadata
+from kdirect.wire.connection import Connection
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 

@@ -109,8 +109,7 @@ def kafka_messages(servers, topic, partition=0):
     return out
 
 
-# -- partitions
-# --------------------------------------------------------------------------------------------
+# -- partitions ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rule", ["murmur2_random", "consistent_random", "murmur2", "consistent"])
@@ -268,8 +267,7 @@ def test_while_the_broker_is_away_the_number_of_partitions_stands(broker_process
     ]
 
 
-# -- reports
-# -----------------------------------------------------------------------------------------------
+# -- reports ---------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -406,8 +404,7 @@ def test_an_error_that_nobody_was_told_is_raised_by_flush(made, transport):
     assert producer.statistics()["failed_records"] == 2
 
 
-# -- batches
-# -----------------------------------------------------------------------------------------------
+# -- batches ---------------------------------------------------------------------------------------
 
 
 @PATHS
@@ -515,8 +512,7 @@ def test_arrow_reports(made):
     assert at == 1000
 
 
-# -- a broker that stops
-# -----------------------------------------------------------------------------------
+# -- a broker that stops ---------------------------------------------------------------------------
 
 
 @PATHS
@@ -626,8 +622,7 @@ def test_a_broker_that_is_killed_and_comes_back(broker_process, transport):
     assert sorted(set(values), key=int) == [b"%d" % i for i in range(300)]
 
 
-# -- ends and mistakes
-# -------------------------------------------------------------------------------------
+# -- ends and mistakes -----------------------------------------------------------------------------
 
 
 def test_purge_tells_who_asked(made):

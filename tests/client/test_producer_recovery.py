@@ -76,8 +76,7 @@ def longest(call, seconds):
     return most
 
 
-# -- what was under way is repeated
-# ------------------------------------------------------------------------
+# -- what was under way is repeated ----------------------------------------------------------------
 
 
 @PATHS
@@ -148,8 +147,7 @@ def test_one_partition_that_expires_does_not_take_the_others_with_it(served):
     assert values(broker, 1) == [b"first", b"kept"]
 
 
-# -- no call waits longer than it is told
-# ------------------------------------------------------------------
+# -- no call waits longer than it is told ----------------------------------------------------------
 
 
 def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_time(served):
@@ -326,8 +324,7 @@ def test_a_thread_that_waits_lets_others_produce(served, transport, call):
     )
 
 
-# -- callbacks of futures run without the producer's lock
-# --------------------------------------------------
+# -- callbacks of futures run without the producer's lock ------------------------------------------
 
 
 @PATHS
@@ -393,8 +390,7 @@ def test_thousands_of_done_callbacks_send_again_and_one_waits(served):
     assert len(values(broker)) == 6000
 
 
-# -- what was taken is taken once, and sent
-# ----------------------------------------------------------------
+# -- what was taken is taken once, and sent --------------------------------------------------------
 
 
 @pytest.mark.parametrize(

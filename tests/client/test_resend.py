@@ -237,8 +237,7 @@ def test_abort_and_purge_tell_of_what_waits(served, smaller):
         producer.abort()
 
 
-# -- access to the next file
-# ---------------------------------------------------------------------------------
+# -- access to the next file -----------------------------------------------------------------------
 
 
 def test_a_full_file_of_a_broker_that_stands_holds_nobody_up(broker_process):

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecordsBuilder
 
 from kdirect.client.admin import Admin
-from kdirect.client.cluster import Cluster
 from kdirect.client.tcp import TcpAppender, TcpFetcher
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
@@ -31,6 +30,7 @@ from kdirect.errors import (
     UnsupportedFormatError,
 )
 from kdirect.model import LATEST_OFFSET, TopicPartition
+from kdirect.wire.cluster import Cluster
 
 PRODUCE, FETCH, METADATA = 0, 1, 3
 
@@ -83,8 +83,7 @@ def end_offset(cluster: Cluster, tp: TopicPartition) -> int:
     return Admin(cluster).list_offsets({tp: LATEST_OFFSET})[tp][0]
 
 
-# -- whole batches
-# -----------------------------------------------------------------------------------------
+# -- whole batches ---------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 5), max_size=5), st.data())
@@ -128,8 +127,7 @@ def test_broken_frames_are_told(batch, asked, wrong):
     assert wrong in whole_batches(batch, asked)[3]
 
 
-# -- append
-# ------------------------------------------------------------------------------------------------
+# -- append ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("acks", ["all", "1", "-1", 1])
@@ -443,8 +441,7 @@ def test_a_fork_may_not_use_the_parents(cluster, new_topic):
         fetcher.fetch()
 
 
-# -- fetch
-# -------------------------------------------------------------------------------------------------
+# -- fetch -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture

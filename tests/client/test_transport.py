@@ -12,11 +12,11 @@ import logging
 import pytest
 
 import kdirect
-from kdirect.client.connection import Connection
 from kdirect.errors import TransportError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.model import TopicPartition
+from kdirect.wire.connection import Connection
 
 NO_DEVICE = {"rdma.device": "nosuch0"}
 

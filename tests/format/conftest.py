@@ -96,8 +96,7 @@ class Reference:
         """The one batch in `data`, its CRC made right."""
         return data[:17] + struct.pack(">I", calc_crc32c(data[21:])) + data[21:]
 
-    # -- reading
-    # ----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     @staticmethod
     def read_varint(data: bytes, position: int, end: int) -> tuple[int, int]:

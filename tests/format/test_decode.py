@@ -49,8 +49,7 @@ def milliseconds(taken: pa.RecordBatch) -> list[int]:
     return [t // 1000 for t in taken["timestamp"].cast(pa.int64()).to_pylist()]
 
 
-# -- golden
-# ---------------------------------------------------------------------------------------------
+# -- golden ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -164,8 +163,7 @@ def test_kafka_python_reads_ours_and_we_read_its_own(seed):
         ] == rows
 
 
-# -- columns
-# --------------------------------------------------------------------------------------------
+# -- columns ---------------------------------------------------------------------------------------
 
 
 def test_schema_is_spark_s(ref):
@@ -332,8 +330,7 @@ def test_a_small_batch_does_not_hold_large_memory(ref):
     assert taken.num_rows == 1
 
 
-# -- offsets and targets
-# --------------------------------------------------------------------------------
+# -- offsets and targets ---------------------------------------------------------------------------
 
 
 def test_nothing_outside_the_interval(ref):

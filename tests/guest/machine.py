@@ -124,8 +124,7 @@ class Machine:
         self._qmp_buffer = b""
         self._deadline = 0.0
 
-    # -- life
-    # ------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> Machine:
         """Boot.  Returns at once; GuestError when something that it needs is missing."""
@@ -332,8 +331,7 @@ class Machine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # -- inside
-    # ----------------------------------------------------------------------------------------
+    # -- inside ------------------------------------------------------------------------------------
 
     def _read(self, name: str) -> None:
         rest = b""

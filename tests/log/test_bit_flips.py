@@ -216,8 +216,7 @@ def test_a_start_keeps_what_is_right_and_tells_the_rest(
     assert told
 
 
-# -- logs that Kafka wrote
-# ------------------------------------------------------------------------------------
+# -- logs that Kafka wrote -------------------------------------------------------------------------
 
 
 def copied(directory: Path, bases: list[int], epoch: int = 0) -> Path:

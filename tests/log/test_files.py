@@ -311,8 +311,7 @@ def test_who_holds_a_segment_at_the_close_is_served_and_the_next_start_shortens(
     held.release()
 
 
-# -- checkpoints and identities
-# -------------------------------------------------------------------------------
+# -- checkpoints and identities --------------------------------------------------------------------
 
 
 def test_no_id_begins_with_a_dash(tmp_path, monkeypatch):
@@ -450,8 +449,7 @@ def test_producer_snapshot_is_kafkas() -> None:
             producer_state.unpack_snapshot(broken)
 
 
-# -- one broker at a time, full disks
-# -----------------------------------------------------------------------------
+# -- one broker at a time, full disks --------------------------------------------------------------
 
 
 def test_a_second_broker_is_refused(tmp_path) -> None:

@@ -57,8 +57,7 @@ def tail_is_zeros(partition: Partition) -> bool:
     return not any(copy_bytes(head.address + end, head.mapped_length - end))
 
 
-# -- the rules
-# -----------------------------------------------------------------------------------------------------
+# -- the rules -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -98,8 +97,7 @@ def test_an_index_is_not_full_before_its_head(interval) -> None:
         )
 
 
-# -- growing
-# ---------------------------------------------------------------------------------------------------------
+# -- growing ---------------------------------------------------------------------------------------
 
 
 def test_a_partition_with_one_record_costs_some_pages(memory_path, batch) -> None:
@@ -297,8 +295,7 @@ def test_a_file_granted_ahead_that_cannot_become_the_head_is_its_callers(
         assert offsets(p) == list(range(30))
 
 
-# -- giving back
-# ------------------------------------------------------------------------------------------------------
+# -- giving back -----------------------------------------------------------------------------------
 
 
 def test_a_quiet_partition_gives_its_head_back(memory_path, batch) -> None:
@@ -462,8 +459,7 @@ def test_appends_beside_giving_back(memory_path, batch, seed, monkeypatch) -> No
         assert offsets(m.partitions[TP]) == list(range(1400))
 
 
-# -- restarts
-# -----------------------------------------------------------------------------------------------------------
+# -- restarts --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("given_back", [False, True])
@@ -533,8 +529,7 @@ def test_a_head_that_somebody_may_still_write_moves_to_a_fresh_file(
     assert offsets(p) == list(range(records + 1))
 
 
-# -- locks that an event loop takes
-# ----------------------------------------------------------------------
+# -- locks that an event loop takes ----------------------------------------------------------------
 
 
 def test_no_file_work_is_done_with_a_lock_held_that_readers_take(

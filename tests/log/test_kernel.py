@@ -274,8 +274,7 @@ def test_relative_offsets_do_not_overflow(batch, head) -> None:
     assert h.kernel.append(many * 2, NOW).error == LIST_TOO_LARGE, "no segment could ever hold it"
 
 
-# -- idempotence
-# ---------------------------------------------------------------------------------------------
+# -- idempotence -----------------------------------------------------------------------------------
 
 
 def sequence_batch(
@@ -391,8 +390,7 @@ def test_many_producers_and_expiry(batch, head, seed) -> None:
     assert h.kernel.append(sequence_batch(batch, 0, producer=last), NOW).duplicate
 
 
-# -- indexes
-# -----------------------------------------------------------------------------------------------------
+# -- indexes ---------------------------------------------------------------------------------------
 
 
 def test_index_entries_are_those_of_kafka(batch, head) -> None:
@@ -443,8 +441,7 @@ def test_a_full_index_asks_for_a_roll(batch, head) -> None:
     assert h.kernel.seal().time_entries <= 4
 
 
-# -- slots
-# ----------------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 
 def test_slots_follow_the_head(batch, head) -> None:

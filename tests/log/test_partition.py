@@ -27,8 +27,7 @@ def offsets(buffers) -> list[int]:
     return [i.base_offset for b in buffers for i in iterate_batches(bytes(b))]
 
 
-# -- read
-# ----------------------------------------------------------------------------------------------------
+# -- read ------------------------------------------------------------------------------------------
 
 
 def test_read_gives_whole_batches_and_at_least_one(open_partition, batch, seed) -> None:
@@ -166,8 +165,7 @@ def test_a_header_that_says_more_than_its_records_ends_a_lookup(
     assert p.offset_for_timestamp(NOW - 1) == (62, NOW) and p.offset_for_timestamp(NOW + 1) is None
 
 
-# -- roll
-# ------------------------------------------------------------------------------------------------------
+# -- roll ------------------------------------------------------------------------------------------
 
 
 def test_roll_by_time_counts_record_time(open_partition, batch) -> None:
@@ -299,8 +297,7 @@ def test_an_empty_head_that_is_too_small_by_now_is_replaced(open_partition, batc
     assert offsets(p.read(0, 1 << 20)) == [0] and p.log_end_offset == 1
 
 
-# -- retention
-# ----------------------------------------------------------------------------------------------------
+# -- retention -------------------------------------------------------------------------------------
 
 
 def test_retention_by_time(open_partition, batch) -> None:
@@ -373,8 +370,7 @@ def test_delete_records(open_partition, batch) -> None:
     assert (p.log_start_offset, p.log_end_offset) == (20, 20)
 
 
-# -- flush
-# -----------------------------------------------------------------------------------------------------------
+# -- flush -----------------------------------------------------------------------------------------
 
 
 def test_group_commit_shows_records_only_after_the_flush(open_partition, batch) -> None:
@@ -434,8 +430,7 @@ def test_sealed_segments_are_flushed_in_the_background(open_partition, batch) ->
     assert not p.flush_due(NOW)
 
 
-# -- many at once
-# -----------------------------------------------------------------------------------------------------
+# -- many at once ----------------------------------------------------------------------------------
 
 
 def test_appenders_readers_and_retention_at_once(tmp_path, batch, seed) -> None:

@@ -569,8 +569,7 @@ def test_a_cleanly_closed_log_is_not_scanned_but_damage_at_its_end_is_told(
         open_partition(segment_bytes=16384)
 
 
-# -- idempotence over restarts
-# ------------------------------------------------------------------------------------
+# -- idempotence over restarts ---------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("how", ["clean", "killed", "killed without snapshots", "damaged snapshot"])

@@ -37,8 +37,7 @@ def got(end: End, position: int, length: int) -> bytes:
     return bytes(end.bytes[position : position + length])
 
 
-# -- operations
-# ---------------------------------------------------------------------------------------------
+# -- operations ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("length", [1, 64, 2048, 65536])
 def test_read(rig: Rig, length: int) -> None:
     a, b = rig.pair()
@@ -191,8 +190,7 @@ def test_random_operations_match_a_model(rig: Rig, seed: int) -> None:
     assert bytes(b.bytes) == bytes(model)
 
 
-# -- ordering
-# -----------------------------------------------------------------------------------------------
+# -- ordering --------------------------------------------------------------------------------------
 def test_writes_are_visible_before_a_later_immediate(rig: Rig) -> None:
     a, b = rig.pair(size=1 << 18)
     for turn in range(1, 40):
@@ -231,8 +229,7 @@ def test_completions_keep_the_order_of_posts(rig: Rig) -> None:
     assert [wc.imm_data for wc in received if wc.imm_data is not None] == list(range(0, 100, 5))
 
 
-# -- keys, bounds, access
-# -----------------------------------------------------------------------------------
+# -- keys, bounds, access --------------------------------------------------------------------------
 def expect_failure(a: End, status: int) -> None:
     """The one request posted fails with `status`; the queue pair is in ERROR and takes no more."""
     wc = completion(a.send_cq)
@@ -444,8 +441,7 @@ def test_bad_registrations(
         domain.register(Memory.anonymous(4096), access, position, length)
 
 
-# -- reading in place: a READ without its copy, where the provider has such a way
-# ------------------------------
+# -- reading in place: a READ without its copy, where the provider has such a way ------------------
 def test_a_view_obeys_the_rules_of_a_read(rig: Rig) -> None:
     a, b = rig.pair()
     data = os.urandom(4096)

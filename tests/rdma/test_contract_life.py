@@ -31,8 +31,7 @@ def got(end: End, position: int, length: int) -> bytes:
     return bytes(end.bytes[position : position + length])
 
 
-# -- queues
-# -------------------------------------------------------------------------------------------------
+# -- queues ----------------------------------------------------------------------------------------
 def test_send_queue_depth(rig: Rig) -> None:
     a, b = rig.pair(max_send_wr=5)
     for turn in range(3):
@@ -247,8 +246,7 @@ def test_many_sends_of_all_sizes(rig: Rig, seed: int) -> None:
         polled += len(a.send_cq.poll(64))
 
 
-# -- completion queues
-# --------------------------------------------------------------------------------------
+# -- completion queues -----------------------------------------------------------------------------
 def test_poll_and_wait_without_work(rig: Rig) -> None:
     a, _ = rig.pair()
     assert a.send_cq.poll() == []
@@ -311,8 +309,7 @@ def test_arm_and_fileno(rig: Rig) -> None:
     assert readable(fd, 5)
 
 
-# -- the end
-# ------------------------------------------------------------------------------------------------
+# -- the end ---------------------------------------------------------------------------------------
 def test_close_flushes_both_sides(rig: Rig) -> None:
     a, b = rig.pair()
     for i in range(3):
@@ -430,8 +427,7 @@ def test_children_close_before_parents(rig: Rig) -> None:
             call()
 
 
-# -- connecting
-# ---------------------------------------------------------------------------------------------
+# -- connecting ------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     "address", [b"", b"x", b"KDSA", bytes(200), b"KDSA" + bytes(100), b"SIM1" + bytes(16)]
 )
@@ -492,8 +488,7 @@ def test_many_pairs_at_once(rig: Rig) -> None:
         assert got(a, 0, 5) == b"hello"
 
 
-# -- the rest
-# -----------------------------------------------------------------------------------------------
+# -- the rest --------------------------------------------------------------------------------------
 def test_statistics(rig: Rig) -> None:
     a, b = rig.pair()
     b.qp.post_recv(1, b.region, 0, 100)

@@ -148,8 +148,7 @@ def test_spinning_processes(peer_process: Peers) -> None:
     assert two.finish() > 0
 
 
-# -- death
-# --------------------------------------------------------------------------------------------------
+# -- death -----------------------------------------------------------------------------------------
 def test_a_peer_that_is_killed_while_it_writes(shm_rig: Rig, peer_process: Peers) -> None:
     """Whatever it was doing: the survivor is told, flushes, and gets its memory back."""
     for turn in range(4):
@@ -238,8 +237,7 @@ def test_connecting_to_a_stopped_process_times_out(shm_rig: Rig, peer_process: P
     assert e.value.hint
 
 
-# -- revocation
-# ----------------------------------------------------------------------------------------------
+# -- revocation ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("inline", [False, True])
 def test_a_stopped_peer_inside_a_copy(shm_rig: Rig, peer_process: Peers, inline: bool) -> None:
     """deregister() says False while the peer is stopped in the middle of a WRITE, and True once it
@@ -332,8 +330,7 @@ def test_read_only_grants_are_read_only_descriptors(shm_rig: Rig, peer_process: 
     } == {"r--s"}
 
 
-# -- hostility and forks
-# ---------------------------------------------------------------------------------------
+# -- hostility and forks ---------------------------------------------------------------------------
 def test_a_hostile_process_harms_itself_only(shm_rig: Rig, peer_process: Peers, seed: int) -> None:
     """It scribbles over the shared rings while its victim works; another peer is not disturbed."""
     cq = shm_rig.device.create_cq(4096)

@@ -53,8 +53,7 @@ def fenced(request: pytest.FixtureRequest) -> Iterator[Rig]:
         shm.use_full_fences(False)
 
 
-# -- queues and threads
-# ----------------------------------------------------------------------------------------
+# -- queues and threads ----------------------------------------------------------------------------
 def test_many_queue_pairs_share_a_queue_fairly(shm_rig: Rig) -> None:
     """One that has a thousand completions ready does not keep the others waiting."""
     cq = shm_rig.other_device.create_cq(8192)
@@ -309,8 +308,7 @@ def test_registering_while_others_read(fenced: Rig) -> None:
             assert region.deregister() is True
 
 
-# -- descriptors, mappings, threads
-# ----------------------------------------------------------------------------
+# -- descriptors, mappings, threads ----------------------------------------------------------------
 def descriptors() -> dict[str, int]:
     """Those of the kinds that only the provider opens in this process, which may open others, or
     close them, at any time."""
@@ -525,8 +523,7 @@ def test_a_forked_child_opens_its_own_device() -> None:
     parent.close()
 
 
-# -- addresses and handshakes
-# ------------------------------------------------------------------------------------
+# -- addresses and handshakes ----------------------------------------------------------------------
 def altered(address: bytes, **changes: object) -> bytes:
     fields = shm_link.Address.unpack(address)
     return shm_link.Address(

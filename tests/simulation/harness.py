@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import kdirect.broker.produce_access
-import kdirect.client.channel
 import kdirect.client.paths
 import kdirect.client.produce_paths
 import kdirect.client.tcp
@@ -35,7 +34,6 @@ from kdirect.broker.access import AccessManager
 from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
 from kdirect.broker.worker import ProduceWorker
-from kdirect.client.channel import Channel
 from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.format.codec import decode_records
 from kdirect.log.config import LogConfig
@@ -43,6 +41,8 @@ from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
 from kdirect.options import BROKER, CLIENT
 from kdirect.rdma.sim import Faults, SimCompletionQueue, SimDevice, SimNetwork
+from kdirect.wire.channel import Channel
+from kdirect.wire.environment import Environment
 
 TP = TopicPartition("t", 0)
 MOST_STEPS = 300_000
@@ -309,6 +309,37 @@ class SimAttempt:
         return True
 
 
+class SimEnvironment(Environment):
+    """Simulated time, the RNIC of the process that runs, and calls that take no time."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def monotonic(self) -> float:
+        return self._simulation.network.now_ns / 1e9
+
+    def time_ms(self) -> int:
+        return self._simulation.network.now_ns // 1_000_000
+
+    def sleep(self, seconds: float) -> None:
+        self._simulation.sleep(seconds)
+
+    def connect(self, *address: Any, **limits: Any) -> Any:
+        return types.SimpleNamespace(close=lambda: None)
+
+    def spawn(self, call: Callable[[], Any]) -> Any:
+        return SimAttempt(call)
+
+    def open_device(self, transport: str, **options: Any) -> Any:
+        simulation = self._simulation
+        actor = simulation.actor
+        if actor is None:
+            return simulation.network.device("client")
+        if actor.device is None:
+            actor.device = simulation.network.device(actor.name)
+        return actor.device
+
+
 class SimSession:
     """What a producer needs of a session and its cluster."""
 
@@ -333,7 +364,7 @@ class SimSession:
         control = Control(self._simulation)
         if self._actor is not None:
             self._actor.controls.append(control)
-        channel = Channel(control, "sim", **sizes)  # type: ignore[arg-type]
+        channel = Channel(control, "sim", environment=self._simulation.environment, **sizes)  # type: ignore[arg-type]
         if not sizes.get(
             "receives"
         ):  # a reader spins on its completion queue, and never waits on it
@@ -539,7 +570,7 @@ class Simulation:
                 **(client or {}),
             }
         )  # fmt: skip
-        monkeypatch.setattr(kdirect.client.channel, "open_device", self._open_device)
+        self.environment = SimEnvironment(self)
         clock = types.SimpleNamespace(
             monotonic=lambda: self.network.now_ns / 1e9,
             sleep=self.sleep,
@@ -569,8 +600,7 @@ class Simulation:
         self.partition = self.logs.partitions.get(TP) or self.logs.create_partition(TP)
         self.access = SimAccessManager(self, self.logs, self._properties)
 
-    # -- time
-    # --------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     @property
     def actor(self) -> Actor | None:
@@ -676,8 +706,7 @@ class Simulation:
             if not a.done
         )
 
-    # -- actors
-    # ------------------------------------------------------------------------------------------
+    # -- actors ------------------------------------------------------------------------------------
 
     def spawn(self, name: str, body: Callable[[Actor], None]) -> Actor:
         actor = Actor(self, name, body)
@@ -695,14 +724,6 @@ class Simulation:
             self.actor,
         )
 
-    def _open_device(self, name: str, **options: Any) -> SimDevice:
-        actor = self.actor
-        if actor is None:
-            return self.network.device("client")
-        if actor.device is None:
-            actor.device = self.network.device(actor.name)
-        return actor.device
-
     def kill(self, actor: Actor) -> None:
         """SIGKILL: its queue pairs go, its connections close a moment later, and it does nothing
         any more."""
@@ -718,8 +739,7 @@ class Simulation:
         actor.stopped_until = self.network.now_ns + ns
         self.network.call_later(ns, lambda: None)
 
-    # -- the broker
-    # --------------------------------------------------------------------------------------
+    # -- the broker --------------------------------------------------------------------------------
 
     def stop_broker(self, ns: int) -> None:
         """Neither its event loop nor its worker moves for a while; its memory is read and written
@@ -743,8 +763,7 @@ class Simulation:
             for control in actor.controls:
                 control.closed = True
 
-    # -- the end
-    # -----------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def __enter__(self) -> Simulation:
         return self

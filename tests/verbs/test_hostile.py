@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from kdirect.client.channel import Channel
 from kdirect.client.session import Session
 from kdirect.errors import QueueFullError, QueuePairError
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import State, Status
+from kdirect.wire.channel import Channel
 from tests.verbs.conftest import BrokerLog, Bystander, eventually, values_of
 
 BUFFER_BYTES = 1 << 16

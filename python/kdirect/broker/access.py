@@ -129,8 +129,7 @@ class AccessManager:
         self._requests = 0
         self._cuts = 0
 
-    # -- life
-    # ------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
         """Bind to the event loop.  A transport's device, queues and worker start with its first
@@ -208,8 +207,7 @@ class AccessManager:
             self._watched.discard(tp)
             self.on_append(tp)
 
-    # -- the worker's thread
-    # ---------------------------------------------------------------------------
+    # -- the worker's thread -----------------------------------------------------------------------
 
     def _appended(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
@@ -221,8 +219,7 @@ class AccessManager:
         if grant is not None:
             grant.partition.flush()
 
-    # -- requests
-    # --------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def handle(self, connection: Hashable, request: Any) -> Any:
         """Answer one of kdirect's four requests (API keys 32001 to 32004): the response, or a
@@ -464,8 +461,7 @@ class AccessManager:
             "ping_crc": crc32c(proof),
         }
 
-    # -- consume
-    # ---------------------------------------------------------------------------------------
+    # -- consume -----------------------------------------------------------------------------------
 
     async def _get_consume_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         if not self._consume_enabled:
@@ -707,8 +703,7 @@ class AccessManager:
                 self._release(grant)
             raise
 
-    # -- release
-    # ---------------------------------------------------------------------------------------
+    # -- release -----------------------------------------------------------------------------------
 
     async def _release_access(self, connection: Hashable, request: Any) -> dict[str, Any]:
         peer = self._peer(connection, request.connection_id)
@@ -810,8 +805,7 @@ class AccessManager:
             partition.kernel.revoke_slots()
         self._watched -= gone
 
-    # -- waiting for appends
-    # ---------------------------------------------------------------------------
+    # -- waiting for appends -----------------------------------------------------------------------
 
     def watch(self, tp: TopicPartition) -> None:
         """Call `on_append(tp)` (on any thread) once, at the next RDMA commit to `tp`."""

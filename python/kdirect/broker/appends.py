@@ -82,8 +82,7 @@ class Appends:
         self._held: dict[TopicPartition, int] = {}
         self._working: dict[TopicPartition, PendingAppend] = {}
 
-    # -- appending
-    # ---------------------------------------------------------------------------------------
+    # -- appending ---------------------------------------------------------------------------------
 
     def append(
         self, partition: Partition, data: Any, when_ms: int | None = None
@@ -111,8 +110,7 @@ class Appends:
         if tp not in self._held and tp not in self._working:
             self._drain(tp)
 
-    # -- who may append
-    # ----------------------------------------------------------------------------------
+    # -- who may append ----------------------------------------------------------------------------
 
     def is_free(self, tp: TopicPartition) -> bool:
         """May an append be made at once?"""
@@ -130,8 +128,7 @@ class Appends:
         elif tp not in self._working:
             self._drain(tp)
 
-    # -- for who holds a partition
-    # -------------------------------------------------------------------------
+    # -- for who holds a partition -----------------------------------------------------------------
 
     def waiting(self, tp: TopicPartition) -> bool:
         return tp in self._queues
@@ -158,8 +155,7 @@ class Appends:
         for item in self._queues.pop(tp, ()):
             item.fail(error)
 
-    # -- making room
-    # -------------------------------------------------------------------------------------
+    # -- making room -------------------------------------------------------------------------------
 
     def _drain(self, tp: TopicPartition) -> None:
         """Append what waits, as far as there is room; a thread makes more."""

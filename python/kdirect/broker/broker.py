@@ -76,8 +76,7 @@ class Broker:
         self._pid = 0
         self._lock = threading.Lock()
 
-    # -- life
-    # --------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def start(self) -> Broker:
         """Serve.  KdirectError says what is in the way; nothing is left running then."""
@@ -174,8 +173,7 @@ class Broker:
         finally:
             await self._server.stop()
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     @property
     def server(self) -> BrokerServer:

@@ -145,8 +145,7 @@ class Connection(asyncio.BufferedProtocol):
         self.brought = 0  # bytes received
         self._waits_for_turn = False
 
-    # -- transport callbacks
-    # ----------------------------------------------------------------------------
+    # -- transport callbacks -----------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
@@ -197,8 +196,7 @@ class Connection(asyncio.BufferedProtocol):
         self._feed()
         self._work()
 
-    # -- requests
-    # ------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def _work(self) -> None:
         """Execute what has arrived, as far as the rules of this module let it."""
@@ -317,8 +315,7 @@ class Connection(asyncio.BufferedProtocol):
             else:
                 self._transport.resume_reading()
 
-    # -- memory
-    # --------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
         """Have room for the next bytes, if the broker's bound allows it; False: `memory_granted`
@@ -363,8 +360,7 @@ class Connection(asyncio.BufferedProtocol):
             and len(self._slots) < self._max_in_flight
         )
 
-    # -- answers
-    # -------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _push(self, buffers: Sequence[Any]) -> None:
         size = sum(len(b) for b in buffers)
@@ -413,8 +409,7 @@ class Connection(asyncio.BufferedProtocol):
                 view = view[:WRITE_PIECE_BYTES]
             self._transport.write(view)
 
-    # -- the end
-    # -------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Close now; `reason` is logged, unless empty."""

@@ -148,8 +148,7 @@ class GroupCoordinator:
         self.settings = settings
         self.groups: dict[str, Group] = {}
 
-    # -- joining
-    # -------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def join(
         self,
@@ -383,8 +382,7 @@ class GroupCoordinator:
         fresh.deadline = FOREVER
         self._prepare(group, now_ms, out)
 
-    # -- rebalancing
-    # -----------------------------------------------------------------------------------
+    # -- rebalancing -------------------------------------------------------------------------------
 
     def _prepare(self, group: Group, now_ms: float, out: list[Effect]) -> None:
         """Start a rebalance, unless one runs; finish it when everybody is here."""
@@ -535,8 +533,7 @@ class GroupCoordinator:
                     m.deadline = now_ms + m.session_timeout_ms
         return out
 
-    # -- staying and leaving
-    # ---------------------------------------------------------------------------
+    # -- staying and leaving -----------------------------------------------------------------------
 
     def heartbeat(
         self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float
@@ -619,8 +616,7 @@ class GroupCoordinator:
         if group.leader == member.member_id:
             group.leader = next(iter(group.members), None)
 
-    # -- time
-    # --------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
 
     def deadline(self, group_id: str) -> float:
         """When `expire` has something to do for this group; infinity: never."""
@@ -670,8 +666,7 @@ class GroupCoordinator:
                 self._complete_if_ready(group, now_ms, out)
         self._forget_if_unused(group)
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def _identity(self, group: Group, member_id: str, instance_id: str | None) -> int:
         if instance_id is not None:

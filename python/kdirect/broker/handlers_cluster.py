@@ -40,8 +40,7 @@ class ClusterHandlers:
         self._deletions = asyncio.Lock()
         self._deleting: set[asyncio.Task[Any]] = set()
 
-    # -- versions
-    # ----------------------------------------------------------------------------------------
+    # -- versions ----------------------------------------------------------------------------------
 
     def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         return self.versions(0)
@@ -55,8 +54,7 @@ class ClusterHandlers:
         ]
         return build(p.ApiVersionsResponse, error_code=error, api_keys=keys)
 
-    # -- metadata
-    # ----------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def metadata(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -294,8 +292,7 @@ class ClusterHandlers:
             )
         return build(p.DescribeLogDirsResponse, error_code=0, results=results)
 
-    # -- topics
-    # ------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
     async def create_topics(
         self, connection: Connection, header: p.RequestHeader, request: Any

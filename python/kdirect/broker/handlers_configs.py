@@ -171,8 +171,7 @@ class ConfigHandlers:
             return 0, None, self.broker_rows()
         return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs here", []
 
-    # -- changing
-    # ----------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
     async def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         """AlterConfigs: what is given replaces all that the topic had set."""

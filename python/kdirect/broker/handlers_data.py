@@ -69,8 +69,7 @@ class DataHandlers:
         self._server = server
         self._fetch_max_bytes: int = server.config["fetch.max.bytes"]
 
-    # -- Produce
-    # -----------------------------------------------------------------------------------------
+    # -- Produce -----------------------------------------------------------------------------------
 
     def produce(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -257,8 +256,7 @@ class DataHandlers:
         code, message = explain(error, f"flush of {name}-{done.partition}")
         return Produced(done.partition, code, -1, -1, done.log_start_offset, message)
 
-    # -- Fetch
-    # -------------------------------------------------------------------------------------------
+    # -- Fetch -------------------------------------------------------------------------------------
 
     def fetch(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -404,8 +402,7 @@ class DataHandlers:
         except Exception as e:
             return Fetched(index, explain(e, f"read of {name}-{index}")[0], -1, -1, -1, (), 0)
 
-    # -- offsets
-    # -----------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def list_offsets(
         self, connection: Connection, header: p.RequestHeader, request: Any

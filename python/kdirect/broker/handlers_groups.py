@@ -77,8 +77,7 @@ class GroupHandlers:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
-    # -- life
-    # --------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when the broker stopped: members go on with their heartbeats, or
@@ -230,8 +229,7 @@ class GroupHandlers:
                 await store.forget_group(group.group_id)
                 self.coordinator.remove_empty(group)
 
-    # -- finding
-    # -----------------------------------------------------------------------------------------
+    # -- finding -----------------------------------------------------------------------------------
 
     def find_coordinator(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -274,8 +272,7 @@ class GroupHandlers:
         del row["key"]
         return build(p.FindCoordinatorResponse, **row)
 
-    # -- membership
-    # --------------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------
 
     def join(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -359,8 +356,7 @@ class GroupHandlers:
             )
         return build(p.LeaveGroupResponse, error_code=0, members=rows)
 
-    # -- offsets
-    # -----------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def offset_commit(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -514,8 +510,7 @@ class GroupHandlers:
                 pass
         return frozenset(out)
 
-    # -- administration
-    # ----------------------------------------------------------------------------------
+    # -- administration ----------------------------------------------------------------------------
 
     def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         self._expire_due()

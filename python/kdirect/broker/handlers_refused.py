@@ -31,8 +31,7 @@ class RefusedHandlers:
     def __init__(self, server: BrokerServer) -> None:
         self._server = server
 
-    # -- transactions
-    # ------------------------------------------------------------------------------------
+    # -- transactions ------------------------------------------------------------------------------
 
     def add_partitions_to_txn(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -120,8 +119,7 @@ class RefusedHandlers:
             topics.append({"name": t.name, "partitions": rows})
         return build(p.DescribeProducersResponse, topics=topics)
 
-    # -- security
-    # ----------------------------------------------------------------------------------------
+    # -- security ----------------------------------------------------------------------------------
 
     def sasl_handshake(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         return build(
@@ -188,8 +186,7 @@ class RefusedHandlers:
         ]
         return build(p.AlterUserScramCredentialsResponse, results=rows)
 
-    # -- quotas and reassignments
-    # --------------------------------------------------------------------------
+    # -- quotas and reassignments ------------------------------------------------------------------
 
     def describe_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
         return build(p.DescribeClientQuotasResponse, error_code=0, error_message=None, entries=[])

@@ -199,8 +199,7 @@ class MessageConnection(Connection):
         self._count_buffer()
         self._work()
 
-    # -- what differs from a socket
-    # ------------------------------------------------------------------------
+    # -- what differs from a socket ----------------------------------------------------------------
 
     def _work(self) -> None:
         super()._work()
@@ -258,8 +257,7 @@ class MessageConnection(Connection):
         except RdmaError:
             self.close("")
 
-    # -- the end
-    # -------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
         """Close now; `reason` is logged, unless empty."""

@@ -73,8 +73,7 @@ class OffsetStore:
         self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
         self._groups: dict[str, GroupRecord] = {}
 
-    # -- the topic
-    # ---------------------------------------------------------------------------------------
+    # -- the topic ---------------------------------------------------------------------------------
 
     def create_topic(self) -> Topic:
         """``__consumer_offsets``, created when it is first asked for.  File work: on the admin
@@ -121,8 +120,7 @@ class OffsetStore:
         assert topic is not None
         return topic.partition_count
 
-    # -- start
-    # -------------------------------------------------------------------------------------------
+    # -- start -------------------------------------------------------------------------------------
 
     def load(self) -> list[LoadedGroup]:
         """Read everything back; the groups that had metadata.  CorruptLogError names a record that
@@ -193,8 +191,7 @@ class OffsetStore:
             else:
                 self._groups[what] = records.parse_group_value(value)
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def offsets(self, group: str) -> Mapping[TopicPartition, CommittedOffset]:
         """What a group has committed."""
@@ -204,8 +201,7 @@ class OffsetStore:
         """Groups that have committed offsets."""
         return {name for name, offsets in self._offsets.items() if offsets}
 
-    # -- changing
-    # ----------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
@@ -327,8 +323,7 @@ class OffsetStore:
         self._when_ready(ready)
         return future
 
-    # -- the log
-    # -----------------------------------------------------------------------------------------
+    # -- the log -----------------------------------------------------------------------------------
 
     def _append(
         self, partition: Partition, rows: list[Row], then: Callable[[BaseException | None], None]

@@ -180,8 +180,7 @@ class ProduceAccess:
             0,
         )
 
-    # -- requests for access
-    # -----------------------------------------------------------------------------
+    # -- requests for access -----------------------------------------------------------------------
 
     def request(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any] | Waiting:
         """Fields of the answer, or who waits for them.  Raises RefusedError."""
@@ -389,8 +388,7 @@ class ProduceAccess:
                 one.settle(_refusal(error))
         self._resume(tp)
 
-    # -- the head after the present one
-    # ------------------------------------------------------------------
+    # -- the head after the present one ------------------------------------------------------------
 
     def _grant_ahead(self, peer: Peer, partition: Partition, request: Any) -> dict[str, Any]:
         """The file after the one that this producer fills."""
@@ -579,8 +577,7 @@ class ProduceAccess:
         else:
             self._call_later(WIND_UP_S, self._wind_up, access)
 
-    # -- the end of a head
-    # -------------------------------------------------------------------------------
+    # -- the end of a head -------------------------------------------------------------------------
 
     def _drain(self, access: HeadAccess, end_order: int | None) -> None:
         """The head is full: it ends when everything reserved is committed.  `end_order`: of the
@@ -892,8 +889,7 @@ class ProduceAccess:
                     memory.pop(tp, None)
             self._resume(tp)
 
-    # -- Kafka clients
-    # -----------------------------------------------------------------------------------
+    # -- Kafka clients -----------------------------------------------------------------------------
 
     def append(self, partition: Partition, records: Any, when_ms: int | None = None) -> Any:
         """Append whole batches of a Kafka client: the result (see CommitResult), or a future of it
@@ -959,8 +955,7 @@ class ProduceAccess:
         finally:
             access.pumping = False
 
-    # -- the rest
-    # ----------------------------------------------------------------------------------------
+    # -- the rest ----------------------------------------------------------------------------------
 
     def watch(self, tp: TopicPartition) -> None:
         """Somebody waits for the next commit to `tp`."""

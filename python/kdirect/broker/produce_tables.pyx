@@ -117,8 +117,7 @@ cdef class ProduceTables:
         free(self._own)
         pthread_mutex_destroy(&self._lock)
 
-    # -- tables
-    # ------------------------------------------------------------------------------------------
+    # -- tables ------------------------------------------------------------------------------------
 
     cdef peer_t* _find_peer(self, uint32_t qp_num) noexcept nogil:
         cdef uint32_t i = (qp_num * HASH) & (PEERS - 1)
@@ -409,8 +408,7 @@ cdef class ProduceTables:
         cdef peer_t* peer = self._find_peer(qp_num)
         return peer != NULL and peer.cut == CUT_NONE
 
-    # -- acknowledgements
-    # ----------------------------------------------------------------------------------
+    # -- acknowledgements --------------------------------------------------------------------------
 
     cdef void _cut_peer(self, peer_t* peer, int why) noexcept nogil:
         if peer.cut == CUT_NONE:

@@ -108,8 +108,7 @@ class BrokerServer:
         self._stopping = False
         self._all_gone = asyncio.Event()
 
-    # -- start and stop
-    # ----------------------------------------------------------------------------------
+    # -- start and stop ----------------------------------------------------------------------------
 
     async def start(self) -> None:
         """Open the log, then the listeners.  KdirectError leaves nothing behind."""
@@ -214,8 +213,7 @@ class BrokerServer:
         await _on_a_thread(self.flusher.close)
         await _on_a_thread(self.logs.close)
 
-    # -- connections
-    # -------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def connection_opened(self, connection: Connection) -> None:
         self.counters.connections_opened += 1
@@ -254,8 +252,7 @@ class BrokerServer:
             out.append(format_address(host, port))
         return ",".join(out)
 
-    # -- requests
-    # ----------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def apis(self) -> list[p.Api]:
         """What is advertised."""
@@ -346,8 +343,7 @@ class BrokerServer:
         assert self._loop is not None
         return self._loop.create_future()
 
-    # -- periodic work
-    # -----------------------------------------------------------------------------------
+    # -- periodic work -----------------------------------------------------------------------------
 
     def _every(self, option: str, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Run `work` again and again, `option` milliseconds after it last ended."""
@@ -411,8 +407,7 @@ class BrokerServer:
                 log.debug("closing idle connection from %s", connection.peer)
                 connection.close("")
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, Any]:
         """Counters, by the names of `kdirect.metrics`; callable from any thread."""

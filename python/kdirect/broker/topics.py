@@ -126,8 +126,7 @@ class Registry:
         self._next_producer_id = 0
         self._producer_id_limit = 0
 
-    # -- life
-    # --------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
 
     def open(self) -> None:
         """Read the file, finish what a crash interrupted, make missing partitions, adopt unclaimed
@@ -231,8 +230,7 @@ class Registry:
         self._topics.pop(topic.name, None)
         self._by_id.pop(topic.topic_id, None)
 
-    # -- looking
-    # -----------------------------------------------------------------------------------------
+    # -- looking -----------------------------------------------------------------------------------
 
     def get(self, name: str) -> Topic | None:
         return self._topics.get(name)
@@ -250,8 +248,7 @@ class Registry:
         """The settings in force for a topic."""
         return self._defaults.with_overrides(topic.configs)
 
-    # -- changing
-    # ----------------------------------------------------------------------------------------
+    # -- changing ----------------------------------------------------------------------------------
 
     def check_new(self, name: str, partitions: int, configs: Mapping[str, Any]) -> dict[str, str]:
         """May this topic be created?  Its configs as text; ConfigError (TopicCollisionError for its
@@ -358,8 +355,7 @@ class Registry:
             )
         return partition
 
-    # -- producer ids
-    # ------------------------------------------------------------------------------------
+    # -- producer ids ------------------------------------------------------------------------------
 
     def producer_id_nowait(self) -> int | None:
         """A producer id that was never given before, in this run or an earlier one; None when the

@@ -145,8 +145,7 @@ cdef class ProduceWorker(ProduceTables):
         self.on_own = on_own
         self.sync = sync
 
-    # -- heads
-    # ---------------------------------------------------------------------------------------------
+    # -- heads -------------------------------------------------------------------------------------
 
     def drain(self, ProduceHead head, end_order=None):
         """Report by `on_head` when everything reserved is committed, or aborted.  `end_order`: the
@@ -216,8 +215,7 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
         return begun
 
-    # -- one batch of completions
-    # ------------------------------------------------------------------------
+    # -- one batch of completions ------------------------------------------------------------------
 
     cdef head_t* _take(self, work_completion* wc) noexcept nogil:
         """Put one completion where its order says; the head that it is for."""
@@ -484,8 +482,7 @@ cdef class ProduceWorker(ProduceTables):
                 self._settle(self._open[i], now_ns)
         pthread_mutex_unlock(&self._lock)
 
-    # -- time and news
-    # -------------------------------------------------------------------------------------
+    # -- time and news -----------------------------------------------------------------------------
 
     cdef int64_t _now(self) noexcept nogil:
         return self._fixed_ns if self._fixed_ns >= 0 else _now_ns(CLOCK_MONOTONIC)

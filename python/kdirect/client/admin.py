@@ -15,8 +15,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kdirect.client.cluster import Cluster, PartitionMetadata, TopicMetadata
-from kdirect.client.connection import Connection, Pending, broker_error, read_error
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -29,6 +27,8 @@ from kdirect.errors import (
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
+from kdirect.wire.cluster import Cluster, PartitionMetadata, TopicMetadata
+from kdirect.wire.connection import Connection, Pending, broker_error, read_error
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ class Admin:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    # -- topics
-    # ------------------------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
     def create_topic(
         self,
@@ -226,8 +225,7 @@ class Admin:
         """UnknownTopicError when it does not exist."""
         return _info(self._cluster.topic(name, refresh=True))
 
-    # -- properties
-    # --------------------------------------------------------------------------------------------
+    # -- properties --------------------------------------------------------------------------------
 
     def describe_configs(
         self, topic: str | None = None, *, broker: int | None = None
@@ -317,8 +315,7 @@ class Admin:
         else:
             self._on_controller(alter)
 
-    # -- offsets of partitions
-    # ---------------------------------------------------------------------------------
+    # -- offsets of partitions ---------------------------------------------------------------------
 
     def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, isolation_level: str | None = None
@@ -381,8 +378,7 @@ class Admin:
 
         return self._at_leaders(before, build, lambda p: p.low_watermark, "deleting records of")
 
-    # -- groups
-    # ------------------------------------------------------------------------------------------------
+    # -- groups ------------------------------------------------------------------------------------
 
     def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
@@ -484,8 +480,7 @@ class Admin:
                 found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
         return [found[name] for name in sorted(found)]
 
-    # -- within
-    # ------------------------------------------------------------------------------------------------
+    # -- within ------------------------------------------------------------------------------------
 
     def _on_controller(self, use: Callable[[Connection], T]) -> T:
         def attempt(connection: Connection) -> T:

@@ -31,7 +31,6 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.admin import TopicInfo
-from kdirect.client.connection import Pending
 from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.message import Message
 from kdirect.client.reading import LOST, Reading
@@ -46,6 +45,7 @@ from kdirect.errors import (
 )
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
+from kdirect.wire.connection import Pending
 
 log = logging.getLogger("kdirect.client")
 
@@ -138,8 +138,7 @@ class Consumer:
             if message is not None:
                 yield message
 
-    # -- what is read
-    # --------------------------------------------------------------------------------------------
+    # -- what is read ------------------------------------------------------------------------------
 
     def subscribe(
         self,
@@ -256,8 +255,7 @@ class Consumer:
     def paused(self) -> list[TopicPartition]:
         return sorted(self._reading.paused)
 
-    # -- records
-    # -------------------------------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None) -> Message | None:
         """The next record, or None when there is none within `timeout` seconds (None or negative:
@@ -395,8 +393,7 @@ class Consumer:
                 now = time.monotonic()
             began = now
 
-    # -- beside the records
-    # ----------------------------------------------------------------------------------------
+    # -- beside the records ------------------------------------------------------------------------
 
     def _serve(self, timeout: float | None) -> None:
         """What a poll does beside handing out records: commits, rebalances, new partitions."""
@@ -534,8 +531,7 @@ class Consumer:
             membership.rebalancing = True
         self._topics = found  # not before: should it fail, it is tried again
 
-    # -- offsets
-    # -----------------------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def commit(
         self,
@@ -676,8 +672,7 @@ class Consumer:
         """This member's id in its group, as the coordinator gave it; None outside of a group."""
         return self._membership.member_id or None if self._membership is not None else None
 
-    # -- for the group's thread
-    # ----------------------------------------------------------------------------------------
+    # -- for the group's thread --------------------------------------------------------------------
 
     def _start_timers(self) -> None:
         if self._membership is not None and self._reading.positions and self._auto_commit:
@@ -702,8 +697,7 @@ class Consumer:
             self._metadata_due = self._attention = True
         return now + min(interval, 1.0)
 
-    # -- the end
-    # -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
         """What was read, by path, and `messages` handed out one by one; see docs/metrics.md."""
@@ -748,8 +742,7 @@ class Consumer:
             log.warning("positions were not committed at the end: %s", e)
 
 
-# -- what callers may name partitions and offsets by
-# -----------------------------------------------------------------------
+# -- what callers may name partitions and offsets by -----------------------------------------------
 
 
 def _partition(thing: Any) -> TopicPartition:

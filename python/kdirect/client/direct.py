@@ -16,12 +16,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.channel import Channel, access_error
 from kdirect.client.direct_read import FileStream, SlotTable
 from kdirect.client.feed import Feed
 from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
+from kdirect.format import layout
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import LATEST_OFFSET, TopicPartition
+from kdirect.wire.channel import Channel, access_error
 
 # What Feed.advance returns.
 NOTHING, MOVED, ENDED = range(3)
@@ -29,7 +30,7 @@ NOTHING, MOVED, ENDED = range(3)
 
 class DirectFetcher:
     """Reads the partitions of one consumer, reader or session over one channel.  It has no lock:
-    its owner's thread uses it, or a thread that holds its owner's lock (`kdirect.client.channel`).
+    its owner's thread uses it, or a thread that holds its owner's lock (`kdirect.wire.channel`).
     """
 
     def __init__(self, channel: Channel, settings: Mapping[str, Any]) -> None:
@@ -77,7 +78,7 @@ class DirectFetcher:
         try:
             answer = self.channel.consume_access(targets)
             if self._slots is None:
-                self._slots = self.channel.slot_table(answer)
+                self._slots = self._slot_table(answer)
         except KdirectError:
             for tp in offsets:  # where one stood before is not where it shall stand
                 self._forget(tp)
@@ -99,6 +100,20 @@ class DirectFetcher:
                 self._forget(tp)
                 refused[tp] = e
         return refused
+
+    def _slot_table(self, answer: Any) -> SlotTable:
+        """The local side of the slot region that a consume answer names."""
+        channel, count = self.channel, answer.slot_count
+        if not 0 < count <= 1 << 20:
+            raise ProtocolError(f"{channel.connection.peer} announced {count} metadata slots")
+        return SlotTable(
+            channel.qp,
+            channel.send_cq,
+            channel.local_memory(count * layout.SLOT_BYTES),
+            answer.slot_address,
+            answer.slot_rkey,
+            count,
+        )
 
     def _enter(self, tp: TopicPartition, offset: int, grant: Any) -> None:
         position = self._positions.get(tp)

@@ -15,7 +15,7 @@ of a READ to its completion, which `fill` waits for, so between calls the whole 
 the caller.  Decoders read [lo, hi) and copy what they keep.
 
 There is no lock.  All slot tables and streams of a queue pair belong to one consumer, reader or
-session, and are used by its thread, or with its lock held (`kdirect.client.channel` says which).
+session, and are used by its thread, or with its lock held (`kdirect.wire.channel` says which).
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize

@@ -39,8 +39,6 @@ from kdirect.client.assignors import (
     encode_assignment,
     encode_subscription,
 )
-from kdirect.client.cluster import Cluster
-from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.errors import (
     BrokerError,
     ConfigError,
@@ -52,6 +50,8 @@ from kdirect.errors import (
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.cluster import Cluster
+from kdirect.wire.connection import Connection, Pending, broker_error
 
 log = logging.getLogger("kdirect.client")
 
@@ -126,8 +126,7 @@ class Membership:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
 
-    # -- joining
-    # -----------------------------------------------------------------------------------------------
+    # -- joining -----------------------------------------------------------------------------------
 
     def join(self, topics: Iterable[str]) -> None:
         """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have
@@ -322,8 +321,7 @@ class Membership:
         if drop:
             self._drop()
 
-    # -- the coordinator
-    # ---------------------------------------------------------------------------------------
+    # -- the coordinator ---------------------------------------------------------------------------
 
     def _to_coordinator(self) -> Connection:
         """The private connection: a request that waits for the other members must hold up nobody
@@ -348,8 +346,7 @@ class Membership:
         if connection is not None:
             connection.close()
 
-    # -- offsets
-    # -----------------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
         """Send a commit in this member's name (of one that never joined, or left: in the group's);
@@ -470,8 +467,7 @@ class Membership:
                 if not e.retriable or not backoff.wait():
                     raise
 
-    # -- staying
-    # -----------------------------------------------------------------------------------------------
+    # -- staying -----------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
         """The thread is started with the first join, or for an owner that has timers."""
@@ -563,8 +559,7 @@ class Membership:
         if owner is not None:
             owner.group_news()
 
-    # -- leaving
-    # -----------------------------------------------------------------------------------------------
+    # -- leaving -----------------------------------------------------------------------------------
 
     def _send_leave(self) -> None:
         if (

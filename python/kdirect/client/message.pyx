@@ -183,8 +183,7 @@ cdef class MessageQueue:
         self._count, other._count = other._count, self._count
         self._at, other._at = other._at, self._at
 
-    # -- out
-    # ---------------------------------------------------------------------------------------------
+    # -- out ---------------------------------------------------------------------------------------
 
     cdef part_t* _skip(self) noexcept:
         """The part whose next record is wanted, behind those that are not; NULL: none is left."""
@@ -253,8 +252,7 @@ cdef class MessageQueue:
             n -= 1
         return out
 
-    # -- in
-    # ----------------------------------------------------------------------------------------------
+    # -- in ----------------------------------------------------------------------------------------
 
     def load(self, data, str topic not None, int32_t partition, int64_t next_offset, uint64_t max_decompressed_bytes):
         """`load_address` over a bytes-like object."""

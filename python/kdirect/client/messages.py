@@ -2,7 +2,7 @@
 (`produce.path=send`).
 
 Owns: one queue pair to a broker for messages, with its buffers.  It has the face of a TCP
-connection (`kdirect.client.connection`), from which all but the bytes' way is inherited, so that
+connection (`kdirect.wire.connection`), from which all but the bytes' way is inherited, so that
 the writer above (`TcpAppender`) retries, orders and counts as it does over TCP.  What may not
 enter: what requests mean.
 
@@ -24,10 +24,11 @@ from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.channel import Channel
-from kdirect.client.connection import Connection
 from kdirect.errors import ProtocolError, RdmaError, TimedOutError
 from kdirect.rdma.contract import Opcode
+from kdirect.wire.channel import Channel
+from kdirect.wire.connection import Connection
+from kdirect.wire.environment import SYSTEM, Environment
 
 ANSWER_BYTES = 4096
 FRAME_BYTES = 4096  # of a request beside its batches: names and numbers
@@ -55,7 +56,7 @@ class MessageConnection(Connection):
 
     def __init__(
         self, control: Connection, transport: str, *, message_bytes: int, requests: int, spin_us: int,
-        device_options: Mapping[str, Any] | None = None,
+        environment: Environment = SYSTEM, device_options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self._prepare(
             control.host,
@@ -73,6 +74,7 @@ class MessageConnection(Connection):
             receives=requests,
             sends=requests,
             message_bytes=message_bytes,
+            environment=environment,
             device_options=device_options,
         )
         try:

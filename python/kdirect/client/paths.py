@@ -21,8 +21,6 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kdirect.client.channel import granted
-from kdirect.client.connection import Connection, Pending, broker_error
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp import Append, Route, TcpAppender
@@ -41,6 +39,8 @@ from kdirect.format import layout
 from kdirect.format.batch import iterate_batches
 from kdirect.format.protocol import ErrorCode, error_kind
 from kdirect.model import TopicPartition
+from kdirect.wire.channel import granted
+from kdirect.wire.connection import Connection, Pending, broker_error
 
 if TYPE_CHECKING:
     from kdirect.client.produce_paths import ProducePaths

@@ -31,9 +31,6 @@ from collections import deque
 from typing import Any
 
 from kdirect.client.ack_router import AckRouter
-from kdirect.client.attempt import Attempt
-from kdirect.client.channel import Channel
-from kdirect.client.connection import Connection
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.messages import MessageConnection
@@ -67,6 +64,9 @@ from kdirect.errors import (
 )
 from kdirect.format import layout
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
+from kdirect.wire.channel import Channel
+from kdirect.wire.connection import Connection
 
 log = logging.getLogger("kdirect.client")
 
@@ -111,8 +111,7 @@ class ProducePaths:
         self._retired: dict[str, int] = {}
         self._closed = False
 
-    # -- sending
-    # ---------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def send(
         self,
@@ -205,8 +204,7 @@ class ProducePaths:
             raise DeliveryError(e.message, hint=e.hint, maybe_committed=True) from e
         return self.finish(tp)
 
-    # -- answers
-    # ---------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def outcomes(self) -> list[Outcome]:
         """Take the outcomes that are known, without waiting for more, and bring on its way again
@@ -306,8 +304,7 @@ class ProducePaths:
         else:
             self._outcomes.append(Outcome(tag, -1, error))
 
-    # -- paths
-    # -----------------------------------------------------------------------------------------
+    # -- paths -------------------------------------------------------------------------------------
 
     def open(self, tp: TopicPartition, timeout_ms: float | None = None) -> Path:
         """The path of `tp`, opened now if it is not yet.  TimedOutError when the broker does not
@@ -394,8 +391,7 @@ class ProducePaths:
                     return None
                 time.sleep(0.001 * 4 ** (attempt - 1))
 
-    # -- idempotence
-    # -----------------------------------------------------------------------------------
+    # -- idempotence -------------------------------------------------------------------------------
 
     def identity(self, tp: TopicPartition) -> ProducerIdentity | None:
         """Under which this producer writes `tp`; None without idempotence."""
@@ -651,8 +647,7 @@ class ProducePaths:
         path.backlog_deadline = math.inf
         return True
 
-    # -- the end
-    # ---------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def abort(self) -> None:
         """Give access back without waiting; what is not acknowledged may or may not be committed,

@@ -183,8 +183,7 @@ class Producer:
     def __bool__(self) -> bool:
         return True
 
-    # -- sending
-    # ---------------------------------------------------------------------------------------
+    # -- sending -----------------------------------------------------------------------------------
 
     def produce(
         self,
@@ -350,8 +349,7 @@ class Producer:
             self._drive()
         return True
 
-    # -- batches
-    # -----------------------------------------------------------------------------------------
+    # -- batches -----------------------------------------------------------------------------------
 
     def _gather(
         self,
@@ -494,8 +492,7 @@ class Producer:
                 else:
                     log.error("%s", error)
 
-    # -- the thread
-    # ----------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------
 
     def _rouse(self, *, sent: bool = False) -> None:
         """There is something for the thread: the first record of a batch, or a request under way
@@ -534,8 +531,7 @@ class Producer:
                 due = min(due, now + (FIRST_PAUSE_S if moved else pause))
             return max(0.0, due - time.monotonic())
 
-    # -- partitions
-    # ------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
         """The partition of a record with `key` and about `size` bytes."""
@@ -590,8 +586,7 @@ class Producer:
         self._check()
         return self._session.admin.list_topics()
 
-    # -- finishing
-    # -------------------------------------------------------------------------------------
+    # -- finishing ---------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0) -> int:
         """Call back for what was delivered or has failed; the number of callbacks.  Waits up to

@@ -90,8 +90,7 @@ class Reading:
         )
         self.tcp: TcpRound | None = None
 
-    # -- what is read
-    # --------------------------------------------------------------------------------------------
+    # -- what is read ------------------------------------------------------------------------------
 
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that
@@ -243,8 +242,7 @@ class Reading:
         self.failed.pop(tp, None)
         self._stale.add(tp)
 
-    # -- paths
-    # -----------------------------------------------------------------------------------------------------
+    # -- paths -------------------------------------------------------------------------------------
 
     def lost(self) -> None:
         """A connection broke: open the paths anew at the positions, when they are next needed.
@@ -368,8 +366,7 @@ class Reading:
         if self.tcp is not None:
             self.tcp.release([tp])
 
-    # -- bytes to messages
-    # -------------------------------------------------------------------------------------------
+    # -- bytes to messages -------------------------------------------------------------------------
 
     def tell(self) -> None:
         """Raise an error that was not told yet; or the first again, when no partition is left that
@@ -592,8 +589,7 @@ class Reading:
                 if not consumed:
                     return
 
-    # -- the end
-    # -------------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
         out = dict(self.fetcher.statistics()) if self.fetcher is not None else {}

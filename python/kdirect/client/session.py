@@ -23,9 +23,6 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from kdirect.client.admin import Admin
-from kdirect.client.channel import Channel
-from kdirect.client.cluster import Cluster
-from kdirect.client.connection import Connection, broker_error
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.messages import FRAME_BYTES, MessageConnection
 from kdirect.client.tcp import TcpFetcher
@@ -33,18 +30,20 @@ from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
     ClosedError,
-    KdirectError,
     ProtocolError,
     QueuePairError,
-    RdmaError,
     TimedOutError,
-    TransportError,
     UnknownTopicError,
 )
-from kdirect.format import layout, protocol
+from kdirect.format import protocol
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
+from kdirect.wire.channel import Channel
+from kdirect.wire.cluster import Cluster
+from kdirect.wire.connection import Connection, broker_error
+from kdirect.wire.environment import SYSTEM, Environment
+from kdirect.wire.transport import Transports
 
 if TYPE_CHECKING:
     from kdirect.client.producer import Producer
@@ -58,13 +57,6 @@ FIRST_WAIT_S = 50e-6
 LONGEST_WAIT_S = 5e-3
 DEFAULT_TARGET_ROWS = 1 << 16
 DEFAULT_TARGET_BYTES = 4 << 20
-
-# What `transport=auto` tries, in this order, before Kafka's protocol.
-DIRECT_TRANSPORTS = ("verbs", "shm")
-_WHY = {
-    "verbs": "a READ from the broker {peer} was proven over {device}",
-    "shm": "the broker {peer} shares this host's memory; a READ of it was proven",
-}
 
 _sessions: dict[tuple[int, tuple], Session] = {}
 _sessions_lock = threading.Lock()
@@ -92,17 +84,16 @@ def connect(settings: Mapping[str, Any] | str) -> Session:
 class Session:
     """See the module.  Thread-safe.  Made by `connect`."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], environment: Environment = SYSTEM) -> None:
         self.settings = dict(settings)
+        self.environment = environment
         self.closed = False
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._cluster: Cluster | None = None
         self._admin: Admin | None = None
-        self._transport: str | None = None
-        self._reason = ""
+        self._of_brokers: Transports | None = None
         self._idle: deque[_DirectSource] = deque()  # parked, the latest last
-        self._spare: list[Channel] = []
         self._watcher: DirectFetcher | None = None
         self._slotless: dict[
             TopicPartition, float
@@ -122,7 +113,7 @@ class Session:
         with self._lock:
             self._check()
             if self._cluster is None:
-                self._cluster = Cluster(self.settings)
+                self._cluster = Cluster(self.settings, self.environment)
             return self._cluster
 
     @property
@@ -133,104 +124,58 @@ class Session:
                 self._admin = Admin(self.cluster)
             return self._admin
 
-    # -- transport
-    # -------------------------------------------------------------------------------------
+    # -- transport ---------------------------------------------------------------------------------
 
     @property
     def transport(self) -> str:
-        """`verbs`, `shm` or `tcp`: the first that a data READ has proven, at the first call."""
+        """`verbs`, `shm` or `tcp`: the first that a data READ has proven, at the first call, to the
+        broker that answered first.  `transport_to` tells it for each broker."""
         with self._lock:
-            if self._transport is None:
-                self._choose()
-            assert self._transport is not None
-            return self._transport
+            if self.settings["transport"] == "tcp":
+                return "tcp"  # known without a broker to ask
+            first = self._transports.first()
+            assert first.chosen is not None
+            return first.chosen
 
     @property
     def transport_reason(self) -> str:
         """Why that transport."""
-        return self._reason if self.transport else ""
+        if self.settings["transport"] == "tcp":
+            return "transport=tcp is set"
+        return self._transports.first().reason
 
-    def _choose(self) -> None:
-        wanted = self.settings["transport"]
-        if wanted == "tcp":
-            self._transport, self._reason = "tcp", "transport=tcp is set"
-            return
-        connection = self.cluster.control_connection()
-        failures: list[tuple[str, KdirectError]] = []
-        if connection.supports(layout.API_OPEN_QUEUE_PAIR):
-            for transport in DIRECT_TRANSPORTS if wanted == "auto" else (wanted,):
-                try:
-                    channel = self._open_channel(connection, transport)
-                except (RdmaError, TransportError) as e:
-                    log.debug("transport %s: %s", transport, e)
-                    failures.append((transport, e))
-                    continue
-                self._spare.append(channel)
-                self._transport = transport
-                self._reason = _WHY[transport].format(
-                    peer=connection.peer, device=getattr(channel.device, "choice", "")
-                )
-                if failures:
-                    self._reason += "; " + "; ".join(f"not {name}: {e}" for name, e in failures)
-                log.info("transport %s: %s", transport, self._reason)
-                return
-        else:
-            no_rdma = TransportError(
-                f"{connection.peer} is no kdirect broker, or offers no RDMA (rdma.transports)",
-                hint="use transport=tcp",
-            )
-            failures.append((wanted, no_rdma))
-        if wanted != "auto":
-            why = failures[0][1]
-            raise TransportError(
-                f"transport={wanted} cannot be had: {why.message}",
-                hint=why.hint or "use transport=auto or tcp",
-            )
-        self._transport = "tcp"
-        self._reason = "no RDMA path: " + "; ".join(
-            str(e) if name == "auto" else f"{name}: {e}" for name, e in failures
-        )
-        log.warning("transport tcp: %s", self._reason)
+    def transport_to(self, tp: TopicPartition) -> str:
+        """The transport to the broker that leads `tp`; asks it once."""
+        return self._transports.name(tp)
 
-    def _open_channel(self, connection: Connection, transport: str, **sizes: int) -> Channel:
-        return Channel(
-            connection,
-            transport,
-            device_options=self._device_options(connection, transport),
-            **sizes,
-        )
-
-    def _device_options(self, connection: Connection, transport: str) -> dict[str, Any]:
-        if transport != "verbs":
-            return {}
-        named = self.settings["rdma.bind.address"]
-        return {
-            "bind_address": named or connection.local_address,
-            "device": self.settings["rdma.device"] or "",
-            "gid_index": self.settings["rdma.gid.index"],
-            "strict": bool(named),
-        }
+    @property
+    def _transports(self) -> Transports:
+        with self._lock:
+            if self._of_brokers is None:
+                self._of_brokers = Transports(self.settings, self.cluster, self.environment)
+            return self._of_brokers
 
     def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
         """A new queue pair to the broker that leads `tp`."""
         self._check()
-        if not sizes:
-            with self._lock:
-                while self._spare:
-                    channel = self._spare.pop()
-                    if not channel.closed:
-                        return channel
-        return self._open_channel(self.cluster.connection_for(tp), self.transport, **sizes)
+        return self._transports.channel(tp, **sizes)
 
     def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
         """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError
         and the like when it cannot be had."""
         self._check()
         connection = self.cluster.connection_for(tp)
+        transport = self._transports.to(connection)
+        name = transport.name(connection)
         return MessageConnection(
-            connection, self.transport, message_bytes=settings["batch.bytes"] + FRAME_BYTES, requests=settings["max.in.flight"],
-            spin_us=settings["spin.us"], device_options=self._device_options(connection, self.transport),
-        )  # fmt: skip
+            connection,
+            name,
+            environment=self.environment,
+            message_bytes=settings["batch.bytes"] + FRAME_BYTES,
+            requests=settings["max.in.flight"],
+            spin_us=settings["spin.us"],
+            device_options=transport.device_options(connection, name),
+        )
 
     def new_producer_id(self) -> tuple[int, int] | None:
         """(producer id, epoch) for an idempotent producer; None when the broker has none to give."""
@@ -252,8 +197,7 @@ class Session:
 
         return self.cluster.call(self.cluster.control_connection, ask)
 
-    # -- topics and offsets
-    # ----------------------------------------------------------------------------
+    # -- topics and offsets ------------------------------------------------------------------------
 
     def list_topics(self) -> dict[str, int]:
         """Partitions of every topic that is not internal."""
@@ -352,8 +296,7 @@ class Session:
             watcher.assign(dict.fromkeys(again, LATEST_OFFSET))
         return {tp: watcher.watermarks(tp) for tp in wanted}
 
-    # -- reading
-    # ---------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
 
     def reader(
         self,
@@ -446,8 +389,7 @@ class Session:
                     del self._idle[other]
         source.close()
 
-    # -- writing
-    # ---------------------------------------------------------------------------------------
+    # -- writing -----------------------------------------------------------------------------------
 
     def producer(self, **settings: Any) -> Producer:
         """A new producer; `settings` override the session's (`acks="1"`, or
@@ -468,8 +410,8 @@ class Session:
             for source in self._idle:
                 source.close()
             self._idle.clear()
-            for channel in self._spare:
-                channel.close()
+            if self._of_brokers is not None:
+                self._of_brokers.close()
             if self._watcher is not None:
                 self._watcher.close()
             if self._cluster is not None:

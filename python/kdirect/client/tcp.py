@@ -32,9 +32,6 @@ import time
 from collections import deque
 from typing import Any, NamedTuple
 
-from kdirect.client.attempt import Attempt
-from kdirect.client.cluster import Backoff, Cluster
-from kdirect.client.connection import Connection, Pending, broker_error, read_error
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
@@ -54,6 +51,9 @@ from kdirect.format import protocol
 from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
+from kdirect.wire.cluster import Backoff, Cluster
+from kdirect.wire.connection import Connection, Pending, broker_error, read_error
 
 log = logging.getLogger("kdirect.client")
 
@@ -520,8 +520,7 @@ class TcpAppender:
             "in_flight": len(self._queue),
         }
 
-    # -- within: all with the lock held
-    # ------------------------------------------------------------------------
+    # -- within: all with the lock held ------------------------------------------------------------
 
     def _settle(self, append: Append) -> int:
         with self._lock:

@@ -47,8 +47,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdirect.client.cluster import Cluster, Node
-from kdirect.client.connection import Connection, Pending, broker_error, read_error
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerError,
@@ -64,6 +62,8 @@ from kdirect.format import protocol
 from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.cluster import Cluster, Node
+from kdirect.wire.connection import Connection, Pending, broker_error, read_error
 
 EMPTY = memoryview(b"")
 RETRY_S = 0.1

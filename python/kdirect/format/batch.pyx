@@ -52,8 +52,7 @@ cdef enum:
     MAX_BATCH_LENGTH = 0x7FFFFFFF - BATCH_LENGTH_PREFIX_BYTES
 
 
-# -- C face
-# ---------------------------------------------------------------------------------------------
+# -- C face ----------------------------------------------------------------------------------------
 
 cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcept nogil:
     cdef uint32_t length
@@ -242,8 +241,7 @@ cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* 
     return size
 
 
-# -- Python face
-# ----------------------------------------------------------------------------------------
+# -- Python face -----------------------------------------------------------------------------------
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 

@@ -60,8 +60,7 @@ def codec_of(name):
         raise ConfigError(f"compression {name!r} is unknown", hint="use one of " + ", ".join(CODEC_NAMES)) from None
 
 
-# -- sizes, counted before anything is decompressed
-# -----------------------------------------------------
+# -- sizes, counted before anything is decompressed ------------------------------------------------
 
 cdef inline uint32_t _le32(const uint8_t* p) noexcept nogil:
     return p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
@@ -249,8 +248,7 @@ cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
     return BROKEN
 
 
-# -- decompression
-# --------------------------------------------------------------------------------------
+# -- decompression ---------------------------------------------------------------------------------
 
 cdef object _broken(str name):
     return FormatError(f"{name} data is broken")
@@ -604,8 +602,7 @@ def _gzip_pieces(bytes data, uint64_t limit):
         raise _broken("gzip")
 
 
-# -- compression
-# ----------------------------------------------------------------------------------------
+# -- compression -----------------------------------------------------------------------------------
 
 cdef object _sized(buffer):
     # A pyarrow.Buffer that was shrunk still exports its first length through the buffer protocol.

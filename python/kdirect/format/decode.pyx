@@ -81,8 +81,7 @@ cdef object _INT64 = pa.int64()
 _HEADER_HINT = "read past it with another offset, or restore the segment from a good copy"
 
 
-# -- columns that say the same in every row
-# -------------------------------------------------------------
+# -- columns that say the same in every row --------------------------------------------------------
 
 cdef dict _constants = {}           # what -> (rows, buffers); read-only, shared by all decoders of the process
 cdef enum:
@@ -136,8 +135,7 @@ cdef object _buffer(Block block, int64_t n):
     return pa.foreign_buffer(<uintptr_t>block.data, n, block)
 
 
-# -- the decoder
-# ----------------------------------------------------------------------------------------
+# -- the decoder -----------------------------------------------------------------------------------
 
 cdef Block _grown(Block block, size_t used, size_t need):
     """A block of at least `need` bytes that starts with the `used` bytes of `block`."""
@@ -532,8 +530,7 @@ cdef class ArrowDecoder:
         return batch_error(code, f"{self.topic}-{self.partition} offset {self.info.base_offset if n >= 8 else self.next_offset}",
                            PyBytes_FromStringAndSize(<const char*>p, min(n, <size_t>BATCH_HEADER_BYTES)))
 
-    # -- Arrow out
-    # --------------------------------------------------------------------------------------
+    # -- Arrow out ---------------------------------------------------------------------------------
 
     def take(self):
         """The pending rows (0 or more) as a pyarrow.RecordBatch of `schema`; starts a new one."""
@@ -602,8 +599,7 @@ cdef class ArrowDecoder:
         return pa.Array.from_buffers(_INT32, rows, [None, _buffer(block, rows * 4)], 0)
 
 
-# -- a few records, as objects
-# --------------------------------------------------------------------------
+# -- a few records, as objects ---------------------------------------------------------------------
 
 def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0, int64_t stop_offset=INT64_MAX, *,
                    bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):

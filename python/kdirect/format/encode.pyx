@@ -128,8 +128,7 @@ cdef class EncodedBatch:
         return f"EncodedBatch({self.size} bytes, {self.records_count} records)"
 
 
-# -- the inner loop
-# -------------------------------------------------------------------------------------
+# -- the inner loop --------------------------------------------------------------------------------
 
 cdef inline bint _is_null(const uint8_t* validity, int64_t i) noexcept nogil:
     return validity != NULL and not (validity[i >> 3] >> (i & 7)) & 1
@@ -297,8 +296,7 @@ cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t coun
     kd_put32(p + BATCH_CRC, kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
 
 
-# -- Arrow in
-# -------------------------------------------------------------------------------------------
+# -- Arrow in --------------------------------------------------------------------------------------
 
 cdef object _LIST_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
 
@@ -556,8 +554,7 @@ cdef class ArrowEncoder:
         return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence + count) & 0x7FFFFFFF)
 
 
-# -- a few records, from objects
-# ------------------------------------------------------------------------
+# -- a few records, from objects -------------------------------------------------------------------
 
 cdef inline object _as_bytes(thing, str what):
     if thing is None or PyBytes_CheckExact(thing):

@@ -84,8 +84,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-# -- record batch v2
-# ---------------------------------------------------------------------------------
+# -- record batch v2 -------------------------------------------------------------------------------
 BATCH_BASE_OFFSET = 0
 BATCH_LENGTH = 8
 BATCH_LEADER_EPOCH = 12
@@ -117,13 +116,11 @@ CODEC_SNAPPY = 2
 CODEC_LZ4 = 3
 CODEC_ZSTD = 4
 
-# -- index entries (Kafka's, big endian)
-# ---------------------------------------------------------------
+# -- index entries (Kafka's, big endian) -----------------------------------------------------------
 OFFSET_INDEX_ENTRY_BYTES = 8  # u32 relative offset, u32 position
 TIME_INDEX_ENTRY_BYTES = 12  # i64 timestamp ms, u32 relative offset
 
-# -- metadata slot
-# ---------------------------------------------------------------------------------------
+# -- metadata slot ---------------------------------------------------------------------------------
 SLOT_GUARD = 0
 SLOT_FLAGS = 4
 SLOT_FILE_ID = 6
@@ -141,8 +138,7 @@ SLOT_FLAG_ASSIGNED = 0x1
 SLOT_FLAG_SEALED = 0x2  # the file takes no more records: ask for access to the next one
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
 
-# -- acknowledgement entry
-# -------------------------------------------------------------------------------
+# -- acknowledgement entry -------------------------------------------------------------------------
 ACK_SEQUENCE = 0
 ACK_FILE_ID = 4
 ACK_ORDER = 6
@@ -159,20 +155,17 @@ ACK_FLAG_RECALLED = (
     0x4  # send no more under this grant; once everything is answered, ask for access again
 )
 
-# -- immediate data
-# --------------------------------------------------------------------------------------
+# -- immediate data --------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
 IMM_ORDER_MASK = 0xFFFF
 
-# -- notice of a produce request
-# -------------------------------------------------------------------------
+# -- notice of a produce request -------------------------------------------------------------------
 NOTICE_FILE_ID = 0
 NOTICE_ORDER = 2
 NOTICE_LENGTH = 4
 NOTICE_BYTES = 8
 
-# -- shared word and produce modes
-# -----------------------------------------------------------------------
+# -- shared word and produce modes -----------------------------------------------------------------
 SHARED_WORD_BYTES = 8
 SHARED_ORDER_SHIFT = 48
 SHARED_CLOSE_SHIFT = 46
@@ -181,15 +174,13 @@ PRODUCE_EXCLUSIVE = 0
 PRODUCE_SHARED = 1
 PRODUCE_AUTO = 2  # exclusive while alone, shared with others
 
-# -- kdirect's own Kafka API keys (a private range, far above Kafka's)
-# -----------------------------------
+# -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------
 API_OPEN_QUEUE_PAIR = 32001
 API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
 
-# -- error codes of the access protocol, beside Kafka's
-# ---------------------------------------------------
+# -- error codes of the access protocol, beside Kafka's --------------------------------------------
 ERROR_ACCESS_HELD = (
     32001  # another RDMA producer holds the partition, and one of the two wants it for itself
 )

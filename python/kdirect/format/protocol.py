@@ -29,8 +29,7 @@ import kdirect.format.messages
 from kdirect.errors import ProtocolError
 from kdirect.format import layout, schema
 
-# -- message classes
-# -----------------------------------------------------------------------------------
+# -- message classes -------------------------------------------------------------------------------
 ProduceRequest, ProduceResponse = _producer.ProduceRequest, _producer.ProduceResponse
 FetchRequest, FetchResponse = _consumer.FetchRequest, _consumer.FetchResponse
 ListOffsetsRequest, ListOffsetsResponse = (
@@ -194,8 +193,7 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
-# -- registry
-# --------------------------------------------------------------------------------------------
+# -- registry --------------------------------------------------------------------------------------
 class Api(NamedTuple):
     """One API: its classes and the versions that we speak, `low` to `high` inclusive."""
 
@@ -258,8 +256,7 @@ ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.
 if ACCESS_API_KEYS - set(APIS):
     raise AssertionError("protocol: an access API key differs between layout.py and its schema")
 
-# -- headers
-# ---------------------------------------------------------------------------------------------
+# -- headers ---------------------------------------------------------------------------------------
 _REQUEST_HEAD = struct.Struct(">hhih")
 _CORRELATION = struct.Struct(">i")
 
@@ -319,8 +316,7 @@ def response_header(api: Api, version: int, correlation_id: int) -> bytes:
     return _CORRELATION.pack(correlation_id)
 
 
-# -- the client's side of a message
-# ----------------------------------------------------------------------
+# -- the client's side of a message ----------------------------------------------------------------
 def version_range(message: Any) -> tuple[int, int]:
     """Lowest and highest version of a request (class or object) that this build speaks."""
     api = APIS[message.API_KEY]
@@ -357,8 +353,7 @@ def decode_response(
     return correlation_id, schema.decode(api.response, version, frame, pos)
 
 
-# -- error codes
-# -----------------------------------------------------------------------------------------
+# -- error codes -----------------------------------------------------------------------------------
 class ErrorCode(enum.IntEnum):
     """Kafka's error codes."""
 

@@ -96,8 +96,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
         sync_directory(path.parent)
 
 
-# -- offset checkpoints
-# ------------------------------------------------------------------------------------
+# -- offset checkpoints ----------------------------------------------------------------------------
 
 
 def write_offsets(path: Path, offsets: Mapping[TopicPartition, int]) -> None:
@@ -134,8 +133,7 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
         return {}
 
 
-# -- leader epochs
-# --------------------------------------------------------------------------------------------
+# -- leader epochs ---------------------------------------------------------------------------------
 
 
 def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]]) -> None:
@@ -168,8 +166,7 @@ def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
         return []
 
 
-# -- identities
-# ---------------------------------------------------------------------------------------------------
+# -- identities ------------------------------------------------------------------------------------
 
 
 def new_id() -> uuid.UUID:

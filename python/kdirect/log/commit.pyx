@@ -47,8 +47,7 @@ cdef enum:
     CLEAR_PIECE = 64 << 10     # what is cleared with the kernel's mutex held: some microseconds
 
 
-# -- checking a request
-# -------------------------------------------------------------------------------------
+# -- checking a request ----------------------------------------------------------------------------
 
 cdef int _grow_infos(kernel_state* s) noexcept nogil:
     cdef uint32_t capacity = s.infos_capacity * 2
@@ -115,8 +114,7 @@ cdef int check_request(kernel_state* s, const uint8_t* p, uint32_t length, int64
     return COMMIT_OK
 
 
-# -- slots
-# ----------------------------------------------------------------------------------------------------
+# -- slots -----------------------------------------------------------------------------------------
 
 cdef void fill_slot(kernel_state* s, slot_entry* entry, uint16_t flags) noexcept nogil:
     cdef uint64_t image[SLOT_BYTES / 8]
@@ -156,8 +154,7 @@ cdef void drop_slots(kernel_state* s, uint16_t flags) noexcept nogil:
     s.slots_count = 0
 
 
-# -- committing
-# -------------------------------------------------------------------------------------------------
+# -- committing ------------------------------------------------------------------------------------
 
 cdef void add_time_entry(kernel_state* s, bint last) noexcept nogil:
     """One entry stays free for the seal, which must always be able to say the segment's largest

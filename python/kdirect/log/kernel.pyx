@@ -73,8 +73,7 @@ cdef enum:
     CLEAR_WINDOW = 1 << 20     # so many zeros end the search for what a producer left
 
 
-# -- Python face
-# --------------------------------------------------------------------------------------------------
+# -- Python face -----------------------------------------------------------------------------------
 
 @cython.freelist(64)
 cdef class CommitResult:

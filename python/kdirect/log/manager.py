@@ -74,8 +74,7 @@ class LogManager:
         self._checkpoint_lock = threading.Lock()
         self._opened = False
 
-    # -- open, close
-    # --------------------------------------------------------------------------------------
+    # -- open, close -------------------------------------------------------------------------------
 
     def open(self) -> LogManager:
         """Lock the directories and load every partition in them, recovering those of a crash."""
@@ -275,8 +274,7 @@ class LogManager:
             if failed:
                 raise failed[0]
 
-    # -- partitions
-    # ------------------------------------------------------------------------------------------
+    # -- partitions --------------------------------------------------------------------------------
 
     def create_partition(
         self,
@@ -381,8 +379,7 @@ class LogManager:
         if not self._opened:
             raise ClosedError("the log manager is not open", hint="the broker is stopping")
 
-    # -- what the broker calls from time to time
-    # ------------------------------------------------------------------
+    # -- what the broker calls from time to time ---------------------------------------------------
 
     def apply_retention(self, now_ms: int) -> int:
         """Delete what retention no longer keeps, forget expired producers; how many segments went."""

@@ -66,8 +66,7 @@ cdef extern from "wire.h" nogil:
     void kd_put64(uint8_t* p, uint64_t v)
 
 
-# -- mappings
-# ---------------------------------------------------------------------------------------------
+# -- mappings --------------------------------------------------------------------------------------
 
 cdef class Mapping:
     """`length` bytes of a descriptor from its start, mapped shared.  `unmap()` ends it (as does the
@@ -241,8 +240,7 @@ def sync_file_system(int fd):
         raise OSError(errno, os.strerror(errno))
 
 
-# -- search in a segment
-# ------------------------------------------------------------------------------------
+# -- search in a segment ---------------------------------------------------------------------------
 
 class Chain(NamedTuple):
     """What is known of the batches from a position on; see `kdirect.format.chain`.  `next_offset`
@@ -452,8 +450,7 @@ def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uin
     return _walked(&w, code, False)
 
 
-# -- search in indexes
-# -----------------------------------------------------------------------------------------
+# -- search in indexes -----------------------------------------------------------------------------
 
 def search_offset_index(uint64_t address, uint32_t entries, int64_t relative_offset):
     """(position, relative offset) of the last entry at `relative_offset` or below; (0, -1) when
@@ -543,8 +540,7 @@ def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t 
     return True
 
 
-# -- recovery
-# ------------------------------------------------------------------------------------------------------
+# -- recovery --------------------------------------------------------------------------------------
 
 class ScannedSegment(NamedTuple):
     """What `scan_segment` found: the first `size` bytes are good and end before offset

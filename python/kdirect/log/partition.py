@@ -116,8 +116,7 @@ class Partition(Rolling):
             f"Partition({self.topic_partition}, offsets {offsets}, {len(self._segments)} segments)"
         )
 
-    # -- offsets
-    # ---------------------------------------------------------------------------------------
+    # -- offsets -----------------------------------------------------------------------------------
 
     @property
     def log_start_offset(self) -> int:
@@ -194,8 +193,7 @@ class Partition(Rolling):
             self._epochs.add(epoch, self.log_end_offset)
             self.kernel.set_leader_epoch(epoch)
 
-    # -- append
-    # -------------------------------------------------------------------------------------------
+    # -- append ------------------------------------------------------------------------------------
 
     def append(
         self, data: bytes | bytearray | memoryview, now_ms: int | None = None
@@ -235,8 +233,7 @@ class Partition(Rolling):
             and self.unflushed_messages >= self.config.flush_messages
         )
 
-    # -- read
-    # ---------------------------------------------------------------------------------------------
+    # -- read --------------------------------------------------------------------------------------
 
     def _look(self) -> tuple[KernelView, tuple[Segment, ...], list[int]]:
         with self._lock:
@@ -424,8 +421,7 @@ class Partition(Rolling):
         newest = max(s.max_timestamp for s in self._segments)
         return self.offset_for_timestamp(newest) if newest >= 0 else None
 
-    # -- flush
-    # --------------------------------------------------------------------------------------------
+    # -- flush -------------------------------------------------------------------------------------
 
     def flush(self, up_to: int | None = None) -> None:
         """Return when every record below `up_to` (default: the log end offset) is on disk.
@@ -504,8 +500,7 @@ class Partition(Rolling):
             self._recovery_point = max(self._recovery_point, behind[-1].end_offset)
         return True
 
-    # -- retention
-    # ---------------------------------------------------------------------------------------
+    # -- retention ---------------------------------------------------------------------------------
 
     def apply_retention(self, now_ms: int) -> int:
         """Delete whole segments that are too old or too many (``retention.ms``,
@@ -581,8 +576,7 @@ class Partition(Rolling):
             self._delete_oldest(below)
             return self.log_start_offset
 
-    # -- configuration, end
-    # ------------------------------------------------------------------------------
+    # -- configuration, end ------------------------------------------------------------------------
 
     def reconfigure(self, config: LogConfig) -> None:
         """Apply other settings; sizes of segments and indexes count from the next roll on."""

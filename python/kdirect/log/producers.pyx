@@ -218,8 +218,7 @@ cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_m
     return 0
 
 
-# -- for snapshots
-# ------------------------------------------------------------------------------------------
+# -- for snapshots ---------------------------------------------------------------------------------
 
 class ProducerEntry(NamedTuple):
     """A producer id as the snapshot files keep it.  `batches`: (first sequence, last sequence, base

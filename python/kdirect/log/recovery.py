@@ -158,8 +158,7 @@ def _find_segments(directory: Path, files: list[str]) -> list[int]:
     return sorted(bases)
 
 
-# -- after a clean shutdown
-# ---------------------------------------------------------------------------------
+# -- after a clean shutdown ------------------------------------------------------------------------
 
 
 def _load_clean(
@@ -288,8 +287,7 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
             os.close(fd)
 
 
-# -- after a crash
-# ---------------------------------------------------------------------------------------------
+# -- after a crash ---------------------------------------------------------------------------------
 
 
 def _load_after_crash(
@@ -476,8 +474,7 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
             (directory / file_name(base, suffix)).unlink(missing_ok=True)
 
 
-# -- epochs and producers
-# ------------------------------------------------------------------------------------------
+# -- epochs and producers --------------------------------------------------------------------------
 
 
 def _load_epochs(

@@ -168,8 +168,7 @@ class Segment:
         kind = "sealed" if self.sealed else "head" if self.is_head else "active"
         return f"Segment({self.path}, {kind}, offsets [{self.base_offset}, {self.end_offset}), {self.size} bytes)"
 
-    # -- what it holds
-    # --------------------------------------------------------------------------------
+    # -- what it holds -----------------------------------------------------------------------------
 
     @property
     def is_head(self) -> bool:
@@ -220,8 +219,7 @@ class Segment:
         except FileNotFoundError:
             return 0
 
-    # -- mapping
-    # ------------------------------------------------------------------------------------------
+    # -- mapping -----------------------------------------------------------------------------------
 
     @property
     def address(self) -> int:
@@ -406,8 +404,7 @@ class Segment:
         except OSError as e:
             log.warning("cannot shorten %s to %d bytes: %s", self.path, self._size, e)
 
-    # -- head
-    # -----------------------------------------------------------------------------------------------
+    # -- head --------------------------------------------------------------------------------------
 
     def adopt(self, mapping: Mapping, fd: int, allocated: int, file_length: int = 0) -> None:
         """Take a writable mapping for all that the head may become, and the file's
@@ -560,8 +557,7 @@ class Segment:
             detached = self._detach_if_unused()
         self._end(detached)
 
-    # -- search
-    # -----------------------------------------------------------------------------------------------
+    # -- search ------------------------------------------------------------------------------------
 
     def _entries(self) -> tuple[int, int]:
         kernel = self._kernel
@@ -702,8 +698,7 @@ class Segment:
             raise self.corrupt(found)
         return found  # type: ignore[no-any-return]
 
-    # -- disk
-    # -----------------------------------------------------------------------------------------------------
+    # -- disk --------------------------------------------------------------------------------------
 
     def sync(self, *, with_indexes: bool = False) -> None:
         """fdatasync the file (and the indexes, which only matters once it is sealed)."""

@@ -119,8 +119,7 @@ cdef void* lines(size_t n) noexcept nogil:
     return p
 
 
-# -- protection domains
-# ------------------------------------------------------------------------------------
+# -- protection domains ----------------------------------------------------------------------------
 cdef kd_domain* domain_new() noexcept:
     cdef kd_domain* d = <kd_domain*> calloc(1, sizeof(kd_domain))
     cdef void* p
@@ -152,8 +151,7 @@ cdef void domain_unref(kd_domain* d) noexcept nogil:
     free(d)
 
 
-# -- mappings of peers' files
-# --------------------------------------------------------------------------------
+# -- mappings of peers' files ----------------------------------------------------------------------
 cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32_t writable, kd_mapping** out) noexcept nogil:
     """Where byte `position` of the file behind `fd` is mapped, together with `length` bytes; NULL
     when it cannot be.  Every successful call is paired with one mapping_release()."""
@@ -223,8 +221,7 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
     pthread_mutex_unlock(&mappings_mutex)
 
 
-# -- queue pairs: life
-# ---------------------------------------------------------------------------------------
+# -- queue pairs: life -----------------------------------------------------------------------------
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept:
     cdef kd_qp* qp = <kd_qp*> lines(sizeof(kd_qp))
@@ -402,8 +399,7 @@ cdef void qp_quiesce(kd_qp* qp) noexcept nogil:
         kd_backoff(n)
 
 
-# -- links: announcements of the peer's regions
-# ---------------------------------------------------------------
+# -- links: announcements of the peer's regions ----------------------------------------------------
 cdef void remote_retire(kd_qp* qp, uint32_t index) noexcept nogil:
     """Unpublish and unmap the region at `index`; under the link mutex."""
     cdef kd_remote* r = <kd_remote*> qp.remotes[index]
@@ -561,8 +557,7 @@ cdef int wait_out_of_reach(kd_qp** qps, int n, int64_t timeout_ns) noexcept nogi
     return 1
 
 
-# -- completion queues: life
-# ------------------------------------------------------------------------------------
+# -- completion queues: life -----------------------------------------------------------------------
 cdef kd_cq* cq_new(int event_fd) noexcept:
     cdef kd_cq* cq = <kd_cq*> lines(sizeof(kd_cq))
     if cq != NULL:

@@ -142,8 +142,7 @@ def place() -> tuple[bytes, int]:
     return (boot_id if len(boot_id) == 16 else bytes(16)), namespace
 
 
-# -- messages with descriptors
-# ------------------------------------------------------------------------------
+# -- messages with descriptors ---------------------------------------------------------------------
 def send_fds(sock: socket.socket, data: bytes, fds: list[int]) -> None:
     sock.sendmsg(
         [data],
@@ -271,8 +270,7 @@ def peer_uid(sock: socket.socket) -> int:
     return uid
 
 
-# -- the service thread
-# ---------------------------------------------------------------------------------------
+# -- the service thread ----------------------------------------------------------------------------
 class LinkService:
     """One daemon thread a device: accepts peers, takes in announcements, notices hang-ups.
 

@@ -257,8 +257,7 @@ cdef class ShmQueuePair(QueuePair):
         if self.core != NULL:
             qp_unref(self.core)
 
-    # -- the C face
-    # -----------------------------------------------------------------------------------------
+    # -- the C face --------------------------------------------------------------------------------
     cdef int c_state(self) noexcept nogil:
         return kd_load32(&self.core.state)
 
@@ -325,8 +324,7 @@ cdef class ShmQueuePair(QueuePair):
         fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
         return qp_post(self.core, &wr, NULL)
 
-    # -- connection
-    # -----------------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
     @property
     def address(self):
         self._check()
@@ -420,8 +418,7 @@ cdef class ShmQueuePair(QueuePair):
     cdef _self(self):
         return shm_link.Peer(self.token, self.qp_num, self.core.max_recv_wr, self.core.max_send_bytes, self.device._fences)
 
-    # -- service thread
-    # -------------------------------------------------------------------------------------
+    # -- service thread ----------------------------------------------------------------------------
     def _expected_token(self):
         return self.expected
 
@@ -526,8 +523,7 @@ cdef class ShmQueuePair(QueuePair):
             if self.closed:
                 self._retire()
 
-    # -- the end
-    # --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def close(self):
         with self.lock:
             if self.closed:

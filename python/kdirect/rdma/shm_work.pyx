@@ -71,8 +71,7 @@ cdef void cut(kd_qp* qp, uint32_t why) noexcept nogil:
     qp_set_error(qp)
 
 
-# -- execution of work requests
-# -----------------------------------------------------------------------------
+# -- execution of work requests --------------------------------------------------------------------
 cdef inline void enter(kd_qp* qp) noexcept nogil:
     kd_store64(&qp.busy, qp.busy + 1)
     kd_store64(&qp.out.busy, qp.busy)
@@ -417,8 +416,7 @@ cdef bint run_deferred(kd_qp* qp) noexcept nogil:
             qp_set_error(qp)
 
 
-# -- receiving
-# ------------------------------------------------------------------------------------------------
+# -- receiving -------------------------------------------------------------------------------------
 cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil:
     cdef uint64_t posted
     cdef kd_recv* r
@@ -561,8 +559,7 @@ cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
     return kd_load32(&qp.state) == QPS_ERROR and qp.received < kd_load64(&qp.recv_posted)
 
 
-# -- completion queues
-# ------------------------------------------------------------------------------------------
+# -- completion queues -----------------------------------------------------------------------------
 cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
     """The poller goes in, unless somebody is changing the attachments: then after them."""
     while True:

@@ -89,8 +89,7 @@ class SimNetwork:
     def device(self, name: str = "sim") -> SimDevice:
         return SimDevice(self, name)
 
-    # -- time
-    # -----------------------------------------------------------------------------------------------
+    # -- time --------------------------------------------------------------------------------------
     def call_later(self, delay_ns: int, call: Callable[[], None]) -> None:
         """Run `call` at now + `delay_ns`; protocols under test set their timers with it."""
         self._event_number += 1
@@ -124,8 +123,7 @@ class SimNetwork:
             self.step()
         self.now_ns = until
 
-    # -- faults on demand
-    # --------------------------------------------------------------------------------------
+    # -- faults on demand --------------------------------------------------------------------------
     def disconnect(self, qp: SimQueuePair) -> None:
         """Lose the connection of `qp` now."""
         qp._fail()
@@ -146,8 +144,7 @@ class SimNetwork:
             half.held = False
             self._finish(half)
 
-    # -- internals
-    # ---------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------
     def _delay(self) -> int:
         return self.random.randint(*self.faults.delay_ns)
 

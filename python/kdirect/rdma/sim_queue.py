@@ -112,8 +112,7 @@ class SimQueuePair(QueuePair):
         send_cq._users.add(self)
         recv_cq._users.add(self)
 
-    # -- connection
-    # -----------------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
     @property
     def state(self) -> int:
         return self._state
@@ -152,8 +151,7 @@ class SimQueuePair(QueuePair):
         self._peer, peer._peer = peer, self
         self._state = peer._state = State.RTS
 
-    # -- posting
-    # --------------------------------------------------------------------------------------------
+    # -- posting -----------------------------------------------------------------------------------
     def raw_post(
         self,
         op: str,
@@ -225,8 +223,7 @@ class SimQueuePair(QueuePair):
                     f"the local buffer of {what} {item.wr_id} on queue pair {self.qp_num} changed before its completion"
                 )
 
-    # -- execution
-    # ------------------------------------------------------------------------------------------
+    # -- execution ---------------------------------------------------------------------------------
     def _pump(self, delay_ns: int) -> None:
         if not self._pumping and self._requests:
             self._pumping = True
@@ -377,8 +374,7 @@ class SimQueuePair(QueuePair):
         self._fail()
         return Status.REM_INV_REQ_ERR
 
-    # -- completion
-    # -----------------------------------------------------------------------------------------
+    # -- completion --------------------------------------------------------------------------------
     def _complete_head(self, request: _Request, status: int) -> None:
         self._requests.popleft()
         self._executed.append(request)
@@ -425,8 +421,7 @@ class SimQueuePair(QueuePair):
         else:
             counters["sends" if request.op == "send" else "atomics"] += 1
 
-    # -- the end
-    # --------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def _fail(self, keep: _Request | None = None) -> None:
         """To ERROR: flush what is outstanding; the peer follows after a delay."""
         if self._state == State.ERROR:

@@ -191,8 +191,7 @@ class Context:
     def close(self) -> None:
         self.destroy(self.native)
 
-    # -- events
-    # ------------------------------------------------------------------------------------------------
+    # -- events ------------------------------------------------------------------------------------
     def next_event(self) -> str:
         """Take one asynchronous event (the descriptor must be readable); its name, such as
         IBV_EVENT_PORT_ERR."""
@@ -238,8 +237,7 @@ class Context:
         except self.lib.PyverbsError as e:
             raise _os_error(e) from e
 
-    # -- memory
-    # ------------------------------------------------------------------------------------------------
+    # -- memory ------------------------------------------------------------------------------------
     def alloc_pd(self) -> Any:
         return self._make(self.lib.PD, self.native)
 
@@ -247,8 +245,7 @@ class Context:
         """A memory region (lkey, rkey); the numbers of `access` are those of ibv_access_flags."""
         return self._make(self.lib.MR, pd, length, access, address=address)
 
-    # -- queue pairs
-    # -------------------------------------------------------------------------------------------
+    # -- queue pairs -------------------------------------------------------------------------------
     def create_qp(
         self, pd: Any, send_cq: Any, recv_cq: Any, max_send_wr: int, max_recv_wr: int
     ) -> tuple[Any, int]:
@@ -349,8 +346,7 @@ class Context:
             int(self.lib.enums.IBV_QPS_SQE),
         )
 
-    # -- work requests
-    # -----------------------------------------------------------------------------------------
+    # -- work requests -----------------------------------------------------------------------------
     def take_templates(self) -> WorkTemplates:
         """Work requests for one queue pair; `give_templates` when it is destroyed."""
         try:

@@ -156,8 +156,7 @@ def _failed(name: str, error: Exception) -> Step:
     return Step(name, False, str(error), "see the error's name")
 
 
-# -- limits
-# --------------------------------------------------------------------------------------------------
+# -- limits ----------------------------------------------------------------------------------------
 def memlock_limit() -> int:
     """Bytes that this process may lock; -1: no limit (it has CAP_IPC_LOCK, or the limit is off)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
@@ -190,8 +189,7 @@ def memlock_step(need_bytes: int) -> Step:
     return Step(MEMLOCK, limit >= need_bytes, detail, "" if limit >= need_bytes else memlock_fix())
 
 
-# -- explaining
-# ------------------------------------------------------------------------------------------------
+# -- explaining ------------------------------------------------------------------------------------
 def registration_error(code: int, memory: Memory, access: int, length: int) -> RdmaError:
     """Why ibv_reg_mr refused `length` bytes of `memory` with `access`: the limit, the need and the
     fix.  `code` is its errno."""
@@ -276,8 +274,7 @@ def _filesystem(fd: int) -> tuple[str, str]:
     return "", name
 
 
-# -- trying
-# ----------------------------------------------------------------------------------------------------
+# -- trying ----------------------------------------------------------------------------------------
 def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
     domain = device.alloc_pd()
     memory = Memory.anonymous(need_bytes, "kdirect-preflight")

@@ -125,8 +125,7 @@ class VerbsCompletionQueue(CompletionQueue):
         self._epoll = select.epoll()
         self._epoll.register(self._wake_fd, select.EPOLLIN)
 
-    # -- for queue pairs
-    # -------------------------------------------------------------------------------------
+    # -- for queue pairs ---------------------------------------------------------------------------
     def _reserve(self, entries: int) -> _Shard:
         """A queue of the device with room for `entries` more completions."""
         self._check()
@@ -178,8 +177,7 @@ class VerbsCompletionQueue(CompletionQueue):
         with contextlib.suppress(OSError, ValueError):
             os.eventfd_write(self._wake_fd, 1)
 
-    # -- taking
-    # ------------------------------------------------------------------------------------------------
+    # -- taking ------------------------------------------------------------------------------------
     def _drain(self, n: int) -> None:
         """Move up to `n` completions of each device queue to `_ready`.  Under the lock."""
         context = self._device._context
@@ -216,8 +214,7 @@ class VerbsCompletionQueue(CompletionQueue):
                 out.append(wc)
             return out
 
-    # -- waiting
-    # -----------------------------------------------------------------------------------------------
+    # -- waiting -----------------------------------------------------------------------------------
     def _look(self) -> bool:
         """Whether there is something to tell a waiter."""
         with self._lock:
@@ -288,8 +285,7 @@ class VerbsCompletionQueue(CompletionQueue):
         self._woken = True
         self._signal()
 
-    # -- life
-    # --------------------------------------------------------------------------------------------------
+    # -- life --------------------------------------------------------------------------------------
     def close(self) -> None:
         if self._closed or self._device._forked():
             return
@@ -390,8 +386,7 @@ class VerbsQueuePair(QueuePair):
         send_cq._attach(self)
         recv_cq._attach(self)
 
-    # -- connection
-    # --------------------------------------------------------------------------------------------
+    # -- connection --------------------------------------------------------------------------------
     @property
     def state(self) -> int:
         return self._state
@@ -476,8 +471,7 @@ class VerbsQueuePair(QueuePair):
     def _peer_left(self) -> None:
         self._fail()
 
-    # -- posting
-    # -----------------------------------------------------------------------------------------------
+    # -- posting -----------------------------------------------------------------------------------
     def raw_post(
         self,
         op: str,
@@ -598,8 +592,7 @@ class VerbsQueuePair(QueuePair):
             hint="check lengths, keys and the alignment of atomics",
         )
 
-    # -- completion
-    # --------------------------------------------------------------------------------------------
+    # -- completion --------------------------------------------------------------------------------
     def _completed(
         self, wc: Any, ready: deque[tuple[WorkCompletion, VerbsQueuePair, bool]]
     ) -> None:
@@ -689,8 +682,7 @@ class VerbsQueuePair(QueuePair):
             )
         )
 
-    # -- the end
-    # -----------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
     def _fail(self) -> None:
         """To ERROR, wherever it was: the device flushes what is outstanding, the peer hears of it,
         sleepers wake.  Any thread."""

@@ -26,13 +26,11 @@ import os
 import random
 import re
 import threading
-import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from kdirect.client.connection import MAX_RESPONSE_BYTES, Connection, broker_error
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -46,6 +44,8 @@ from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
+from kdirect.wire.connection import MAX_RESPONSE_BYTES, Connection, broker_error
+from kdirect.wire.environment import SYSTEM, Environment
 
 T = TypeVar("T")
 
@@ -103,18 +103,25 @@ class Backoff:
     """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at
     random) until a deadline."""
 
-    def __init__(self, timeout_ms: float, first_ms: float, most_ms: float) -> None:
-        self.deadline = time.monotonic() + timeout_ms / 1000
+    def __init__(
+        self,
+        timeout_ms: float,
+        first_ms: float,
+        most_ms: float,
+        environment: Environment = SYSTEM,
+    ) -> None:
+        self._environment = environment
+        self.deadline = environment.monotonic() + timeout_ms / 1000
         self._next = first_ms / 1000
         self._most = most_ms / 1000
 
     def remaining_ms(self) -> float:
-        return max(0.0, (self.deadline - time.monotonic()) * 1000)
+        return max(0.0, (self.deadline - self._environment.monotonic()) * 1000)
 
     def pause(self) -> float | None:
         """Seconds before the next attempt; None when the deadline would pass meanwhile."""
         pause = self._next * random.uniform(0.8, 1.2)
-        if time.monotonic() + pause >= self.deadline:
+        if self._environment.monotonic() + pause >= self.deadline:
             return None
         self._next = min(self._next * 2, self._most)
         return pause
@@ -124,7 +131,7 @@ class Backoff:
         meanwhile."""
         pause = self.pause()
         if pause is not None:
-            time.sleep(pause)
+            self._environment.sleep(pause)
         return pause is not None
 
 
@@ -154,7 +161,8 @@ class Cluster:
     `settings`: rows of the client table (`kdirect.options.CLIENT`) by name.
     """
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, settings: Mapping[str, Any], environment: Environment = SYSTEM) -> None:
+        self.environment = environment
         self.settings = CLIENT.resolve(settings)
         self.bootstrap = parse_servers(self.settings["bootstrap.servers"])
         self.client_id: str = self.settings["client.id"]
@@ -163,8 +171,7 @@ class Cluster:
         self._processes: dict[int, _Process] = {}
         self._closed_in: int | None = None
 
-    # -- connections
-    # -------------------------------------------------------------------------------------------
+    # -- connections -------------------------------------------------------------------------------
 
     def control_connection(self, timeout_ms: float | None = None) -> Connection:
         """A shared connection to any broker, opened when there is none.  BrokerUnavailableError
@@ -331,10 +338,10 @@ class Cluster:
             self.settings["reconnect.backoff.ms"],
             self.settings["reconnect.backoff.max.ms"],
         )
-        return Backoff(timeout_ms, min(first << min(attempts, 20), most), most)
+        first = min(first << min(attempts, 20), most)
+        return Backoff(timeout_ms, first, most, self.environment)
 
-    # -- metadata
-    # ----------------------------------------------------------------------------------------------
+    # -- metadata ----------------------------------------------------------------------------------
 
     def topics(self, *, internal: bool = False) -> dict[str, int]:
         """Partition counts of all topics, asked from the broker now; the brokers' own topics only
@@ -372,7 +379,7 @@ class Cluster:
         held = self._state().topics.get(name)
         if (
             held is None
-            or time.monotonic() - held[0] >= self.settings["metadata.max.age.ms"] / 1000
+            or self.environment.monotonic() - held[0] >= self.settings["metadata.max.age.ms"] / 1000
         ):
             return None
         return held[1]
@@ -451,7 +458,10 @@ class Cluster:
         """Ask the broker: about `topics`, about all (None), or about the brokers only ([]).
         Returns the topics that exist; with `create` a broker that creates topics on demand makes
         those that do not.  `timeout_ms` bounds connecting and answer together."""
-        deadline = time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        deadline = (
+            self.environment.monotonic()
+            + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000
+        )
         state = self._state()
         request = protocol.MetadataRequest
         for name in topics or ():
@@ -459,7 +469,11 @@ class Cluster:
         names = None if topics is None else [request.MetadataRequestTopic(name=n) for n in topics]
 
         def ask(connection: Connection) -> Any:
-            left_ms = None if timeout_ms is None else max(0.0, (deadline - time.monotonic()) * 1000)
+            left_ms = (
+                None
+                if timeout_ms is None
+                else max(0.0, (deadline - self.environment.monotonic()) * 1000)
+            )
             response = connection.request(
                 request(topics=names, allow_auto_topic_creation=create), left_ms
             )
@@ -468,7 +482,7 @@ class Cluster:
             return response
 
         response = self.call(lambda: self.control_connection(timeout_ms), ask, timeout_ms)
-        now = time.monotonic()
+        now = self.environment.monotonic()
         found: dict[str, TopicMetadata] = {}
         failed: dict[str, int] = {}
         for t in response.topics:
@@ -528,8 +542,7 @@ class Cluster:
             self.refresh([])
         return state.cluster_id
 
-    # -- the end
-    # -----------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close all connections of this process; later calls are a ClosedError."""
@@ -561,8 +574,7 @@ class Cluster:
                 "idle_connections": sum(map(len, state.idle.values())),
             }
 
-    # -- within
-    # ------------------------------------------------------------------------------------------------
+    # -- within ------------------------------------------------------------------------------------
 
     def _state(self) -> _Process:
         pid = os.getpid()
@@ -599,7 +611,7 @@ class Cluster:
             connecting.release()
 
     def _open(self, state: _Process, host: str, port: int, timeout_ms: float) -> Connection:
-        connection = Connection(
+        connection = self.environment.connect(
             host,
             port,
             self.client_id,
@@ -610,6 +622,10 @@ class Cluster:
         with state.lock:
             state.connects += 1
         return connection
+
+    def leader_address(self, tp: TopicPartition) -> tuple[str, int]:
+        """(host, port) at which the leader of `tp` is reached; raises as `leader` does."""
+        return self._address_of(self.leader(tp))
 
     def _address_of(self, node: Node) -> tuple[str, int]:
         state = self._state()

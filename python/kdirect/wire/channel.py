@@ -28,8 +28,6 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.connection import Connection, Pending, read_error
-from kdirect.client.direct_read import SlotTable
 from kdirect.errors import (
     AccessDeniedError,
     ClosedError,
@@ -43,8 +41,9 @@ from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
 from kdirect.model import TopicPartition
-from kdirect.rdma import open_device
 from kdirect.rdma.contract import Access, Memory, MemoryRegion
+from kdirect.wire.connection import Connection, Pending, read_error
+from kdirect.wire.environment import SYSTEM, Environment
 
 PING_TIMEOUT_MS = 5000
 PING_BYTES = 64
@@ -84,7 +83,8 @@ def granted(tp: TopicPartition, answer: Any) -> Any:
 class Channel:
     """See the module.  `receives` is how many acknowledgements may be under way (0: a reader);
     `message_bytes` the size of the largest SEND where it is for messages
-    (`kdirect.client.messages`), which have no access; `device_options` go to `open_device`."""
+    (`kdirect.client.messages`), which have no access; `device_options` go to
+    `open_device`."""
 
     def __init__(
         self,
@@ -94,13 +94,14 @@ class Channel:
         receives: int = 0,
         sends: int = 256,
         message_bytes: int = 0,
+        environment: Environment = SYSTEM,
         device_options: Mapping[str, Any] | None = None,
     ) -> None:
         self.connection = connection
         self.transport = transport
         self._pid = os.getpid()
         self._closed = False
-        self.device = open_device(transport, **(device_options or {}))
+        self.device = environment.open_device(transport, **(device_options or {}))
         self.domain = self.device.alloc_pd()
         try:
             self.send_cq = self.device.create_cq(depth=max(sends, 16))
@@ -252,20 +253,6 @@ class Channel:
                 p.ReleaseAccessRequest(connection_id=self.connection_id, file_ids=file_ids),
                 timeout_ms,
             )
-
-    def slot_table(self, answer: Any) -> SlotTable:
-        """The local side of the slot region that a consume answer names."""
-        count = answer.slot_count
-        if not 0 < count <= 1 << 20:
-            raise ProtocolError(f"{self.connection.peer} announced {count} metadata slots")
-        return SlotTable(
-            self.qp,
-            self.send_cq,
-            self.local_memory(count * layout.SLOT_BYTES),
-            answer.slot_address,
-            answer.slot_rkey,
-            count,
-        )
 
     @property
     def closed(self) -> bool:

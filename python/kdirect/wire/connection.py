@@ -221,8 +221,7 @@ class Connection:
         self._large: bytearray | None = None
         self._large_filled = 0
 
-    # -- what the broker can do
-    # ------------------------------------------------------------------------------
+    # -- what the broker can do --------------------------------------------------------------------
 
     @property
     def peer(self) -> str:
@@ -307,8 +306,7 @@ class Connection:
             self._versions = {k.api_key: (k.min_version, k.max_version) for k in response.api_keys}
             return
 
-    # -- requests
-    # ----------------------------------------------------------------------------------------------
+    # -- requests ----------------------------------------------------------------------------------
 
     def request(self, message: Any, timeout_ms: float | None = None) -> Any:
         """Send `message` and return its response (None for a produce with acks=0) within
@@ -450,8 +448,7 @@ class Connection:
                 )
             self._poll_out.poll(remaining * 1000 + 1)
 
-    # -- answers
-    # -----------------------------------------------------------------------------------------------
+    # -- answers -----------------------------------------------------------------------------------
 
     def _arrival(self, pending: Pending, deadline: float) -> None:
         """Wait until the answer of `pending`, or its failure, is here, or until the deadline."""
@@ -614,8 +611,7 @@ class Connection:
                     large, self._large = self._large, None
                     return large
 
-    # -- the end
-    # -------------------------------------------------------------------------------------------------
+    # -- the end -----------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Close the socket; requests that wait fail with ClosedError.  In a forked child only its
