@@ -19,7 +19,7 @@ import pytest
 import zstandard
 
 import kdirect
-from kdirect.client.tcp import TcpAppender
+from kdirect.client.tcp_append import TcpAppender
 from kdirect.errors import BrokerError
 from kdirect.format.batch import crc32c, encode_single_bytes
 from kdirect.format.codec import encode_records

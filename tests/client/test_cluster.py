@@ -14,7 +14,8 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from kdirect.client.admin import LATEST_OFFSET, Admin
-from kdirect.client.tcp import TcpAppender, TcpFetcher
+from kdirect.client.tcp_append import TcpAppender
+from kdirect.client.tcp_fetch import TcpFetcher
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,

@@ -10,7 +10,7 @@ import pytest
 from kdirect.client import connect
 from kdirect.client.gather import RecordBuilder
 from kdirect.client.idempotence import ProducerIdentity
-from kdirect.client.tcp import TcpAppender
+from kdirect.client.tcp_append import TcpAppender
 from kdirect.errors import BrokerUnavailableError, DeliveryError
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition

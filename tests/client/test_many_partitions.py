@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 import kdirect
-from kdirect.client import connect, tcp_many
+from kdirect.client import connect, tcp_multi_fetch
 from kdirect.errors import BrokerError, UnknownTopicError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
@@ -73,7 +73,7 @@ def fetched(monkeypatch):
 def no_time(monkeypatch):
     """Time stands still for the fetches over TCP: none is made because time has passed."""
     monkeypatch.setattr(
-        tcp_many, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None)
+        tcp_multi_fetch, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None)
     )
 
 

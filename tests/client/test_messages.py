@@ -11,9 +11,9 @@ import time
 import pytest
 
 import kdirect
-from kdirect.broker import messages as messages_of_broker
+from kdirect.broker import two_sided as messages_of_broker
 from kdirect.client import connect
-from kdirect.client.messages import FRAME_BYTES
+from kdirect.client.two_sided import FRAME_BYTES
 from kdirect.errors import DeliveryError
 from kdirect.format import protocol
 from kdirect.format.codec import encode_records

@@ -12,7 +12,8 @@ import pytest
 import kdirect
 from kdirect import metrics
 from kdirect.client import connect
-from kdirect.client.tcp import TcpAppender, TcpFetcher
+from kdirect.client.tcp_append import TcpAppender
+from kdirect.client.tcp_fetch import TcpFetcher
 from kdirect.format import blocks
 from kdirect.model import TopicPartition
 from kdirect.rdma.sim import SimNetwork
@@ -38,8 +39,9 @@ COUNTING = {
     "python/kdirect/client/producer.py": {"producer"},
     "python/kdirect/client/reading.py": {"consumer"},
     "python/kdirect/client/session.py": {"reader"},
-    "python/kdirect/client/tcp.py": {"appender", "fetcher"},
-    "python/kdirect/client/tcp_many.py": {"consumer"},
+    "python/kdirect/client/tcp_append.py": {"appender"},
+    "python/kdirect/client/tcp_fetch.py": {"fetcher"},
+    "python/kdirect/client/tcp_multi_fetch.py": {"consumer"},
     "python/kdirect/format/blocks.pyx": {"memory"},
     "python/kdirect/log/kernel.pyx": {"log"},
     "python/kdirect/log/manager.py": {"log"},

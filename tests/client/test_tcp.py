@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from kafka.record import MemoryRecordsBuilder
 
 from kdirect.client.admin import Admin
-from kdirect.client.tcp import TcpAppender, TcpFetcher
+from kdirect.client.tcp_append import TcpAppender
+from kdirect.client.tcp_fetch import TcpFetcher
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerError,

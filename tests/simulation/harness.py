@@ -29,7 +29,7 @@ from typing import Any
 import kdirect.broker.produce_access
 import kdirect.client.paths
 import kdirect.client.produce_paths
-import kdirect.client.tcp
+import kdirect.client.tcp_append
 from kdirect.broker.access import AccessManager
 from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
@@ -579,7 +579,7 @@ class Simulation:
         for module in (
             kdirect.client.paths,
             kdirect.client.produce_paths,
-            kdirect.client.tcp,
+            kdirect.client.tcp_append,
             kdirect.broker.produce_access,
         ):
             monkeypatch.setattr(module, "time", clock)
@@ -588,7 +588,7 @@ class Simulation:
             "Connection",
             lambda *address: types.SimpleNamespace(close=lambda: None),
         )
-        for module in (kdirect.client.produce_paths, kdirect.client.tcp):
+        for module in (kdirect.client.produce_paths, kdirect.client.tcp_append):
             monkeypatch.setattr(module, "Attempt", SimAttempt)
         monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
         monkeypatch.setattr(SimCompletionQueue, "poll", self._poll_on(SimCompletionQueue.poll))

@@ -44,13 +44,13 @@ from kdirect.broker.grants import (
     Peer,
 )
 from kdirect.broker.head_access import DEREGISTER_MS, HeadAccess
-from kdirect.broker.messages import (
+from kdirect.broker.produce_access import ProduceAccess, Waiting
+from kdirect.broker.two_sided import (
     LEAST_MESSAGE_BYTES,
     MAX_RECEIVES,
     MessageConnection,
     MessageService,
 )
-from kdirect.broker.produce_access import ProduceAccess, Waiting
 from kdirect.broker.worker import CutReason
 from kdirect.errors import (
     AccessDeniedError,

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from kdirect.broker.config import parse_listeners
-from kdirect.broker.messages import MessageService
 from kdirect.broker.shared_word import Loopback
+from kdirect.broker.two_sided import MessageService
 from kdirect.broker.worker import CutReason, ProduceWorker
 from kdirect.rdma import open_device
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdirect.client.direct_read import FileStream, SlotTable
-from kdirect.client.feed import Feed
+from kdirect.client.partition_feed import Feed
 from kdirect.errors import KdirectError, OffsetOutOfRangeError, ProtocolError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.format.codec import ArrowDecoder

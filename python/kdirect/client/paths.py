@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
-from kdirect.client.tcp import Append, Route, TcpAppender
+from kdirect.client.tcp_append import Append, Route, TcpAppender
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,

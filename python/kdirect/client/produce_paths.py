@@ -33,7 +33,6 @@ from typing import Any
 from kdirect.client.ack_router import AckRouter
 from kdirect.client.direct_write import FileWriter
 from kdirect.client.idempotence import ProducerIdentity
-from kdirect.client.messages import MessageConnection
 from kdirect.client.paths import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -52,6 +51,7 @@ from kdirect.client.paths import (
     left_ms,
 )
 from kdirect.client.session import Session
+from kdirect.client.two_sided import MessageConnection
 from kdirect.errors import (
     AccessDeniedError,
     BufferFullError,

@@ -34,10 +34,10 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.feed import Feed
 from kdirect.client.message import Message, MessageQueue
+from kdirect.client.partition_feed import Feed
 from kdirect.client.session import Session
-from kdirect.client.tcp_many import TcpRound
+from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,

@@ -24,8 +24,8 @@ import pyarrow as pa
 
 from kdirect.client.admin import Admin
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.messages import FRAME_BYTES, MessageConnection
-from kdirect.client.tcp import TcpFetcher
+from kdirect.client.tcp_fetch import TcpFetcher
+from kdirect.client.two_sided import FRAME_BYTES, MessageConnection
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,

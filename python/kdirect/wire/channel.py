@@ -83,7 +83,7 @@ def granted(tp: TopicPartition, answer: Any) -> Any:
 class Channel:
     """See the module.  `receives` is how many acknowledgements may be under way (0: a reader);
     `message_bytes` the size of the largest SEND where it is for messages
-    (`kdirect.client.messages`), which have no access; `device_options` go to
+    (`kdirect.client.two_sided`), which have no access; `device_options` go to
     `open_device`."""
 
     def __init__(

@@ -1,13 +1,11 @@
-"""Records over Kafka's own TCP protocol: the datapath when no RDMA path leads to the broker.
+"""Kafka's Produce of one partition: the datapath of a producer where no RDMA path leads to the
+broker.
 
-Owns: Fetch and Produce of one partition, the retries they need, and the order of batches on the
-wire.  Bytes in and out are whole record batches; what is in them is the codec's business.  Works
-with any Kafka broker of 2.1 or later.
+Owns: the order of batches on the wire, and the retries they need.  Bytes in are whole record
+batches; what is in them is the codec's business.  Works with any Kafka broker of 2.1 or later.
 
 Invariants:
 
-- `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts behind
-  the last one.
 - `TcpAppender` keeps several requests under way.  Batches are committed in the order they were
   given, but for one case: a batch that the broker refuses for a passing reason while it takes the
   next one is sent again behind it.
@@ -30,35 +28,26 @@ import os
 import threading
 import time
 from collections import deque
-from typing import Any, NamedTuple
+from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
-from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
-    BrokerUnavailableError,
     BufferFullError,
     ClosedError,
-    CorruptBatchError,
-    CorruptLogError,
     DeliveryError,
     KdirectError,
-    OffsetOutOfRangeError,
     ProtocolError,
     TimedOutError,
-    UnsupportedFormatError,
 )
 from kdirect.format import protocol
-from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
-from kdirect.wire.cluster import Backoff, Cluster
-from kdirect.wire.connection import Connection, Pending, broker_error, read_error
+from kdirect.wire.cluster import Cluster
+from kdirect.wire.connection import Connection, Pending, broker_error
 
 log = logging.getLogger("kdirect.client")
 
-DEFAULT_FETCH_BYTES = 1 << 20
-DEFAULT_MAX_WAIT_MS = 500
 MAX_WINDOW = 128
 KAFKA_REMEMBERS = 5  # batches of a producer and partition
 
@@ -78,237 +67,6 @@ _MAYBE_COMMITTED = frozenset(
         ErrorCode.UNKNOWN_SERVER_ERROR,
     )
 )
-
-
-class Fetched(NamedTuple):
-    """`data` holds whole batches, or nothing.  The first may begin before the offset asked for.
-    Offsets as of the answer; `aborted` are (producer id, first offset) of aborted transactions in
-    `data`, for read_committed."""
-
-    data: memoryview
-    high_watermark: int
-    last_stable_offset: int
-    log_start_offset: int
-    aborted: tuple[tuple[int, int], ...] = ()
-
-
-class TcpFetcher:
-    """Reads one partition from `start_offset` on.  For one thread at a time.
-
-    It leases a connection with the first fetch, because a fetch that waits for records would hold
-    up other requests, and gives it back with `close`.  With `read_ahead` the next request is under
-    way while the caller works on the answer of the last; it then waits for records as long as the
-    fetch before it was allowed to.
-    """
-
-    def __init__(
-        self,
-        cluster: Cluster,
-        tp: TopicPartition,
-        start_offset: int,
-        *,
-        isolation_level: str | None = None,
-        min_bytes: int = 1,
-        read_ahead: bool = False,
-    ) -> None:
-        self.topic_partition = tp
-        self.next_offset = start_offset
-        self._cluster = cluster
-        self._isolation_level = int(
-            (isolation_level or cluster.settings["isolation.level"]) == "read_committed"
-        )
-        self._max_batch_bytes: int = cluster.settings["max.batch.bytes"]
-        self._min_bytes = min_bytes
-        self._read_ahead = read_ahead
-        self._connection: Connection | None = None
-        self._ahead: tuple[int, int, Pending] | None = None  # offset, max_bytes, request
-        self._pid = os.getpid()
-        self._closed = False
-        self._fetches = self._bytes = self._retries = 0
-
-    def fetch(
-        self, max_bytes: int = DEFAULT_FETCH_BYTES, max_wait_ms: int = DEFAULT_MAX_WAIT_MS
-    ) -> Fetched:
-        """The next batches, about `max_bytes` of them (more if one batch is larger); nothing after
-        `max_wait_ms` without new records.
-
-        OffsetOutOfRangeError, UnknownTopicError, CorruptBatchError (frame), UnsupportedFormatError
-        (a batch over `max.batch.bytes`). Passing errors are waited out for `request.timeout.ms`.
-        """
-        self._check()
-        backoff: Backoff | None = None
-        while True:
-            try:
-                self._connect(max_bytes)
-                return self._fetch(max_bytes, max_wait_ms)
-            except KdirectError as e:
-                if (
-                    isinstance(e, BrokerUnavailableError)
-                    and self._connection is None
-                    and backoff is None
-                ):
-                    raise  # nobody answered the first attempt to connect, and that has waited already
-                if e.retriable or isinstance(e, ProtocolError):
-                    self._drop()
-                if not e.retriable or isinstance(e, TimedOutError):
-                    raise
-                backoff = backoff or self._cluster.backoff(self._cluster.timeout_ms)
-                if not backoff.wait():
-                    raise
-                self._retries += 1
-                self._cluster.forget(self.topic_partition.topic)
-
-    def seek(self, offset: int) -> None:
-        """Go on from `offset`."""
-        self.next_offset = offset
-
-    def close(self) -> None:
-        if not self._closed:
-            self._closed = True
-            if self._connection is not None and self._pid == os.getpid():
-                self._cluster.give_back(self._connection)
-            self._connection = self._ahead = None
-
-    def __enter__(self) -> TcpFetcher:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-    def statistics(self) -> dict[str, int]:
-        return {"reads": self._fetches, "read_bytes": self._bytes, "retries": self._retries}
-
-    def _fetch(self, max_bytes: int, max_wait_ms: int) -> Fetched:
-        partition = self._response(max_bytes, max_wait_ms)
-        tp, offset = self.topic_partition, self.next_offset
-        if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {tp} is out of range{_range_of(partition)}",
-                hint="below it retention has deleted the records, above it the topic may have been created anew",
-            )
-        if partition.error_code:
-            kind = protocol.error_kind(partition.error_code)
-            error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
-            if not isinstance(error, CorruptLogError):
-                error.retriable = (
-                    kind.retriable
-                )  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
-            raise error
-        records = partition.records
-        data = memoryview(records) if records is not None else memoryview(b"")
-        whole, next_offset, needed, wrong = whole_batches(data, offset)
-        if wrong is not None and whole == 0:
-            raise CorruptBatchError(
-                f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT
-            )
-        if whole == 0 and needed:
-            if needed > self._max_batch_bytes:
-                raise UnsupportedFormatError(
-                    f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
-                    hint="raise max.batch.bytes",
-                )
-            if max_bytes >= needed:
-                raise ProtocolError(
-                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
-                    hint="use a broker of Kafka 2.1 or later",
-                )
-            return self._fetch(needed, max_wait_ms)
-        self.next_offset = next_offset
-        self._fetches += 1
-        self._bytes += whole
-        if self._read_ahead and whole:
-            self._send(max_bytes, max_wait_ms)
-        aborted = (
-            tuple((t.producer_id, t.first_offset) for t in partition.aborted_transactions or ())
-            if self._isolation_level
-            else ()
-        )
-        return Fetched(
-            data[:whole],
-            partition.high_watermark,
-            partition.last_stable_offset,
-            partition.log_start_offset,
-            aborted,
-        )
-
-    def _connect(self, max_bytes: int) -> None:
-        if self._ahead is not None and (
-            self._ahead[0] != self.next_offset or self._ahead[1] < max_bytes
-        ):
-            self._drop()  # its answer is not wanted any more and would come first
-        if self._connection is None:
-            self._connection = self._cluster.lease(self.topic_partition)
-
-    def _response(self, max_bytes: int, max_wait_ms: int) -> Any:
-        if self._ahead is None:
-            self._send(max_bytes, max_wait_ms)
-        ahead = self._ahead
-        assert ahead is not None
-        self._ahead = None
-        response = ahead[2].result(self._cluster.timeout_ms + max_wait_ms)
-        if response.error_code:
-            raise broker_error(response.error_code, f"fetch of {self.topic_partition}")
-        for topic in response.responses:
-            for partition in topic.partitions:
-                if (
-                    topic.topic == self.topic_partition.topic
-                    and partition.partition_index == self.topic_partition.partition
-                ):
-                    return partition
-        raise ProtocolError(
-            f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition",
-            hint="see the broker's log",
-        )
-
-    def _send(self, max_bytes: int, max_wait_ms: int) -> None:
-        r = protocol.FetchRequest
-        assert self._connection is not None
-        tp = self.topic_partition
-        message = r(
-            replica_id=-1,
-            max_wait_ms=max_wait_ms,
-            min_bytes=self._min_bytes,
-            max_bytes=max_bytes,
-            isolation_level=self._isolation_level,
-            session_id=0,
-            session_epoch=-1,
-            forgotten_topics_data=[],
-            rack_id="",
-            topics=[
-                r.FetchTopic(
-                    topic=tp.topic,
-                    partitions=[
-                        r.FetchTopic.FetchPartition(
-                            partition=tp.partition,
-                            fetch_offset=self.next_offset,
-                            partition_max_bytes=max_bytes,
-                        )
-                    ],
-                )
-            ],
-        )
-        self._ahead = (self.next_offset, max_bytes, self._connection.submit(message))
-
-    def _drop(self) -> None:
-        """Close the connection: an answer that nobody waits for any more may still come on it."""
-        if self._connection is not None:
-            self._connection.close()
-        self._connection = self._ahead = None
-
-    def _check(self) -> None:
-        if self._closed:
-            raise ClosedError(f"the reader of {self.topic_partition} is closed")
-        if self._pid != os.getpid():
-            raise ClosedError(
-                f"the reader of {self.topic_partition} belongs to process {self._pid}",
-                hint="open a new one in this process",
-            )
-
-
-def _range_of(partition: Any) -> str:
-    if partition.log_start_offset >= 0 and partition.high_watermark >= 0:
-        return f": the log holds [{partition.log_start_offset}, {partition.high_watermark})"
-    return ""
 
 
 class Append:
