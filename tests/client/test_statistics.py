@@ -170,9 +170,9 @@ def test_of_memory_and_of_other_transports():
     assert set(blocks.statistics()) == metrics.names("memory")
     assert set(SimNetwork(seed=1).device("a").statistics()) == metrics.names("rdma")
     verbs = re.search(
-        r"^COUNTERS = (.*)$",
+        r"^COUNTERS = \((.*?)\)$",
         (ROOT / "python/kdirect/rdma/verbs_device.py").read_text(),
-        re.MULTILINE,
+        re.MULTILINE | re.DOTALL,
     )
     assert verbs is not None and set(re.findall(r'"(\w+)"', verbs[1])) == metrics.names("rdma")
 
