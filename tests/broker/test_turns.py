@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 import kdirect
-from kdirect.broker import connection, files, messages
+from kdirect.broker import connection, files, two_sided
 from kdirect.format import protocol as p
 from kdirect.format.schema import build
 
@@ -160,14 +160,14 @@ def test_connections_share_a_turn(
 def test_two_sided_clients_share_a_turn(
     tmp_path: Path, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(messages, "TURN_S", 0.0, raising=False)
-    plain = messages.MessageConnection.completed
+    monkeypatch.setattr(two_sided, "TURN_S", 0.0, raising=False)
+    plain = two_sided.MessageConnection.completed
 
-    def completed(self: messages.MessageConnection, completion: Any) -> None:
+    def completed(self: two_sided.MessageConnection, completion: Any) -> None:
         rounds.count()
         plain(self, completion)
 
-    monkeypatch.setattr(messages.MessageConnection, "completed", completed)
+    monkeypatch.setattr(two_sided.MessageConnection, "completed", completed)
     with kdirect.Broker(tmp_path / "log") as broker:
         loop = broker.server._loop
         assert loop is not None
@@ -185,7 +185,7 @@ def test_two_sided_clients_share_a_turn(
             producer.flush()
             assert producer.statistics()["send_records"] == 501
         session.close()
-    assert 1 < rounds.most <= 2 * messages.AT_ONCE  # of each queue
+    assert 1 < rounds.most <= 2 * two_sided.AT_ONCE  # of each queue
 
 
 def test_what_threads_have_finished_is_told_in_turns(
