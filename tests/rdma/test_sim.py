@@ -9,8 +9,9 @@ from collections.abc import Callable
 import pytest
 
 from kdirect.errors import RdmaError
+from kdirect.rdma import open_device
 from kdirect.rdma.contract import State, Status
-from kdirect.rdma.sim import Faults, SimNetwork
+from kdirect.rdma.sim import Faults, SimCompletionQueue, SimNetwork
 from tests.rdma.conftest import End, completion, completions, join
 
 
@@ -278,3 +279,65 @@ def test_the_c_face_reaches_a_provider_in_python(seed: int) -> None:
     assert a.device.statistics()["reads"] == 30
     with pytest.raises(RdmaError, match="status"):
         shm_probe.read_loop(a.qp, a.send_cq, a.region, b.address, 0, 64, 4096, 64, 1)
+
+
+def test_a_device_of_the_network_is_opened_by_name(seed: int) -> None:
+    network = SimNetwork(seed)
+    device = open_device("sim", network=network)
+    assert open_device("sim", network=network) is device
+    own = open_device("sim", shared=False, network=network, name="other")
+    assert own is not device and own.name == "other"
+    a, b = End(device, 4096), End(own, 4096)
+    join(a, b)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert completion(a.send_cq).ok
+    device.close()
+    own.close()
+
+
+class Recorded:
+    """A schedule that lets the network move only where it is asked to, and notes the questions."""
+
+    def __init__(self, network: SimNetwork, takes_over: bool) -> None:
+        self.asked: list[str] = []
+        self._network = network
+        self._takes_over = takes_over
+
+    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
+        self.asked.append(f"wait {timeout_ms}")
+        while self._takes_over and not queue.has_news and self._network.step():
+            pass
+        return self._takes_over
+
+    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
+        self.asked.append("poll")
+        while self._takes_over and not queue.has_news and self._network.step():
+            pass
+        return self._takes_over
+
+    def signalled(self, queue: SimCompletionQueue) -> None:
+        self.asked.append("signalled")
+
+
+@pytest.mark.parametrize("takes_over", [True, False])
+def test_a_schedule_decides_what_happens_where_a_process_would_wait(
+    seed: int, takes_over: bool
+) -> None:
+    network = SimNetwork(seed)
+    schedule = Recorded(network, takes_over)
+    a, b = End(network.device("a", schedule), 4096), End(network.device("b"), 4096)
+    join(a, b)
+    a.qp.post_read(1, a.region, 0, 8, b.address, b.rkey)
+    assert len(a.send_cq.poll()) == takes_over
+    assert schedule.asked == (["poll", "signalled"] if takes_over else ["poll"])
+    schedule.asked.clear()
+    a.qp.post_read(2, a.region, 8, 8, b.address, b.rkey)
+    assert a.send_cq.wait(1000)
+    network.run_until_idle()
+    assert [wc.wr_id for wc in a.send_cq.poll()] == ([2] if takes_over else [1, 2])
+    assert schedule.asked[0] == "wait 1000" and "signalled" in schedule.asked
+    schedule.asked.clear()
+    a.send_cq.wake()
+    assert schedule.asked == ["signalled"]
+    assert not a.send_cq.wait(1000)
+    assert not a.send_cq.wait(1), "nothing is left to happen"

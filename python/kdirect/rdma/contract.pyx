@@ -535,3 +535,8 @@ class Device:
 
     def close(self):
         raise NotImplementedError
+
+    @property
+    def closed(self):
+        """Whether `close` was called."""
+        raise NotImplementedError

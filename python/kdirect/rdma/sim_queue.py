@@ -1,24 +1,40 @@
-"""Queue pairs of the sim provider: how one request after another comes to pass, in virtual time.
+"""Queues of the sim provider: how one request after another is executed, in virtual time.
 
-Law of the room: see sim.py.  A queue pair has at most one event of its own under way that executes
-something (`_pumping`), so its requests keep their order; completions are events of their own and
-keep it too.
+Law of the room: see sim.py.  Queues know the fabric (time, chance, what is in flight), the process
+that they belong to and the regions of their protection domain; they know neither the device nor
+the network that made them.
+
+A queue pair has at most one event of its own under way that executes something (`_pumping`), so its
+requests keep their order.  Completions are events of their own and keep their order too.
 """
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
-from kdirect.errors import QueueFullError, QueuePairError, RdmaError, TransportError
-from kdirect.rdma.contract import Access, Opcode, QueuePair, State, Status, WorkCompletion
-
-if TYPE_CHECKING:
-    from kdirect.rdma.sim import SimCompletionQueue, SimMemoryRegion, SimProtectionDomain
+from kdirect.errors import (
+    ClosedError,
+    QueueFullError,
+    QueuePairError,
+    RdmaError,
+    TransportError,
+)
+from kdirect.rdma.contract import (
+    Access,
+    CompletionQueue,
+    Opcode,
+    QueuePair,
+    State,
+    Status,
+    WorkCompletion,
+)
+from kdirect.rdma.sim_fabric import Half, SimFabric, SimMemoryRegion, SimProcess, SimRegions
 
 RNR_RETRY_NS = 100_000
 _U64 = struct.Struct("=Q")
@@ -65,14 +81,176 @@ class _Receive:
     checksum: int | None = None
 
 
-@dataclass(slots=True)
-class Half:
-    """The second half of a torn operation, in flight under `region`."""
+class Schedule(Protocol):
+    """Decides what happens where a simulated process would wait.
 
-    region: SimMemoryRegion
-    finish: Callable[[], None]
-    held: bool = False
-    done: bool = field(default=False)
+    A test passes one to `SimNetwork.device` to let other simulated processes run there.  Without
+    one, `wait` steps the network itself and `poll` only looks.
+    """
+
+    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
+        """Called by `queue.wait` before it looks.  Return False to let the queue step the network.
+        Return True after giving way until `queue.has_news`, or until `timeout_ms` (-1: none) of
+        virtual time have passed; the queue then looks once and returns what it finds."""
+
+    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
+        """Called when a poll found nothing.  Return True to make the queue look once more, for
+        example after giving way until `queue.has_news`."""
+
+    def signalled(self, queue: SimCompletionQueue) -> None:
+        """Called when a completion has arrived in `queue` or overrun it, and by `queue.wake`."""
+
+
+class SimCompletionQueue(CompletionQueue):
+    """See CompletionQueue.  Overrun (more completions than `depth`) breaks the queue, as on
+    hardware.
+
+    Queue pairs attach themselves with `attach` and report with `push` and `ended`.
+    """
+
+    def __init__(
+        self, fabric: SimFabric, process: SimProcess, depth: int, schedule: Schedule | None = None
+    ) -> None:
+        super().__init__(depth)
+        self.process = process
+        self._fabric = fabric
+        self._schedule = schedule
+        self._ready: deque[tuple[WorkCompletion, Callable[[], None]]] = deque()
+        self._users: set[SimQueuePair] = set()
+        self._errors = 0
+        self._woken = False
+        self._armed = False
+        self._overrun = False
+        self._closed = False
+        self._event_fd = -1
+
+    # -- for queue pairs ---------------------------------------------------------------------------
+    def attach(self, qp: SimQueuePair) -> None:
+        self._users.add(qp)
+
+    def push(self, completion: WorkCompletion, polled: Callable[[], None]) -> None:
+        """A completion arrives; `polled` is called when the user takes it."""
+        if len(self._ready) < self.depth:
+            self._ready.append((completion, polled))
+            self._signal()
+        else:
+            self._overrun = True
+            for qp in sorted(self._users, key=lambda qp: qp.qp_num):
+                qp.fail()
+        if self._schedule is not None:
+            self._schedule.signalled(self)
+
+    def ended(self) -> None:
+        """A queue pair of this queue went to ERROR: whoever waits is told."""
+        self._errors += 1
+        self._signal()
+
+    def _signal(self) -> None:
+        if self._armed:
+            self._armed = False
+            self.process.counters["wakeups"] += 1
+            os.eventfd_write(self._event_fd, 1)
+
+    # -- for users ---------------------------------------------------------------------------------
+    @property
+    def has_news(self) -> bool:
+        """Whether `wait` would return True at once: a completion is there, or a queue pair went to
+        ERROR."""
+        return bool(self._ready or self._errors)
+
+    @property
+    def woken(self) -> bool:
+        """Whether `wake` was called since the last `wait`."""
+        return self._woken
+
+    def poll(self, n: int = 16) -> list[WorkCompletion]:
+        out = self._take(n)
+        if not out and self._schedule is not None and self._schedule.poll_found_nothing(self):
+            out = self._take(n)
+        return out
+
+    def _take(self, n: int) -> list[WorkCompletion]:
+        self._check()
+        if self._fabric.autorun:
+            self._fabric.run_until_idle()
+        if self._overrun:
+            raise RdmaError(
+                "completion queue overrun",
+                hint="make the queue at least as deep as the sum of its queue pairs' depths",
+            )
+        out = []
+        while self._ready and len(out) < n:
+            completion, polled = self._ready.popleft()
+            polled()
+            out.append(completion)
+        return out
+
+    def wait(self, timeout_ms: float = -1, spin_us: float = 0) -> bool:
+        """Steps the network until something is ready or `timeout_ms` of virtual time have passed;
+        with a schedule that takes the wait over, looks once."""
+        self._check()
+        fabric = self._fabric
+        if self._schedule is not None and self._schedule.wait(self, timeout_ms):
+            timeout_ms = 0
+        deadline = None if timeout_ms < 0 else fabric.now_ns + int(timeout_ms * 1_000_000)
+        while True:
+            if self._woken:
+                self._woken = False
+                return False
+            if self.has_news:
+                self._errors = 0
+                return True
+            due = fabric.next_event_ns
+            if deadline is not None and (due is None or due > deadline):
+                fabric.now_ns = deadline
+                return False
+            if not fabric.step():
+                raise RdmaError(
+                    "this wait would last for ever: nothing is left to happen in the network",
+                    hint="wait with a timeout, or post something first",
+                )
+
+    def fileno(self) -> int:
+        self._check()
+        if self._event_fd < 0:
+            self._event_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        return self._event_fd
+
+    def arm(self) -> bool:
+        try:
+            os.eventfd_read(self.fileno())
+        except BlockingIOError:
+            pass
+        self._armed = True
+        there = self.has_news
+        self._errors = 0
+        return there
+
+    def wake(self) -> None:
+        self._check()
+        self._woken = True
+        self._signal()
+        if self._schedule is not None:
+            self._schedule.signalled(self)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        if any(not qp.closed for qp in self._users):
+            raise RdmaError(
+                "the completion queue still serves queue pairs", hint="close the queue pairs first"
+            )
+        self._closed = True
+        if self._event_fd >= 0:
+            os.close(self._event_fd)
+            self._event_fd = -1
+
+    def _check(self) -> None:
+        self.process.check()
+        if self._fabric.failure is not None:
+            raise self._fabric.failure
+        if self._closed:
+            raise ClosedError("the completion queue is closed", hint="create another")
 
 
 class SimQueuePair(QueuePair):
@@ -80,27 +258,30 @@ class SimQueuePair(QueuePair):
 
     def __init__(
         self,
-        domain: SimProtectionDomain,
+        fabric: SimFabric,
+        process: SimProcess,
+        regions: SimRegions,
         send_cq: SimCompletionQueue,
         recv_cq: SimCompletionQueue,
         max_send_wr: int,
         max_recv_wr: int,
         max_send_bytes: int,
         rnr_timeout_ms: float,
+        on_close: Callable[[SimQueuePair], None],
     ) -> None:
-        network = domain._device._network
-        network._last_qp_num += 1
-        super().__init__(network._last_qp_num, send_cq, recv_cq)
-        self._domain = domain
-        self._device = domain._device
-        self._network = network
+        super().__init__(fabric.new_qp_num(), send_cq, recv_cq)
+        self._fabric = fabric
+        self._process = process
+        self._regions = regions
+        self._on_close = on_close
+        self._queues = (send_cq, recv_cq)
         self._limits = (max_send_wr, max_recv_wr, max_send_bytes)
         self._rnr_timeout_ns = int(rnr_timeout_ms * 1_000_000)
         self._state = State.INIT
-        self._token = network.random.randbytes(16)
+        self._token = fabric.random.randbytes(16)
         self._expected: bytes | None = None
         self._peer: SimQueuePair | None = None
-        self._closed = False
+        self.closed = False
         self._dead = False
         self._requests: deque[_Request] = deque()  # posted, not executed
         self._executed: deque[_Request] = deque()  # executed, not completed
@@ -108,9 +289,9 @@ class SimQueuePair(QueuePair):
         self._send_outstanding = 0
         self._recv_outstanding = 0
         self._pumping = False
-        network._qps[self._token] = self
-        send_cq._users.add(self)
-        recv_cq._users.add(self)
+        fabric.endpoints[self._token] = self
+        send_cq.attach(self)
+        recv_cq.attach(self)
 
     # -- connection --------------------------------------------------------------------------------
     @property
@@ -134,8 +315,8 @@ class SimQueuePair(QueuePair):
                 f"queue pair {self.qp_num} was connected before",
                 hint="create another; a queue pair connects once",
             )
-        peer = self._network._qps.get(peer_address[4:])
-        if peer is None or peer._closed or peer._dead:
+        peer = self._fabric.endpoints.get(peer_address[4:])
+        if peer is None or peer.closed or peer._dead:
             raise TransportError(
                 "the peer's queue pair is not on this network", hint="ask for a new address"
             )
@@ -143,10 +324,11 @@ class SimQueuePair(QueuePair):
         if not active:
             return
         if peer._expected != self._token or peer._state != State.INIT:
-            self._fail()
+            self.fail()
             raise TransportError(
-                f"queue pair {peer.qp_num} refused the connection: it expects another peer or was connected",
-                hint="exchange addresses anew and connect the passive side first",
+                f"queue pair {peer.qp_num} refused the connection: it expects another peer or was"
+                " connected",
+                hint="exchange new addresses and connect the passive side first",
             )
         self._peer, peer._peer = peer, self
         self._state = peer._state = State.RTS
@@ -164,25 +346,11 @@ class SimQueuePair(QueuePair):
         arg0: int,
         arg1: int,
     ) -> None:
-        self._device._check_process()
-        max_send_wr, max_recv_wr, max_send_bytes = self._limits
+        self._process.check()
         if op == "recv":
-            if self._state not in (State.INIT, State.RTS):
-                raise QueuePairError(
-                    f"queue pair {self.qp_num} is in error", hint="open a new connection"
-                )
-            if self._recv_outstanding >= max_recv_wr:
-                raise QueueFullError(
-                    f"the receive queue of queue pair {self.qp_num} is full",
-                    hint="poll completions first",
-                )
-            self._recv_outstanding += 1
-            self._receives.append(
-                _Receive(
-                    wr_id, local_address, lkey, length, self._checksum(local_address, lkey, length)
-                )
-            )
+            self._post_recv(wr_id, local_address, lkey, length)
             return
+        max_send_wr, _, max_send_bytes = self._limits
         if self._state != State.RTS:
             raise QueuePairError(
                 f"queue pair {self.qp_num} is not connected", hint="open a new connection"
@@ -200,142 +368,182 @@ class SimQueuePair(QueuePair):
                 "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
             )
         request = _Request(op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1)
-        region = self._domain._find(
+        region = self._regions.find(
             lkey, local_address, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
         )
         if region is not None and length:
-            if op in _FILLS_LOCAL and self._network.faults.poison:
-                region._view(local_address, length)[:] = self._network.random.randbytes(length)
-            request.checksum = zlib.crc32(region._view(local_address, length))
+            if op in _FILLS_LOCAL and self._fabric.faults.poison:
+                region.view(local_address, length)[:] = self._fabric.random.randbytes(length)
+            request.checksum = zlib.crc32(region.view(local_address, length))
         self._send_outstanding += 1
         self._requests.append(request)
-        self._pump(self._network._delay())
+        self._pump(self._fabric.delay())
+
+    def _post_recv(self, wr_id: int, local_address: int, lkey: int, length: int) -> None:
+        if self._state not in (State.INIT, State.RTS):
+            raise QueuePairError(
+                f"queue pair {self.qp_num} is in error", hint="open a new connection"
+            )
+        if self._recv_outstanding >= self._limits[1]:
+            raise QueueFullError(
+                f"the receive queue of queue pair {self.qp_num} is full",
+                hint="poll completions first",
+            )
+        self._recv_outstanding += 1
+        checksum = self._checksum(local_address, lkey, length)
+        self._receives.append(_Receive(wr_id, local_address, lkey, length, checksum))
 
     def _checksum(self, address: int, lkey: int, length: int) -> int | None:
-        region = self._domain._find(lkey, address, length, 0) if length else None
-        return None if region is None else zlib.crc32(region._view(address, length))
+        region = self._regions.find(lkey, address, length, 0) if length else None
+        return None if region is None else zlib.crc32(region.view(address, length))
 
     def _unchanged(self, what: str, item: _Request | _Receive) -> None:
         if item.checksum is not None and item.length:
             now = self._checksum(item.local, item.lkey, item.length)
             if now is not None and now != item.checksum:
-                self._network._fail(
-                    f"the local buffer of {what} {item.wr_id} on queue pair {self.qp_num} changed before its completion"
+                self._fabric.fail(
+                    f"the local buffer of {what} {item.wr_id} on queue pair {self.qp_num} changed"
+                    " before its completion"
                 )
 
     # -- execution ---------------------------------------------------------------------------------
     def _pump(self, delay_ns: int) -> None:
         if not self._pumping and self._requests:
             self._pumping = True
-            self._network.call_later(delay_ns, self._execute)
+            self._fabric.call_later(delay_ns, self._execute)
 
     def _execute(self) -> None:
+        """The next request leaves: it is lost, waits for its receiver, or is performed."""
         self._pumping = False
         if self._state != State.RTS or not self._requests:
             return
-        request, peer, network = self._requests[0], self._peer, self._network
+        request, peer, fabric = self._requests[0], self._peer, self._fabric
         assert peer is not None
         self._unchanged(request.op, request)
         needs_receive = request.op in ("send", "write_imm")
-        if peer._device is not self._device and network._chance(
-            network.faults.disconnect
-        ):  # a loopback has no wire to lose
-            if network.random.random() < 0.5 and (peer._receives or not needs_receive):
+        # A loopback has no wire to lose.
+        if peer._process is not self._process and fabric.chance(fabric.faults.disconnect):
+            if fabric.random.random() < 0.5 and (peer._receives or not needs_receive):
                 self._perform(request, peer)  # it happened, but nobody is told
             self._complete_head(request, Status.RETRY_EXC_ERR)
             return
-        if needs_receive:
-            if request.rnr_deadline is None and network._chance(network.faults.rnr):
-                request.receiver_slow_until = network.now_ns + network.random.randint(
-                    0, 2 * max(1, self._rnr_timeout_ns)
-                )
-            if request.rnr_deadline is None:
-                request.rnr_deadline = network.now_ns + self._rnr_timeout_ns
-            if not peer._receives or network.now_ns < request.receiver_slow_until:
-                if network.now_ns >= request.rnr_deadline:
-                    self._complete_head(request, Status.RNR_RETRY_EXC_ERR)
-                else:
-                    self._pump(min(RNR_RETRY_NS, request.rnr_deadline - network.now_ns))
-                return
-        hold = self.qp_num in network._hold_next and request.op in _REMOTE_NEED
+        if needs_receive and not self._receiver_ready(request, peer):
+            return
+        hold = self.qp_num in fabric.hold_next and request.op in _REMOTE_NEED
         torn = (
             request.op in ("read", "write", "write_imm")
             and request.length > 1
-            and (hold or network._chance(network.faults.tear))
+            and (hold or fabric.chance(fabric.faults.tear))
         )
         if hold:
-            network._hold_next.discard(self.qp_num)
+            fabric.hold_next.discard(self.qp_num)
         status = self._perform(request, peer, torn=torn, held=hold)
         if status is not None:
             self._complete_head(request, status)
 
+    def _receiver_ready(self, request: _Request, peer: SimQueuePair) -> bool:
+        """Whether the peer can take this request now.  If not, it is tried again later, or has
+        completed with WC_RNR_RETRY_EXC_ERR."""
+        fabric = self._fabric
+        if request.rnr_deadline is None:
+            if fabric.chance(fabric.faults.rnr):
+                request.receiver_slow_until = fabric.now_ns + fabric.random.randint(
+                    0, 2 * max(1, self._rnr_timeout_ns)
+                )
+            request.rnr_deadline = fabric.now_ns + self._rnr_timeout_ns
+        if peer._receives and fabric.now_ns >= request.receiver_slow_until:
+            return True
+        if fabric.now_ns >= request.rnr_deadline:
+            self._complete_head(request, Status.RNR_RETRY_EXC_ERR)
+        else:
+            self._pump(min(RNR_RETRY_NS, request.rnr_deadline - fabric.now_ns))
+        return False
+
     def _perform(
         self, request: _Request, peer: SimQueuePair, *, torn: bool = False, held: bool = False
     ) -> int | None:
-        """Carry out the request; its status, or None: its second half is in flight and completes
-        it."""
+        """Carry out the request; its status.  None: its second half is in flight, and completes the
+        request when it lands."""
         op, length = request.op, request.length
         local = target = None
         if length:
-            local = self._domain._find(
+            local = self._regions.find(
                 request.lkey, request.local, length, Access.LOCAL_WRITE if op in _FILLS_LOCAL else 0
             )
             if local is None:
                 return Status.LOC_PROT_ERR
             if op != "send":
-                target = peer._domain._find(request.rkey, request.remote, length, _REMOTE_NEED[op])
+                target = peer._regions.find(request.rkey, request.remote, length, _REMOTE_NEED[op])
                 if target is None:
                     return Status.REM_ACCESS_ERR
         if op == "send":
-            return peer._deliver_send(bytes(local._view(request.local, length)) if local else b"")
+            return peer._deliver_send(bytes(local.view(request.local, length)) if local else b"")
         if local is None or target is None:  # nothing to move
             return self._arrive(request, peer)
-        there, here = target._view(request.remote, length), local._view(request.local, length)
+        there, here = target.view(request.remote, length), local.view(request.local, length)
         if op in ("fetch_add", "compare_swap"):
-            (old,) = _U64.unpack(there)
-            if op == "fetch_add":
-                there[:] = _U64.pack((old + request.arg0) % 2**64)
-            elif old == request.arg0:
-                there[:] = _U64.pack(request.arg1)
-            self._land(request, here, _U64.pack(old))
+            self._perform_atomic(request, there, here)
             return Status.SUCCESS
+        if torn:
+            self._perform_torn(request, peer, local, target, held)
+            return None
+        if op == "read":
+            self._land(request, here, bytes(there))
+        else:
+            there[:] = here
+        return self._arrive(request, peer)
+
+    def _perform_atomic(self, request: _Request, there: memoryview, here: memoryview) -> None:
+        (old,) = _U64.unpack(there)
+        if request.op == "fetch_add":
+            there[:] = _U64.pack((old + request.arg0) % 2**64)
+        elif old == request.arg0:
+            there[:] = _U64.pack(request.arg1)
+        self._land(request, here, _U64.pack(old))
+
+    def _perform_torn(
+        self,
+        request: _Request,
+        peer: SimQueuePair,
+        local: SimMemoryRegion,
+        target: SimMemoryRegion,
+        held: bool,
+    ) -> None:
+        """The first half of a READ or WRITE now, the second half after a delay, or when it is
+        released if it is `held`."""
+        op, length = request.op, request.length
+        there, here = target.view(request.remote, length), local.view(request.local, length)
         source, destination = (there, here) if op == "read" else (here, there)
-        cut = length // 2 if torn else length
-        first, rest = bytes(source[:cut]), bytes(source[cut:])
+        middle = length // 2
+        first, rest = bytes(source[:middle]), bytes(source[middle:])
         if op != "read":
-            destination[:cut] = first
-        if not torn:
-            if op == "read":
-                self._land(request, here, first)
-            return self._arrive(request, peer)
+            destination[:middle] = first
 
         def finish() -> None:
             alive = self._state == State.RTS
             if op == "read" and alive and not local.ended:
-                self._land(request, here, first + bytes(source[cut:]))
+                self._land(request, here, first + bytes(source[middle:]))
             elif op != "read" and held and not self._dead:
-                destination[cut:] = (
-                    rest  # a hung process goes on with its copy whatever happened meanwhile
-                )
+                # A hung process goes on with its copy, whatever happened meanwhile.
+                destination[middle:] = rest
             elif op != "read" and alive:
                 self._unchanged(op, request)
-                destination[cut:] = rest
+                destination[middle:] = rest
             if alive:
                 self._pumping = False
                 self._complete_head(request, self._arrive(request, peer))
 
         half = Half(target, finish, held)
-        self._network._halves.append(half)
+        fabric = self._fabric
+        fabric.halves.append(half)
         self._pumping = True  # nothing of this queue pair overtakes it
         if not held:
-            self._network.call_later(self._network._delay(), lambda: self._network._finish(half))
-        return None
+            fabric.call_later(fabric.delay(), lambda: fabric.finish(half))
 
     def _arrive(self, request: _Request, peer: SimQueuePair) -> int:
         if request.op == "write_imm":
-            if (
-                not peer._receives
-            ):  # the peer went, and its receives were flushed, between the halves of this request
+            # The peer may have gone, and its receives been flushed, between the halves.
+            if not peer._receives:
                 return Status.RETRY_EXC_ERR
             peer._deliver(Opcode.RECV_RDMA_WITH_IMM, request.length, request.arg0 & 0xFFFFFFFF)
         return Status.SUCCESS
@@ -347,7 +555,7 @@ class SimQueuePair(QueuePair):
     def _deliver(self, opcode: int, length: int, imm: int | None) -> None:
         receive = self._receives.popleft()
         self._unchanged("RECV", receive)
-        self._device._counters["receives"] += 1
+        self._process.counters["receives"] += 1
         self._push_recv(
             WorkCompletion(receive.wr_id, Status.SUCCESS, opcode, length, imm, self.qp_num)
         )
@@ -359,19 +567,19 @@ class SimQueuePair(QueuePair):
             self._receives.popleft()
             return self._refuse(receive, Status.LOC_LEN_ERR)
         if data:
-            region = self._domain._find(receive.lkey, receive.local, len(data), Access.LOCAL_WRITE)
+            region = self._regions.find(receive.lkey, receive.local, len(data), Access.LOCAL_WRITE)
             if region is None:
                 self._receives.popleft()
                 return self._refuse(receive, Status.LOC_PROT_ERR)
             self._unchanged("RECV", receive)
             receive.checksum = None
-            region._view(receive.local, len(data))[:] = data
+            region.view(receive.local, len(data))[:] = data
         self._deliver(Opcode.RECV, len(data), None)
         return Status.SUCCESS
 
     def _refuse(self, receive: _Receive, status: int) -> int:
         self._push_recv(WorkCompletion(receive.wr_id, status, Opcode.RECV, 0, None, self.qp_num))
-        self._fail()
+        self.fail()
         return Status.REM_INV_REQ_ERR
 
     # -- completion --------------------------------------------------------------------------------
@@ -380,14 +588,14 @@ class SimQueuePair(QueuePair):
         self._executed.append(request)
         if status == Status.SUCCESS:
             self._count(request)
-        self._network.call_later(self._network._delay(), lambda: self._complete(request, status))
+        self._fabric.call_later(self._fabric.delay(), lambda: self._complete(request, status))
         if status == Status.SUCCESS:
-            self._pump(self._network._delay())
+            self._pump(self._fabric.delay())
         else:
-            self._fail(keep=request)
+            self.fail(keep=request)
 
     def _complete(self, request: _Request, status: int) -> None:
-        """Completions leave in order: one that became due too early takes those before it along."""
+        """Completions leave in order: one that is due too early delivers those before it first."""
         while request in self._executed:
             head = self._executed.popleft()
             if not self._dead:
@@ -399,7 +607,7 @@ class SimQueuePair(QueuePair):
             self._send_outstanding -= 1
 
         length = request.length if status == Status.SUCCESS else 0
-        self.send_cq._push(
+        self._queues[0].push(
             WorkCompletion(request.wr_id, status, _OPCODES[request.op], length, None, self.qp_num),
             polled,
         )
@@ -408,10 +616,10 @@ class SimQueuePair(QueuePair):
         def polled() -> None:
             self._recv_outstanding -= 1
 
-        self.recv_cq._push(completion, polled)
+        self._queues[1].push(completion, polled)
 
     def _count(self, request: _Request) -> None:
-        counters = self._device._counters
+        counters = self._process.counters
         if request.op == "read":
             counters["reads"] += 1
             counters["read_bytes"] += request.length
@@ -422,7 +630,7 @@ class SimQueuePair(QueuePair):
             counters["sends" if request.op == "send" else "atomics"] += 1
 
     # -- the end -----------------------------------------------------------------------------------
-    def _fail(self, keep: _Request | None = None) -> None:
+    def fail(self, keep: _Request | None = None) -> None:
         """To ERROR: flush what is outstanding; the peer follows after a delay."""
         if self._state == State.ERROR:
             return
@@ -442,37 +650,35 @@ class SimQueuePair(QueuePair):
                         receive.wr_id, Status.WR_FLUSH_ERR, Opcode.RECV, 0, None, self.qp_num
                     )
                 )
-            for cq in {id(self.send_cq): self.send_cq, id(self.recv_cq): self.recv_cq}.values():
-                cq._errors += 1
-                cq._signal()
+            for cq in dict.fromkeys(self._queues):
+                cq.ended()
 
         if keep is None:
             flush()
-        else:  # behind the completion that failed
-            self._network.call_later(self._network.faults.delay_ns[1] + 1, flush)
+        else:  # after the completion that failed
+            self._fabric.call_later(self._fabric.faults.delay_ns[1] + 1, flush)
         if self._peer is not None:
-            self._network.call_later(self._network._delay(), self._peer._fail)
+            self._fabric.call_later(self._fabric.delay(), self._peer.fail)
 
-    def _die(self) -> None:
+    def die(self) -> None:
         self._dead = True
         self._requests.clear()
         self._receives.clear()
         self._executed.clear()
-        self._fail()
-        self._closed = True
+        self.fail()
+        self.closed = True
 
     def close(self) -> None:
-        if self._closed:
+        if self.closed:
             return
-        self._closed = True
-        if self._device._forked():
+        self.closed = True
+        if self._process.forked:
             return
-        self._fail()
-        self._network._qps.pop(self._token, None)
-        self._domain._qps.discard(self)
-        self._device._qps.discard(self)
+        self.fail()
+        self._fabric.endpoints.pop(self._token, None)
+        self._on_close(self)
 
     def _check(self) -> None:
-        self._device._check_process()
-        if self._closed:
+        self._process.check()
+        if self.closed:
             raise QueuePairError(f"queue pair {self.qp_num} is closed", hint="create another")
