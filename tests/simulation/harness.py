@@ -334,10 +334,60 @@ class SimEnvironment(Environment):
         simulation = self._simulation
         actor = simulation.actor
         if actor is None:
-            return simulation.network.device("client")
+            return simulation.network.device("client", ActorSchedule(simulation))
         if actor.device is None:
-            actor.device = simulation.network.device(actor.name)
+            actor.device = simulation.network.device(actor.name, ActorSchedule(simulation))
         return actor.device
+
+
+class ActorSchedule:
+    """Where a client would wait for a completion its actor gives way."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+
+    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
+        simulation = self._simulation
+        if simulation.actor is None or simulation.busy:
+            return False
+        until = simulation.network.now_ns + int(timeout_ms * 1e6) if timeout_ms >= 0 else None
+        if until is not None:
+            simulation.network.call_later(int(timeout_ms * 1e6), lambda: None)
+        simulation.give_way(
+            lambda: (
+                queue.has_news
+                or queue.woken
+                or (until is not None and simulation.network.now_ns >= until)
+            )
+        )
+        return True
+
+    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
+        simulation = self._simulation
+        if queue not in simulation.spun_on or simulation.actor is None:
+            return False
+        simulation.give_way(lambda: queue.has_news)
+        return True
+
+    def signalled(self, queue: SimCompletionQueue) -> None:
+        """The actor looks for itself."""
+
+
+class BrokerSchedule:
+    """The broker's worker is stepped soon after a completion arrives.  Its event loop waits for its
+    own RNIC by stepping the network."""
+
+    def __init__(self, soon: Callable[[], None]) -> None:
+        self._soon = soon
+
+    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
+        return False
+
+    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
+        return False
+
+    def signalled(self, queue: SimCompletionQueue) -> None:
+        self._soon()
 
 
 class SimSession:
@@ -484,23 +534,15 @@ class SimAccessManager(AccessManager):
         def soon() -> None:
             network.call_later(network.random.randint(0, simulation.worker_delay_ns), step)
 
-        class WakingQueue(SimCompletionQueue):
-            def _push(self, completion: Any, polled: Any) -> None:
-                super()._push(completion, polled)
-                soon()
-
-            def wake(self) -> None:
-                soon()
-
         engine.transport, engine.device, engine._thread, engine._loopback = (
             transport,
-            network.device("broker"),
+            network.device("broker", BrokerSchedule(soon)),
             None,
             None,
         )
         engine.messages = None
-        engine.recv_cq = WakingQueue(engine.device, 1 << 16)
-        engine.send_cq = WakingQueue(engine.device, 1 << 16)
+        engine.recv_cq = engine.device.create_cq(1 << 16)
+        engine.send_cq = engine.device.create_cq(1 << 16)
         engine.worker = ProduceWorker(
             engine.recv_cq, engine.send_cq, on_cut=lambda q, reason: self._later(self._finish_cut, transport, q, reason),
             on_append=self._appended, on_head=lambda head: self._later(self.produce.on_head, head),
@@ -590,8 +632,6 @@ class Simulation:
         )
         for module in (kdirect.client.produce_paths, kdirect.client.tcp_append):
             monkeypatch.setattr(module, "Attempt", SimAttempt)
-        monkeypatch.setattr(SimCompletionQueue, "wait", self._wait_on(SimCompletionQueue.wait))
-        monkeypatch.setattr(SimCompletionQueue, "poll", self._poll_on(SimCompletionQueue.poll))
         self._open()
 
     def _open(self) -> None:
@@ -631,37 +671,6 @@ class Simulation:
         self.give_way(lambda: ready() or self.network.now_ns >= until)
         return ready()
 
-    def _wait_on(self, plain: Callable[..., bool]) -> Callable[..., bool]:
-        simulation = self
-
-        def wait(queue: SimCompletionQueue, timeout_ms: float = -1, spin_us: float = 0) -> bool:
-            if simulation.actor is None or simulation.busy or queue._device.name == "broker":
-                return plain(queue, timeout_ms, spin_us)
-            until = simulation.network.now_ns + int(timeout_ms * 1e6) if timeout_ms >= 0 else None
-            if until is not None:
-                simulation.network.call_later(int(timeout_ms * 1e6), lambda: None)
-            simulation.give_way(
-                lambda: (
-                    bool(queue._ready or queue._errors or queue._woken)
-                    or (until is not None and simulation.network.now_ns >= until)
-                )
-            )
-            return plain(queue, 0, 0)
-
-        return wait
-
-    def _poll_on(self, plain: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-        simulation = self
-
-        def poll(queue: SimCompletionQueue, n: int = 16) -> list[Any]:
-            found = plain(queue, n)
-            if found or queue not in simulation.spun_on or simulation.actor is None:
-                return found
-            simulation.give_way(lambda: bool(queue._ready or queue._errors))
-            return plain(queue, n)
-
-        return poll
-
     def execute(self, call: Callable[[], Any]) -> Any:
         """Something that the broker's event loop does in one go."""
         self.busy += 1
@@ -679,10 +688,8 @@ class Simulation:
             if ready():
                 return
             runnable = [a for a in self.actors if a.runnable]
-            soon = (
-                bool(self.network._events)
-                and self.network._events[0][0] <= self.network.now_ns + SLOWEST_NS
-            )
+            due = self.network.next_event_ns
+            soon = due is not None and due <= self.network.now_ns + SLOWEST_NS
             if runnable and (not soon or self.random.random() < 0.5):
                 self.random.choice(runnable).resume()
             elif not self.network.step():
