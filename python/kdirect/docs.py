@@ -1,9 +1,9 @@
 """Reference pages written from the tables: ``python -m kdirect.docs DIR`` writes options.md,
 metrics.md and errors.md.
 
-Owns the form of these pages, none of their words: a row's help text is its documentation.  Reads
-options.py, metrics.py and errors.py, and nothing else of kdirect.  A test fails when the pages in
-docs/ are not what this module writes.
+This module owns the form of these pages and none of their words: the help text of a row is its
+documentation.  It reads options.py, metrics.py and errors.py, and nothing else of kdirect.  A test
+fails when the pages in docs/ differ from what this module writes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import inspect
 import sys
+import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -63,7 +64,7 @@ def _kind(row: Option) -> str:
         "long": "integer",
         "float": "number",
         "bool": "true or false",
-        "list": "list, by commas",
+        "list": "list, separated by commas",
         "ms": "milliseconds",
         "bytes": "bytes (k, m, g)",
     }[row.kind]
@@ -73,7 +74,7 @@ def _kind(row: Option) -> str:
 
 
 def _meaning(row: Option) -> str:
-    return f"{row.help} Nothing else: {row.why}." if row.why else row.help
+    return f"{row.help} No other value is accepted: {row.why}." if row.why else row.help
 
 
 def _named(row: Option) -> str:
@@ -92,12 +93,13 @@ def render_options(tables: Iterable[Options] | None = None) -> str:
     text = [
         "# Options\n",
         _WRITTEN.format(source="options.py"),
-        "An unknown name is an error that names the nearest known one. Names after the first are aliases.\n",
+        "An unknown name is an error that names the nearest known one.\n"
+        "Names after the first are aliases.\n",
     ]
     for table in tables:
         text.append(f"## {table.title}\n")
         if table.ignore_case:
-            text.append("Names are matched in any case.\n")
+            text.append("The case of names does not matter.\n")
         text.append(
             _table(
                 ("option", "value", "default", "meaning"),
@@ -112,11 +114,11 @@ def render_metrics() -> str:
     text = [
         "# Metrics\n",
         _WRITTEN.format(source="metrics.py"),
-        "The keys of what `statistics()` methods return.\n",
+        "Each table lists the keys of the dict that one `statistics()` method returns.\n",
     ]
     for room in dict.fromkeys(m.room for m in metrics.METRICS):
         text.append(f"## {room}\n")
-        text.append(f"{metrics.ROOMS[room]}\n")
+        text.append(textwrap.fill(metrics.ROOMS[room], 100) + "\n")
         text.append(
             _table(
                 ("metric", "unit", "meaning"),
@@ -127,7 +129,7 @@ def render_metrics() -> str:
 
 
 def error_classes() -> list[type[KdirectError]]:
-    """Every class of the tree, parents before children, siblings in order of definition."""
+    """Every class of the tree: parents before children, siblings in order of definition."""
     members = [
         c for c in vars(errors).values() if inspect.isclass(c) and issubclass(c, KdirectError)
     ]
@@ -154,8 +156,9 @@ def render_errors() -> str:
         [
             "# Errors\n",
             _WRITTEN.format(source="errors.py"),
-            "Every exception that kdirect raises on purpose is a `KdirectError`; an indented one is a kind of the one above it. "
-            "Retriable: the same call may succeed later without a change by the user.\n",
+            "Every exception that kdirect raises on purpose is a `KdirectError`.\n"
+            "An indented class is a subclass of the one above it.\nRetriable: the same call may succeed later "
+            "without a change by the user.\n",
             _table(("error", "retriable", "meaning"), rows),
         ]
     )
@@ -171,7 +174,7 @@ def pages() -> dict[str, str]:
 
 
 def stale(directory: Path) -> str:
-    """A diff from what lies in `directory` to what would be written; empty when it is fresh."""
+    """A diff from the pages in `directory` to those that would be written; empty when equal."""
     out = []
     for name, text in pages().items():
         path = directory / name
@@ -186,7 +189,7 @@ def stale(directory: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
-    """Write the pages into the directory named."""
+    """Write the pages into the directory that the one argument names."""
     if len(arguments) != 1:
         raise ConfigError(
             "kdirect.docs takes one argument, the directory to write to",

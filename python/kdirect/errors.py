@@ -1,15 +1,15 @@
 """The one tree of errors.
 
-Every exception that kdirect raises on purpose is a `KdirectError`.  A message names the thing;
-`hint` says what to do about it and is printed behind the message.  `retriable` tells callers
-whether the same call may succeed later without a change by the user.
+Every exception that kdirect raises on purpose is a `KdirectError`.  The message names the thing
+that failed.  `hint` says what to do about it and is printed after the message.  `retriable` is True
+when the same call may succeed later without a change by the user.
 """
 
 from __future__ import annotations
 
 
 class KdirectError(Exception):
-    """Root.  ``str()`` is ``message; hint``."""
+    """The root of all errors.  ``str()`` returns ``message; hint``."""
 
     retriable = False
 
@@ -22,7 +22,7 @@ class KdirectError(Exception):
         return f"{self.message}; {self.hint}" if self.hint else self.message
 
     def __reduce__(self) -> tuple:
-        # Exceptions cross process borders in Spark: keep the hint.
+        # Spark pickles exceptions to carry them between processes: keep the hint.
         return (_rebuild, (type(self), self.message, self.hint, self.__dict__.copy()))
 
 
@@ -34,33 +34,33 @@ def _rebuild(cls: type[KdirectError], message: str, hint: str, state: dict) -> K
 
 
 class ConfigError(KdirectError, ValueError):
-    """An option, property or argument is unknown, missing, or has a value it may not have."""
+    """An option, property or argument is unknown, missing, or has a value that is not allowed."""
 
 
 class TopicCollisionError(ConfigError):
-    """A topic's name differs from that of another only in '.' and '_', which Kafka's metrics do not
-    tell apart."""
+    """A topic's name differs from an existing one only in '.' and '_', which Kafka's metrics cannot
+    distinguish."""
 
 
 class FormatError(KdirectError, ValueError):
-    """Bytes that are not what their format says."""
+    """Bytes do not follow their format."""
 
 
 class CorruptBatchError(FormatError):
-    """A record batch whose frame, CRC, place in the log or records are broken."""
+    """The frame, the CRC, the place in the log or the records of a record batch are wrong."""
 
 
 class BatchTooLargeError(CorruptBatchError):
-    """A record batch that stands for more than its reader takes (`max.batch.bytes`); it may be
-    sound."""
+    """A record batch is larger, after decompression, than its reader accepts (`max.batch.bytes`).
+    The batch itself may be valid."""
 
 
 class UnsupportedFormatError(FormatError):
-    """Well-formed, but of a version or codec that this build does not read."""
+    """The bytes are well-formed, but of a version or codec that this build cannot read."""
 
 
 class ProtocolError(KdirectError):
-    """A peer broke the Kafka protocol or kdirect's access protocol."""
+    """A peer violated the Kafka protocol or kdirect's access protocol."""
 
 
 class RdmaError(KdirectError):
@@ -74,17 +74,17 @@ class QueueFullError(RdmaError):
 
 
 class QueuePairError(RdmaError):
-    """The queue pair is not connected, in error, or its peer has gone."""
+    """The queue pair is not connected, is in the error state, or its peer has gone."""
 
     retriable = True
 
 
 class TransportError(KdirectError):
-    """No usable transport, or the one demanded cannot be had."""
+    """No transport is usable, or the one that was required is not available."""
 
 
 class LogError(KdirectError):
-    """The log could not do what was asked."""
+    """The log could not carry out a request."""
 
 
 class CorruptLogError(LogError):
@@ -92,7 +92,7 @@ class CorruptLogError(LogError):
 
 
 class StorageFullError(LogError):
-    """No space for a new segment."""
+    """There is no space for a new segment."""
 
     retriable = True
 
@@ -102,11 +102,11 @@ class OffsetOutOfRangeError(LogError):
 
 
 class DataLossError(KdirectError):
-    """Records that a query counted on are gone (`failOnDataLoss`)."""
+    """Records that a query still had to read are gone (`failOnDataLoss`)."""
 
 
 class BrokerError(KdirectError):
-    """The broker answered with an error.  `code` is Kafka's error code, `name` its name."""
+    """The broker answered with an error.  `code` is Kafka's error code and `name` is its name."""
 
     def __init__(
         self,
@@ -134,19 +134,19 @@ class UnknownTopicError(KdirectError):
 
 
 class TopicExistsError(KdirectError):
-    """A topic of that name exists."""
+    """A topic with that name exists already."""
 
 
 class AccessDeniedError(KdirectError):
-    """The broker refuses the access asked for (an exclusive holder exists, or it is switched off)."""
+    """The broker refuses access: another producer holds it exclusively, or it is switched off."""
 
     retriable = True
     held = False  # another RDMA producer has it
 
 
 class RefusedError(KdirectError):
-    """Within the broker: a request for access is answered with the protocol's error `code`; clients
-    raise what they make of it."""
+    """Inside the broker only: the answer to a request for access is the protocol's error `code`.
+    Clients raise the error that corresponds to the code."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -157,13 +157,13 @@ class RefusedError(KdirectError):
 
 
 class RevokedError(KdirectError):
-    """Access was revoked while requests were under way: they were not committed."""
+    """Access was revoked while requests were in flight; they were not committed."""
 
     retriable = True
 
 
 class DeliveryError(KdirectError):
-    """A record could not be delivered.  Says whether it may have been committed."""
+    """A record could not be delivered.  `maybe_committed` says whether it may be in the log."""
 
     def __init__(self, message: str, *, hint: str = "", maybe_committed: bool = False) -> None:
         super().__init__(message, hint=hint)
@@ -171,21 +171,21 @@ class DeliveryError(KdirectError):
 
 
 class BufferFullError(KdirectError, BufferError):
-    """A producer has no room for another record: too much is not acknowledged.  The record was not
-    taken."""
+    """A producer has no room for another record because too many are not acknowledged.  The record
+    was not accepted."""
 
     retriable = True
 
 
 class ShimError(KdirectError):
-    """The JVM shim cannot be had here; Spark reads rows instead of columns."""
+    """The JVM shim is not available; Spark reads rows instead of columns."""
 
 
 class ClosedError(KdirectError):
-    """The object was closed."""
+    """The object is closed."""
 
 
 class TimedOutError(KdirectError, TimeoutError):
-    """The time allowed ran out."""
+    """The time limit was exceeded."""
 
     retriable = True

@@ -1,7 +1,7 @@
 """The one table of options: broker properties, client settings and Spark options.
 
-Law: every knob a user can turn is a row here; parsing, defaults, checks and the pages in docs/ come
-from the row.  An unknown name is an error that names the nearest known one.
+Law: every option that a user can set is a row here.  Parsing, defaults, checks and the pages in
+docs/ come from the row.  An unknown name is an error that names the nearest known one.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from kdirect.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One row.  `kind` is one of str, int, long, float, bool, list, ms, bytes, enum.  `default`
-    None means none (required where `required`).  `choices` for enum.  `low`/`high` bound numbers
-    (inclusive); integers have at most 64 bits.
+    """One row of a table.
 
-    `only` is the one value that may be given, where Kafka knows others, and `why` the reason, which
-    the refusal tells.  `synonym` is the broker's property of the same meaning, which is the default
-    of a topic's."""
+    `kind` is one of str, int, long, float, bool, list, ms, bytes, enum.  A `default` of None means
+    that there is no value unless one is given, which `required` demands.  `choices` are the values
+    of an enum.  `low` and `high` bound numbers, both inclusive; integers have at most 64 bits.
+
+    `only` is the one accepted value of a property for which Kafka knows more, and `why` is the
+    reason, which the error for another value states.  `synonym` of a topic's property is the
+    broker's property of the same meaning, whose value is the default."""
 
     name: str
     kind: str
@@ -40,7 +42,8 @@ class Option:
     synonym: str = ""
 
     def parse(self, value: Any) -> Any:
-        """The typed value of `value` (often a string); ConfigError names the option and the remedy."""
+        """The typed value of `value`, which is often a string.  Raises ConfigError, which names
+        the option and the remedy."""
         try:
             out = _PARSERS[self.kind](value)
         except (TypeError, ValueError) as e:
@@ -154,7 +157,7 @@ _PARSERS: dict[str, Callable[[Any], Any]] = {
 
 
 class Options:
-    """A table of rows, looked up by name (case as given, or any case with `ignore_case`)."""
+    """A table of rows, found by name; `ignore_case` accepts names in any case."""
 
     def __init__(self, title: str, rows: Iterable[Option], *, ignore_case: bool = False) -> None:
         self.title = title
@@ -171,7 +174,7 @@ class Options:
         return name.lower() if self.ignore_case else name
 
     def find(self, name: str) -> Option:
-        """The row of `name`; an unknown one is a ConfigError that names the nearest."""
+        """The row of `name`.  Raises ConfigError, with the nearest known name, if there is none."""
         row = self._by_name.get(self._fold(name))
         if row is None:
             near = difflib.get_close_matches(self._fold(name), self._by_name, n=1, cutoff=0.5)
@@ -184,12 +187,11 @@ class Options:
         return row
 
     def resolve(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """All options by row name: parsed values of `given`, defaults for the rest."""
+        """All options by row name: parsed values of `given`, and defaults for the rest."""
         out = {row.name: row.default for row in self.rows}
         for name, value in given.items():
             row = self.find(name)
-            # None where that is the default: as if it were not given (settings that were resolved
-            # before).
+            # Settings that were resolved before hold None for options that were not given.
             out[row.name] = None if value is None and row.default is None else row.parse(value)
         for row in self.rows:
             if row.required and out[row.name] is None:
@@ -209,206 +211,399 @@ def _must_preallocate(value: bool) -> bool:
 def _gzip_level(value: int) -> int:
     if value == 0:
         raise ConfigError(
-            "option compression.gzip.level: '0' is no level",
-            hint="give 1 to 9, or -1 for the usual one",
+            "option compression.gzip.level: '0' is not a level",
+            hint="give 1 to 9, or -1 for the default level",
         )
     return value
 
 
-# Rows stay dense, so that a table can be read as one.
+# The rows are dense so that a table can be read as a whole.
 # fmt: off
 BROKER = Options("Broker properties", (
     Option("rdma.produce", "bool", True, "Offer the RDMA produce path."),
     Option("rdma.consume", "bool", True, "Offer the RDMA consume path."),
-    Option("rdma.produce.hole.timeout.ms", "ms", 500, "How long requests to a shared head wait for one before them whose room was reserved and that has not been written, "
-           "until access to the head is revoked and the log is cut before it.", low=1, high=600_000),
-    Option("rdma.transports", "list", ["verbs", "shm"], "Transports offered for RDMA: `verbs` (an RNIC or soft-RoCE, opened when the first client asks for it), "
-           "`shm` (this host's memory). An empty list switches RDMA off."),
-    Option("rdma.bind.address", "str", None, "IP address whose RDMA device and GID to use, and at which clients reach the links of their queue pairs. "
-           "Default: the first listener's address, or the first active port."),
-    Option("rdma.device", "str", None, "RDMA device to use, such as mlx5_0. Default: chosen by the address."),
-    Option("rdma.gid.index", "int", -1, "Entry of the port's GID table to use; -1: the RoCE v2 one of the address.", low=-1, high=4095),
-    Option("rdma.link.port", "int", 0, "TCP port of the links by which queue pairs over verbs notice each other's end; 0: a free one.", low=0, high=65535),
-    Option("rdma.spin.us", "int", 50, "How long the produce worker spins after a request before it sleeps, in microseconds; 0 sleeps at once.", low=0, high=1_000_000),
-    Option("rdma.max.in.flight", "int", 1024, "Produce requests a client may have under way on one queue pair (receives kept posted).", low=1, high=16384),
-    Option("rdma.message.memory.bytes", "bytes", 32 << 20, "Registered memory for the requests of one client that SENDs them (`produce.path=send`): it bounds how many may be under "
-           "way, and their size.", low=65536, high=1 << 30),
-    Option("rdma.slots.per.consumer", "int", 1024, "Metadata slots of a consumer: partitions it can follow on one queue pair (64 bytes each).", low=1, high=1 << 20),
+    Option("rdma.produce.hole.timeout.ms", "ms", 500,
+           "How long requests on a shared head wait for an earlier request whose room is reserved "
+           "but whose bytes are not written. After that the broker revokes access to the head and "
+           "cuts the log before the missing request.", low=1, high=600_000),
+    Option("rdma.transports", "list", ["verbs", "shm"],
+           "Transports that the broker offers for RDMA: `verbs` (an RNIC or soft-RoCE device, "
+           "opened when the first client asks for it) and `shm` (memory of this host). An empty "
+           "list switches RDMA off."),
+    Option("rdma.bind.address", "str", None,
+           "IP address that selects the RDMA device and GID. Clients also reach the links of "
+           "their queue pairs at this address. Default: the first listener's address, or the "
+           "first active port."),
+    Option("rdma.device", "str", None,
+           "Name of the RDMA device, such as mlx5_0. Default: chosen by the address."),
+    Option("rdma.gid.index", "int", -1,
+           "Index into the port's GID table; -1 selects the RoCE v2 GID of the address.", low=-1,
+           high=4095),
+    Option("rdma.link.port", "int", 0,
+           "TCP port of the links through which each end of a verbs queue pair notices that the "
+           "other has gone; 0 takes any free port.", low=0, high=65535),
+    Option("rdma.spin.us", "int", 50,
+           "How many microseconds the produce worker spins after a request before it sleeps; 0 "
+           "sleeps at once.", low=0, high=1_000_000),
+    Option("rdma.max.in.flight", "int", 1024,
+           "How many produce requests one client may have in flight on one queue pair. The broker "
+           "keeps this many receives posted.", low=1, high=16384),
+    Option("rdma.message.memory.bytes", "bytes", 32 << 20,
+           "Registered memory for the requests of one client that sends them with SEND "
+           "(`produce.path=send`). It bounds the number and the size of requests in flight.",
+           low=65536, high=1 << 30),
+    Option("rdma.slots.per.consumer", "int", 1024,
+           "Metadata slots of one consumer, 64 bytes each: how many partitions it can follow on "
+           "one queue pair.", low=1, high=1 << 20),
     # the log
-    Option("log.dirs", "list", ["/tmp/kdirect-logs"], "Directories that hold the partitions, one broker at a time. Segments that take verbs' RDMA writes belong on "
-           "tmpfs, hugetlbfs or DAX: kernels from 6.5 on refuse to register writable mappings of ext4 and xfs.", aliases=("log.dir",)),
-    Option("log.segment.bytes", "bytes", 64 << 20, "Size of a segment file, rounded up to whole pages (topic: segment.bytes). Kafka's default is 1 GiB; ours is smaller because "
-           "the head of a busy partition is allocated, mapped and registered whole; a quiet one costs what is used of it.", low=4096, high=0x7FFFF000),
-    Option("log.roll.ms", "ms", None, "Start a new segment when the next record's timestamp is this much later than the segment's first "
-           "(topic: segment.ms). Goes before log.roll.hours.", low=1),
-    Option("log.roll.hours", "int", 168, "The same in hours.", low=1),
-    Option("log.index.interval.bytes", "bytes", 4096, "Bytes of batches between two index entries (topic: index.interval.bytes).", low=0, high=0x7FFFFFFF),
-    Option("log.index.size.max.bytes", "bytes", 10 << 20, "Upper limit of an index file (topic: segment.index.bytes). What is allocated is what a full segment can need, if that is less: "
-           "192 KiB in place of 10 MiB with the default segment and interval; and it grows with the head, from one page.", low=4096, high=1 << 30),
-    Option("log.preallocate", "bool", True, "Always true: the head is written in place by RDMA, so its bytes must exist. They are allocated in steps, as they are needed (topic: preallocate).", check=_must_preallocate),
-    Option("log.retention.ms", "ms", None, "Delete segments whose newest record is older; -1: never (topic: retention.ms). Goes before minutes and hours.", low=-1),
-    Option("log.retention.minutes", "int", None, "The same in minutes.", low=-1),
-    Option("log.retention.hours", "int", 168, "The same in hours.", low=-1),
-    Option("log.retention.bytes", "bytes", -1, "Delete the oldest segments of a partition while it is larger; -1: no limit (topic: retention.bytes).", low=-1),
-    Option("log.retention.check.interval.ms", "ms", 300_000, "How often retention looks.", low=1),
-    Option("log.cleanup.policy", "enum", "delete", "What happens to old segments (topic: cleanup.policy). Compaction is not available.", choices=("delete",)),
-    Option("log.flush.interval.messages", "long", (1 << 63) - 1, "fsync after so many records of a partition (topic: flush.messages).", low=1),
-    Option("log.flush.interval.ms", "ms", None, "fsync records at the latest this long after they were appended (topic: flush.ms). Default: the operating system decides.", low=0),
-    Option("log.flush.scheduler.interval.ms", "ms", 1000, "How often flush.ms, flush.messages and sealed segments not yet on disk are looked at.", low=1),
-    Option("log.flush.before.ack", "bool", False, "Group commit: records become visible and are acknowledged only once they are on disk; one fsync serves all producers that wait."),
-    Option("log.flush.offset.checkpoint.interval.ms", "ms", 60_000, "How often recovery points and high watermarks are checkpointed.", low=1),
-    Option("log.message.timestamp.type", "enum", "CreateTime", "Which time a record keeps: the producer's, or that of the append (topic: message.timestamp.type).",
+    Option("log.dirs", "list", ["/tmp/kdirect-logs"],
+           "Directories that hold the partitions. Only one broker may use a directory at a time. "
+           "Segments that producers write over verbs belong on tmpfs, hugetlbfs or DAX: kernels "
+           "from 6.5 on refuse to register writable mappings of ext4 and xfs files.",
+           aliases=("log.dir",)),
+    Option("log.segment.bytes", "bytes", 64 << 20,
+           "Size of a segment file, rounded up to whole pages (topic: segment.bytes). Kafka's "
+           "default is 1 GiB. The default here is smaller because the whole head of a busy "
+           "partition is allocated, mapped and registered; the head of a quiet partition takes "
+           "only what it uses.", low=4096, high=0x7FFFF000),
+    Option("log.roll.ms", "ms", None,
+           "Start a new segment when the next record's timestamp is this much later than the "
+           "segment's first (topic: segment.ms). Takes precedence over log.roll.hours.", low=1),
+    Option("log.roll.hours", "int", 168, "The same, in hours.", low=1),
+    Option("log.index.interval.bytes", "bytes", 4096,
+           "Bytes of batches between two index entries (topic: index.interval.bytes).", low=0,
+           high=0x7FFFFFFF),
+    Option("log.index.size.max.bytes", "bytes", 10 << 20,
+           "Upper limit of an index file (topic: segment.index.bytes). If a full segment needs "
+           "less, only that is used: 192 KiB instead of 10 MiB with the default segment size and "
+           "index interval. An index file starts with one page and grows with the head.", low=4096,
+           high=1 << 30),
+    Option("log.preallocate", "bool", True,
+           "Always true: RDMA writes go into the head's file in place, so its bytes must exist. "
+           "They are allocated in steps, as they are needed (topic: preallocate).",
+           check=_must_preallocate),
+    Option("log.retention.ms", "ms", None,
+           "Delete segments whose newest record is older than this; -1 keeps them (topic: "
+           "retention.ms). Takes precedence over the settings in minutes and hours.", low=-1),
+    Option("log.retention.minutes", "int", None, "The same, in minutes.", low=-1),
+    Option("log.retention.hours", "int", 168, "The same, in hours.", low=-1),
+    Option("log.retention.bytes", "bytes", -1,
+           "Delete a partition's oldest segments while the partition is larger than this; -1 sets "
+           "no limit (topic: retention.bytes).", low=-1),
+    Option("log.retention.check.interval.ms", "ms", 300_000,
+           "How often the broker checks for segments to delete.", low=1),
+    Option("log.cleanup.policy", "enum", "delete",
+           "What happens to old segments (topic: cleanup.policy). Compaction is not available.",
+           choices=("delete",)),
+    Option("log.flush.interval.messages", "long", (1 << 63) - 1,
+           "Call fsync after this many records of a partition (topic: flush.messages).", low=1),
+    Option("log.flush.interval.ms", "ms", None,
+           "Call fsync at the latest this long after a record was appended (topic: flush.ms). "
+           "Default: the operating system decides.", low=0),
+    Option("log.flush.scheduler.interval.ms", "ms", 1000,
+           "How often the broker checks flush.ms, flush.messages and sealed segments that are not "
+           "on disk yet.", low=1),
+    Option("log.flush.before.ack", "bool", False,
+           "Group commit: records become visible and are acknowledged only once they are on disk. "
+           "One fsync serves all producers that wait."),
+    Option("log.flush.offset.checkpoint.interval.ms", "ms", 60_000,
+           "How often the broker writes checkpoints of recovery points and high watermarks.",
+           low=1),
+    Option("log.message.timestamp.type", "enum", "CreateTime",
+           "Which time a record carries: the producer's (CreateTime) or that of the append "
+           "(LogAppendTime) (topic: message.timestamp.type).",
            choices=("CreateTime", "LogAppendTime")),
-    Option("log.message.timestamp.before.max.ms", "ms", (1 << 63) - 1, "Refuse records whose timestamp is this much earlier than the broker's clock (topic: message.timestamp.before.max.ms).", low=0),
-    Option("log.message.timestamp.after.max.ms", "ms", 3_600_000, "Refuse records whose timestamp is this much later than the broker's clock (topic: message.timestamp.after.max.ms).", low=0),
-    Option("message.max.bytes", "bytes", 1_048_588, "Largest record batch, compressed or not (topic: max.message.bytes).", low=61, high=0x7FFFF000),
-    Option("max.batch.bytes", "bytes", 64 << 20, "Largest record batch, decompressed, that a lookup by time opens; as much as consumers take by default. A larger one is answered with "
+    Option("log.message.timestamp.before.max.ms", "ms", (1 << 63) - 1,
+           "Refuse records whose timestamp is this much earlier than the broker's clock (topic: "
+           "message.timestamp.before.max.ms).", low=0),
+    Option("log.message.timestamp.after.max.ms", "ms", 3_600_000,
+           "Refuse records whose timestamp is this much later than the broker's clock (topic: "
+           "message.timestamp.after.max.ms).", low=0),
+    Option("message.max.bytes", "bytes", 1_048_588,
+           "Largest record batch, compressed or not (topic: max.message.bytes).", low=61,
+           high=0x7FFFF000),
+    Option("max.batch.bytes", "bytes", 64 << 20,
+           "Largest record batch, after decompression, that a lookup by time opens; the default "
+           "equals the consumers' default. A lookup that meets a larger batch is answered with "
            "MESSAGE_TOO_LARGE.", low=1024, high=1 << 30),
-    Option("producer.id.expiration.ms", "ms", 86_400_000, "How long an idle idempotent producer is remembered.", low=1),
+    Option("producer.id.expiration.ms", "ms", 86_400_000,
+           "How long the broker remembers an idle idempotent producer.", low=1),
     # network
-    Option("listeners", "list", ["127.0.0.1:9092"], "Where to listen: `host:port` or `PLAINTEXT://host:port`, several separated by commas; port 0 takes a free one. "
-           "There is no authentication: leave it on an address that only trusted hosts reach."),
-    Option("advertised.listeners", "list", [], "Addresses to give to clients, one for each listener. Default: the listener's own, or, for a listener on all addresses, "
-           "the address that the client connected to."),
-    Option("node.id", "int", 1, "Number of this broker.", low=0, high=0x7FFFFFFF, aliases=("broker.id",)),
-    Option("socket.request.max.bytes", "bytes", 104_857_600, "Largest request; a larger one closes its connection.", low=1024, high=0x7FFFFFFF),
-    Option("socket.listen.backlog.size", "int", 128, "Connections that may wait to be accepted.", low=1),
-    Option("queued.max.requests", "int", 500, "Requests that one connection may have unanswered; beyond that it is not read from.", low=1),
-    Option("queued.max.request.bytes", "bytes", None, "What requests under way may hold in all, on all connections; beyond that, connections with large requests are not read from until others "
-           "are done. One request is always let in. -1: no bound, as is Kafka's default. Default: an eighth of the machine's memory (or of its control group's), and "
-           "at least socket.request.max.bytes.", low=-1),
-    Option("connections.max.idle.ms", "ms", 600_000, "Close connections that were silent for this long and hold no RDMA access; -1: never.", low=-1),
-    Option("fetch.max.bytes", "bytes", 57_671_680, "Largest response to a Fetch, unless its first batch alone is larger.", low=1024, high=0x7FFFFFFF),
+    Option("listeners", "list", ["127.0.0.1:9092"],
+           "Where to listen: `host:port` or `PLAINTEXT://host:port`, several separated by commas; "
+           "port 0 takes a free port. There is no authentication: listen only on addresses that "
+           "trusted hosts reach."),
+    Option("advertised.listeners", "list", [],
+           "Addresses that clients are given, one for each listener. Default: the listener's own "
+           "address, or, for a listener on all addresses, the address that the client connected "
+           "to."),
+    Option("node.id", "int", 1, "Id of this broker.", low=0, high=0x7FFFFFFF,
+           aliases=("broker.id",)),
+    Option("socket.request.max.bytes", "bytes", 104_857_600,
+           "Largest request. The broker closes a connection that sends a larger one.", low=1024,
+           high=0x7FFFFFFF),
+    Option("socket.listen.backlog.size", "int", 128, "Connections that may wait to be accepted.",
+           low=1),
+    Option("queued.max.requests", "int", 500,
+           "How many unanswered requests one connection may have. The broker stops reading from a "
+           "connection that has more.", low=1),
+    Option("queued.max.request.bytes", "bytes", None,
+           "How much memory requests in progress may hold on all connections together. Beyond "
+           "that the broker stops reading from connections with large requests until others are "
+           "done; it always admits one request. -1 sets no bound, as Kafka's default does. "
+           "Default: an eighth of the memory of the machine (or of its control group), and at "
+           "least socket.request.max.bytes.", low=-1),
+    Option("connections.max.idle.ms", "ms", 600_000,
+           "Close connections that were silent for this long and hold no RDMA access; -1 never "
+           "closes them.", low=-1),
+    Option("fetch.max.bytes", "bytes", 57_671_680,
+           "Largest response to a Fetch. A response whose first batch alone is larger is still "
+           "sent.", low=1024, high=0x7FFFFFFF),
     # topics
-    Option("auto.create.topics.enable", "bool", True, "Create a topic when a client first asks for it."),
-    Option("delete.topic.enable", "bool", True, "Let clients delete topics."),
-    Option("num.partitions", "int", 1, "Partitions of a topic that is created without saying.", low=1, high=10_000),
-    Option("default.replication.factor", "int", 1, "Replicas of a topic that is created without saying: this broker is alone, so 1.", low=1, high=1),
-    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for: this broker is alone, so 1.", low=1, high=1),
+    Option("auto.create.topics.enable", "bool", True,
+           "Create a topic when a client first asks for it."),
+    Option("delete.topic.enable", "bool", True, "Allow clients to delete topics."),
+    Option("num.partitions", "int", 1, "Number of partitions of a topic whose creator names none.",
+           low=1, high=10_000),
+    Option("default.replication.factor", "int", 1,
+           "Replicas of a topic whose creator names no number. There is one broker, so this is 1.",
+           low=1, high=1),
+    Option("min.insync.replicas", "int", 1,
+           "Replicas that acks=all waits for. There is one broker, so this is 1.", low=1, high=1),
     # groups
-    Option("group.initial.rebalance.delay.ms", "ms", 0, "How long an empty group's first rebalance waits for more members. Kafka's default is 3000, its shipped properties file says 0.", low=0),
-    Option("group.min.session.timeout.ms", "ms", 6000, "Shortest session a group member may ask for.", low=1),
-    Option("group.max.session.timeout.ms", "ms", 1_800_000, "Longest session a group member may ask for.", low=1),
-    Option("group.max.size", "int", 0x7FFFFFFF, "Members that a group may have.", low=1),
-    Option("offsets.topic.num.partitions", "int", 1, "Partitions of __consumer_offsets; counts when the first group is written. Kafka's default is 50, to spread "
-           "the load over brokers.", low=1, high=1000),
-    Option("offsets.topic.segment.bytes", "bytes", 4 << 20, "Segment size of __consumer_offsets; the topic is rewritten when it has grown beyond what is live.", low=1 << 20, high=1 << 30),
-    Option("offsets.retention.minutes", "int", 10080, "Forget the offsets of a group that has been empty for this long.", low=1),
-    Option("offsets.retention.check.interval.ms", "ms", 600_000, "How often to look for them.", low=1000),
-    Option("offset.metadata.max.bytes", "bytes", 4096, "Largest text committed with an offset.", low=0, high=32767),
+    Option("group.initial.rebalance.delay.ms", "ms", 0,
+           "How long the first rebalance of an empty group waits for more members. Kafka's "
+           "default is 3000; the properties file that it ships sets 0.", low=0),
+    Option("group.min.session.timeout.ms", "ms", 6000,
+           "Shortest session a group member may ask for.", low=1),
+    Option("group.max.session.timeout.ms", "ms", 1_800_000,
+           "Longest session a group member may ask for.", low=1),
+    Option("group.max.size", "int", 0x7FFFFFFF, "How many members a group may have.", low=1),
+    Option("offsets.topic.num.partitions", "int", 1,
+           "Partitions of __consumer_offsets; takes effect when the first group is written. "
+           "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),
+    Option("offsets.topic.segment.bytes", "bytes", 4 << 20,
+           "Segment size of __consumer_offsets. The broker rewrites the topic once it has grown "
+           "to several times the size of its live records.", low=1 << 20, high=1 << 30),
+    Option("offsets.retention.minutes", "int", 10080,
+           "Forget the offsets of a group that has been empty for this long.", low=1),
+    Option("offsets.retention.check.interval.ms", "ms", 600_000,
+           "How often the broker checks for such groups.", low=1000),
+    Option("offset.metadata.max.bytes", "bytes", 4096,
+           "Longest text that may be committed with an offset.", low=0, high=32767),
 ))
 
 # Every topic property of Kafka 4.1, by its name.  A default of None means the broker's property of
-# the same meaning (`synonym`).  What this broker lacks may be given as long as it asks for nothing:
-# the one value that does so is in `only`; any value does where the property counts only for what is
-# not here.  Such a value is kept and shown, and has no effect.
+# the same meaning (`synonym`).  A property of a feature that this broker lacks is accepted if it
+# does not ask for the feature: `only` holds the one value that does not.  A property that matters
+# only within a missing feature accepts any value.  Such values are kept and shown, without effect.
 _BROKERS = "there is one broker"
 _THROTTLED = f"{_BROKERS}, so nothing is replicated that could be throttled"
 _AS_SENT = "batches are kept as the producer sent them"
-_COMPACTED = "Counts where cleanup.policy has compact, so nowhere here; any value is taken."
-_TIERED = "Counts where remote.storage.enable is true, so nowhere here; any value is taken."
-_LEVEL = "Counts where compression.type is {}, so nowhere here; any level is taken."
+_COMPACTED = "Applies to cleanup.policy=compact only, so it has no effect; any value is accepted."
+_TIERED = "Applies to tiered storage only, so it has no effect; any value is accepted."
+_LEVEL = "Applies to compression.type={} only, so it has no effect; any level is accepted."
 TOPIC = Options("Topic properties", (
-    Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"], why="there is no compaction", synonym="log.cleanup.policy"),
-    Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9, check=_gzip_level),
+    Option("cleanup.policy", "list", ["delete"], "What happens to old segments.", only=["delete"],
+           why="there is no compaction", synonym="log.cleanup.policy"),
+    Option("compression.gzip.level", "int", -1, _LEVEL.format("gzip"), low=-1, high=9,
+           check=_gzip_level),
     Option("compression.lz4.level", "int", 9, _LEVEL.format("lz4"), low=1, high=17),
-    Option("compression.type", "enum", "producer", "The codec of stored batches.", choices=("producer",), why=_AS_SENT),
+    Option("compression.type", "enum", "producer", "The codec of stored batches.",
+           choices=("producer",), why=_AS_SENT),
     Option("compression.zstd.level", "int", 3, _LEVEL.format("zstd"), low=-131_072, high=22),
     Option("delete.retention.ms", "ms", 86_400_000, _COMPACTED, low=0),
-    Option("file.delete.delay.ms", "ms", 60_000, "Files of deleted segments go at once, and readers that have them open keep them; any value is taken.", low=0),
-    Option("flush.messages", "long", None, "Overrides log.flush.interval.messages.", low=1, synonym="log.flush.interval.messages"),
-    Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0, synonym="log.flush.interval.ms"),
-    Option("follower.replication.throttled.replicas", "list", [], "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
-    Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0, high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
-    Option("leader.replication.throttled.replicas", "list", [], "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+    Option("file.delete.delay.ms", "ms", 60_000,
+           "Files of deleted segments are removed at once; readers that have them open keep them. "
+           "Any value is accepted.", low=0),
+    Option("flush.messages", "long", None, "Overrides log.flush.interval.messages.", low=1,
+           synonym="log.flush.interval.messages"),
+    Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0,
+           synonym="log.flush.interval.ms"),
+    Option("follower.replication.throttled.replicas", "list", [],
+           "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+    Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0,
+           high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
+    Option("leader.replication.throttled.replicas", "list", [],
+           "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
     Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
     Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
     Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),
-    Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61, high=0x7FFFF000, synonym="message.max.bytes"),
-    Option("message.timestamp.after.max.ms", "ms", None, "Overrides log.message.timestamp.after.max.ms.", low=0, synonym="log.message.timestamp.after.max.ms"),
-    Option("message.timestamp.before.max.ms", "ms", None, "Overrides log.message.timestamp.before.max.ms.", low=0, synonym="log.message.timestamp.before.max.ms"),
-    Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.", choices=("CreateTime", "LogAppendTime"),
-           synonym="log.message.timestamp.type"),
+    Option("max.message.bytes", "bytes", None, "Overrides message.max.bytes.", low=61,
+           high=0x7FFFF000, synonym="message.max.bytes"),
+    Option("message.timestamp.after.max.ms", "ms", None,
+           "Overrides log.message.timestamp.after.max.ms.", low=0,
+           synonym="log.message.timestamp.after.max.ms"),
+    Option("message.timestamp.before.max.ms", "ms", None,
+           "Overrides log.message.timestamp.before.max.ms.", low=0,
+           synonym="log.message.timestamp.before.max.ms"),
+    Option("message.timestamp.type", "enum", None, "Overrides log.message.timestamp.type.",
+           choices=("CreateTime", "LogAppendTime"), synonym="log.message.timestamp.type"),
     Option("min.cleanable.dirty.ratio", "float", 0.5, _COMPACTED, low=0, high=1),
     Option("min.compaction.lag.ms", "ms", 0, _COMPACTED, low=0),
-    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for.", only=1, why=_BROKERS, synonym="min.insync.replicas"),
-    Option("preallocate", "bool", True, "The bytes of a head exist before records are written into them.", only=True,
+    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for.", only=1,
+           why=_BROKERS, synonym="min.insync.replicas"),
+    Option("preallocate", "bool", True,
+           "The bytes of a head exist before records are written into them.", only=True,
            why="RDMA writes need bytes that exist", synonym="log.preallocate"),
     Option("remote.log.copy.disable", "bool", False, _TIERED),
     Option("remote.log.delete.on.disable", "bool", False, _TIERED),
-    Option("remote.storage.enable", "bool", False, "Tiered storage.", only=False, why="there is no tiered storage"),
-    Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1, synonym="log.retention.bytes"),
-    Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1, synonym="log.retention.ms"),
-    Option("segment.bytes", "bytes", None, "Overrides log.segment.bytes.", low=4096, high=0x7FFFF000, synonym="log.segment.bytes"),
-    Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096, high=1 << 30, synonym="log.index.size.max.bytes"),
-    Option("segment.jitter.ms", "ms", 0, "What is taken off segment.ms at random, at most.", only=0, why="segments are rolled after segment.ms, exactly"),
+    Option("remote.storage.enable", "bool", False, "Tiered storage.", only=False,
+           why="there is no tiered storage"),
+    Option("retention.bytes", "bytes", None, "Overrides log.retention.bytes.", low=-1,
+           synonym="log.retention.bytes"),
+    Option("retention.ms", "ms", None, "Overrides log.retention.ms.", low=-1,
+           synonym="log.retention.ms"),
+    Option("segment.bytes", "bytes", None, "Overrides log.segment.bytes.", low=4096,
+           high=0x7FFFF000, synonym="log.segment.bytes"),
+    Option("segment.index.bytes", "bytes", None, "Overrides log.index.size.max.bytes.", low=4096,
+           high=1 << 30, synonym="log.index.size.max.bytes"),
+    Option("segment.jitter.ms", "ms", 0,
+           "Upper bound of the random time subtracted from segment.ms.", only=0,
+           why="segments are rolled after segment.ms, exactly"),
     Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1, synonym="log.roll.ms"),
-    Option("unclean.leader.election.enable", "bool", False, "May a replica that lags become the leader?", only=False,
+    Option("unclean.leader.election.enable", "bool", False,
+           "Whether a replica that lags may become the leader.", only=False,
            why=f"{_BROKERS}, and no election"),
 ))
 
 CLIENT = Options("Client settings", (
-    Option("bootstrap.servers", "list", None, "host:port of the broker (a list: the first that answers).", required=True),
-    Option("client.id", "str", "kdirect", "Name shown in the broker's log."),
-    Option("transport", "enum", "auto", "How records travel: `shm` (this host's memory), `verbs` (an RNIC), `tcp` (Kafka's protocol), or `auto`: the best that works, said in the log.",
+    Option("bootstrap.servers", "list", None,
+           "host:port of the broker; of a list, the first that answers is used.", required=True),
+    Option("client.id", "str", "kdirect", "Name that appears in the broker's log."),
+    Option("transport", "enum", "auto",
+           "How records travel: `shm` (memory of this host), `verbs` (an RNIC), `tcp` (Kafka's "
+           "protocol), or `auto`, which takes the best that works and logs its choice.",
            choices=("auto", "verbs", "shm", "tcp")),
-    Option("rdma.bind.address", "str", None, "IP address whose RDMA device and GID to use. Default: the one from which the broker is reached, or the first active port."),
-    Option("rdma.device", "str", None, "RDMA device to use, such as mlx5_0. Default: chosen by the address."),
-    Option("rdma.gid.index", "int", -1, "Entry of the port's GID table to use; -1: the RoCE v2 one of the address.", low=-1, high=4095),
-    Option("request.timeout.ms", "ms", 30000, "How long one request to the broker may take.", low=1),
-    Option("connect.timeout.ms", "ms", 5000, "How long to go on trying to reach a broker that does not answer.", low=1,
+    Option("rdma.bind.address", "str", None,
+           "IP address that selects the RDMA device and GID. Default: the address from which the "
+           "broker is reached, or the first active port."),
+    Option("rdma.device", "str", None,
+           "Name of the RDMA device, such as mlx5_0. Default: chosen by the address."),
+    Option("rdma.gid.index", "int", -1,
+           "Index into the port's GID table; -1 selects the RoCE v2 GID of the address.", low=-1,
+           high=4095),
+    Option("request.timeout.ms", "ms", 30000, "How long one request to the broker may take.",
+           low=1),
+    Option("connect.timeout.ms", "ms", 5000,
+           "How long to keep trying to reach a broker that does not answer.", low=1,
            aliases=("socket.connection.setup.timeout.ms",)),
-    Option("reconnect.backoff.ms", "ms", 50, "First wait before another attempt; each further one waits twice as long.", low=1),
-    Option("reconnect.backoff.max.ms", "ms", 1000, "Longest wait between two attempts.", low=1),
-    Option("metadata.max.age.ms", "ms", 300000, "How long the leaders of partitions are remembered; errors refresh them at once.", low=1),
-    Option("fetch.min.read.bytes", "bytes", 2048, "First size of a data READ (KafkaDirect section 4.4.2).", low=512),
-    Option("fetch.max.read.bytes", "bytes", 1 << 20, "Size up to which data READs grow while the consumer lags.", low=2048, high=64 << 20),
-    Option("fetch.buffer.bytes", "bytes", 4 << 20, "Memory of a partition's READ buffer; grows only for a batch that is larger.", low=65536),
-    Option("max.batch.bytes", "bytes", 64 << 20, "Largest record batch a consumer accepts.", low=1024, high=1 << 30),
-    Option("isolation.level", "enum", "read_uncommitted", "Which records a consumer sees.", choices=("read_uncommitted", "read_committed")),
-    Option("fetch.wait.max.ms", "ms", 500, "How long a Fetch over TCP waits at the broker for records.", low=0, high=300_000, aliases=("fetch.max.wait.ms",)),
-    Option("fetch.min.bytes", "bytes", 1, "How many bytes of records a Fetch over TCP waits for.", low=1, high=100_000_000),
-    Option("auto.offset.reset", "enum", "latest", "Where a consumer starts without a committed offset, and goes on when its offset is out of range; `none`: it raises.",
+    Option("reconnect.backoff.ms", "ms", 50,
+           "How long to wait before the second attempt to connect. Each further wait is twice as "
+           "long.", low=1),
+    Option("reconnect.backoff.max.ms", "ms", 1000, "Longest wait between two attempts to connect.",
+           low=1),
+    Option("metadata.max.age.ms", "ms", 300000,
+           "How long the leaders of partitions are remembered. An error refreshes them at once.",
+           low=1),
+    Option("fetch.min.read.bytes", "bytes", 2048,
+           "Size of the first data READ (KafkaDirect section 4.4.2).", low=512),
+    Option("fetch.max.read.bytes", "bytes", 1 << 20,
+           "Size up to which data READs grow while the consumer lags.", low=2048, high=64 << 20),
+    Option("fetch.buffer.bytes", "bytes", 4 << 20,
+           "Size of the READ buffer of one partition. The buffer grows only for a batch that is "
+           "larger.", low=65536),
+    Option("max.batch.bytes", "bytes", 64 << 20, "Largest record batch that a consumer accepts.",
+           low=1024, high=1 << 30),
+    Option("isolation.level", "enum", "read_uncommitted", "Which records a consumer sees.",
+           choices=("read_uncommitted", "read_committed")),
+    Option("fetch.wait.max.ms", "ms", 500,
+           "How long a Fetch over TCP waits at the broker for records.", low=0, high=300_000,
+           aliases=("fetch.max.wait.ms",)),
+    Option("fetch.min.bytes", "bytes", 1, "How many bytes of records a Fetch over TCP waits for.",
+           low=1, high=100_000_000),
+    Option("auto.offset.reset", "enum", "latest",
+           "Where a consumer starts without a committed offset, and where it continues when its "
+           "offset is out of range; with `none` it raises an error.",
            choices=("earliest", "latest", "none")),
-    Option("group.id", "str", None, "The consumer group: its members share the partitions of their topics, and offsets are committed in its name."),
-    Option("group.instance.id", "str", None, "Name of a static member: one that restarts within its session gets its partitions back without a rebalance."),
-    Option("session.timeout.ms", "ms", 45000, "A group member whose heartbeats stay away for so long is thrown out.", low=1),
-    Option("heartbeat.interval.ms", "ms", 3000, "How often a group member says that it lives; below session.timeout.ms.", low=1),
-    Option("max.poll.interval.ms", "ms", 300000, "A consumer that is not polled for so long gives its partitions to the group's others.", low=1),
-    Option("partition.assignment.strategy", "list", ["range", "roundrobin"], "Assignors of a group, the one liked best first: range, roundrobin."),
-    Option("enable.auto.commit", "bool", True, "Commit the positions of a consumer with group.id by itself: what was handed out before the poll in hand."),
-    Option("auto.commit.interval.ms", "ms", 5000, "How often.", low=1),
-    Option("enable.auto.offset.store", "bool", True, "Commit positions; `false`: only what store_offsets has named."),
-    Option("allow.auto.create.topics", "bool", True, "A producer makes a topic that is missing, where the broker lets it (auto.create.topics.enable)."),
-    Option("acks", "enum", "all", "What a produce waits for over TCP; over RDMA always the commit.", choices=("0", "1", "all", "-1")),
-    Option("enable.idempotence", "bool", None, "Producer: batches carry a producer id and sequence numbers, so that none is appended twice or out of order, whatever is repeated over "
-           "whichever path. Default: on, unless acks is 0 or 1."),
-    Option("produce.path", "enum", "rdma", "How a producer's requests travel where the transport is not tcp: `rdma` (written into the log by this process), `send` (Kafka's Produce "
-           "requests in SENDs to the broker, whose buffers are sized by batch.bytes; for comparison) or `tcp`.", choices=("rdma", "send", "tcp")),
-    Option("rdma.produce", "enum", "auto", "How a producer writes over RDMA: `exclusive` (an error while another RDMA producer has the partition), `shared` (with others, each request "
-           "reserved by an atomic), `auto` (exclusively while alone, shared with others) or `off` (over TCP).", choices=("auto", "exclusive", "shared", "off")),
-    Option("rdma.produce.atomic", "enum", "faa", "How shared writes are reserved: `faa` (FETCH_AND_ADD) or `cas` (COMPARE_AND_SWAP, which repeats when another was faster).",
-           choices=("faa", "cas")),
-    Option("rdma.notify", "enum", "imm", "How a producer tells the broker of a request that it has written: `imm` (WRITE_WITH_IMM, one work request) or `send` (a plain WRITE, then a "
-           "SEND of a notice; for comparison).", choices=("imm", "send")),
-    Option("rdma.consume", "bool", True, "Read over RDMA; `off` reads over TCP though the transport is there."),
-    Option("compression.type", "enum", "none", "Codec of produced batches.", choices=("none", "gzip", "snappy", "lz4", "zstd"),
-           aliases=("compression.codec",)),
-    Option("batch.bytes", "bytes", 1 << 20, "Target size of a produced batch.", low=1, high=64 << 20, aliases=("batch.size",)),
-    Option("linger.ms", "ms", 0, "How long a record may wait for others of its partition; 0: sent at once, over RDMA as a batch of its own.", low=0, high=900_000,
+    Option("group.id", "str", None,
+           "The consumer group. Its members share the partitions of their topics, and offsets are "
+           "committed under its name."),
+    Option("group.instance.id", "str", None,
+           "Name of a static member. A static member that restarts within its session gets its "
+           "partitions back without a rebalance."),
+    Option("session.timeout.ms", "ms", 45000,
+           "The group removes a member that sends no heartbeat for this long.", low=1),
+    Option("heartbeat.interval.ms", "ms", 3000,
+           "How often a group member sends a heartbeat; must be below session.timeout.ms.", low=1),
+    Option("max.poll.interval.ms", "ms", 300000,
+           "A consumer that is not polled for this long leaves its group, and the other members "
+           "take its partitions.", low=1),
+    Option("partition.assignment.strategy", "list", ["range", "roundrobin"],
+           "Assignors of a group, in order of preference: range, roundrobin."),
+    Option("enable.auto.commit", "bool", True,
+           "Commit the positions of a consumer with a group.id automatically. The positions cover "
+           "what was handed out before the current poll."),
+    Option("auto.commit.interval.ms", "ms", 5000,
+           "How often positions are committed automatically.", low=1),
+    Option("enable.auto.offset.store", "bool", True,
+           "Commit positions; with `false`, commit only what store_offsets has named."),
+    Option("allow.auto.create.topics", "bool", True,
+           "A producer creates a missing topic if the broker allows it "
+           "(auto.create.topics.enable)."),
+    Option("acks", "enum", "all",
+           "What a produce request over TCP waits for. Over RDMA it always waits for the commit.",
+           choices=("0", "1", "all", "-1")),
+    Option("enable.idempotence", "bool", None,
+           "Producer: batches carry a producer id and sequence numbers, so that no batch is "
+           "appended twice or out of order, whichever path repeats it. Default: on, unless acks "
+           "is 0 or 1."),
+    Option("produce.path", "enum", "rdma",
+           "How a producer's requests travel when the transport is not tcp: `rdma` (this process "
+           "writes them into the log), `send` (Kafka's Produce requests in SENDs, into buffers of "
+           "the broker that batch.bytes sizes; for comparison) or `tcp`.",
+           choices=("rdma", "send", "tcp")),
+    Option("rdma.produce", "enum", "auto",
+           "How a producer writes over RDMA: `exclusive` (an error while another RDMA producer "
+           "has the partition), `shared` (together with others; an atomic reserves room for each "
+           "request), `auto` (exclusive while alone, otherwise shared) or `off` (over TCP).",
+           choices=("auto", "exclusive", "shared", "off")),
+    Option("rdma.produce.atomic", "enum", "faa",
+           "How shared writes reserve room: `faa` (FETCH_AND_ADD) or `cas` (COMPARE_AND_SWAP, "
+           "which is repeated when another producer was faster).", choices=("faa", "cas")),
+    Option("rdma.notify", "enum", "imm",
+           "How a producer notifies the broker of a request that it has written: `imm` "
+           "(WRITE_WITH_IMM, one work request) or `send` (a plain WRITE followed by a SEND of a "
+           "notice; for comparison).", choices=("imm", "send")),
+    Option("rdma.consume", "bool", True,
+           "Read over RDMA. `off` reads over TCP even where a transport for RDMA works."),
+    Option("compression.type", "enum", "none", "Codec of the batches that a producer writes.",
+           choices=("none", "gzip", "snappy", "lz4", "zstd"), aliases=("compression.codec",)),
+    Option("batch.bytes", "bytes", 1 << 20, "Target size of a batch that a producer writes.",
+           low=1, high=64 << 20, aliases=("batch.size",)),
+    Option("linger.ms", "ms", 0,
+           "How long a record may wait for more records of its partition. With 0 it is sent at "
+           "once, over RDMA as a batch of its own.", low=0, high=900_000,
            aliases=("queue.buffering.max.ms",)),
-    Option("buffer.memory", "bytes", 32 << 20, "Gathered records that a producer may hold, not sent or not acknowledged.", low=1024),
-    Option("max.block.ms", "ms", 60000, "How long produce waits for room; 0: not at all. Then it raises BufferFullError, which is a BufferError.", low=0),
-    Option("partitioner", "enum", "murmur2_random", "Which partition a key chooses: `murmur2_random` as Kafka's Java client, `consistent_random` (CRC-32) as librdkafka's default; "
-           "without a key the producer's run. `murmur2` and `consistent` send all records without a key to one partition, `random` ignores keys.",
+    Option("buffer.memory", "bytes", 32 << 20,
+           "How many bytes of gathered records a producer may hold that are not sent or not "
+           "acknowledged.", low=1024),
+    Option("max.block.ms", "ms", 60000,
+           "How long produce waits for room; with 0 it does not wait. When the time is over it "
+           "raises BufferFullError, which is a BufferError.", low=0),
+    Option("partitioner", "enum", "murmur2_random",
+           "How a record's key chooses the partition: `murmur2_random` as Kafka's Java client "
+           "does, `consistent_random` (CRC-32) as librdkafka does by default. With these two, "
+           "records without a key fill one partition after another in runs. `murmur2` and "
+           "`consistent` send all records without a key to one partition; `random` ignores keys.",
            choices=("murmur2_random", "murmur2", "consistent_random", "consistent", "random")),
-    Option("send.buffer.bytes", "bytes", 16 << 20, "Registered memory of a producer for batches not yet acknowledged.", low=1 << 20),
-    Option("max.in.flight", "int", 1024, "Requests a producer may have unacknowledged on one partition.", low=1, high=16384,
-           aliases=("max.in.flight.requests.per.connection",)),
-    Option("spin.us", "int", 150, "How long a producer that waits for an acknowledgement spins before it sleeps, in microseconds: longer than a broker that slept takes to wake.", low=0, high=1_000_000),
-    Option("poll.spin.us", "int", 200, "How long a consumer's poll that waits looks again and again before it sleeps between two looks, in microseconds since the last record. "
-           "More lowers latency and takes processor time.", low=0, high=1_000_000),
-    Option("delivery.timeout.ms", "ms", 120000, "How long a record may stay undelivered before it fails.", low=1, aliases=("message.timeout.ms",)),
+    Option("send.buffer.bytes", "bytes", 16 << 20,
+           "Registered memory of a producer for batches that are not acknowledged yet.",
+           low=1 << 20),
+    Option("max.in.flight", "int", 1024,
+           "How many unacknowledged requests a producer may have on one partition.", low=1,
+           high=16384, aliases=("max.in.flight.requests.per.connection",)),
+    Option("spin.us", "int", 150,
+           "How many microseconds a producer that waits for an acknowledgement spins before it "
+           "sleeps. The default is longer than a sleeping broker needs to wake up.", low=0,
+           high=1_000_000),
+    Option("poll.spin.us", "int", 200,
+           "For how many microseconds after the last record a waiting poll of a consumer spins, "
+           "before it sleeps between looks at the log. A larger value lowers latency and costs "
+           "processor time.", low=0, high=1_000_000),
+    Option("delivery.timeout.ms", "ms", 120000,
+           "How long a record may stay undelivered before it fails.", low=1,
+           aliases=("message.timeout.ms",)),
 ))
 
 # fmt: on
@@ -426,8 +621,8 @@ _DURATION_MS = {
 
 
 def duration_ms(text: str) -> int:
-    """Milliseconds of Spark's way to write a time span: ``500ms``, ``30s``, ``15m``, ``2h``,
-    ``1d``; a bare number is ms."""
+    """Milliseconds of a time span as Spark writes it: ``500ms``, ``30s``, ``15m``, ``2h``,
+    ``1d``.  A bare number counts milliseconds."""
     m = _DURATION.match(str(text).lower())
     if m is None:
         raise ConfigError(
@@ -436,198 +631,89 @@ def duration_ms(text: str) -> int:
     return int(int(m[1]) * _DURATION_MS[m[2]])
 
 
-# Names, defaults and precedence are those of Spark's Kafka connector; what it does not have stands
-# last.  None: not given. fmt: off
-SPARK = Options(
-    "Spark options",
-    (
-        Option(
-            "kafka.bootstrap.servers",
-            "list",
-            None,
-            "host:port of the broker (a list: the first that answers).",
-            required=True,
-            aliases=("bootstrap.servers",),
-        ),
-        Option(
-            "assign",
-            "str",
-            None,
-            'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, subscribe and subscribePattern.',
-        ),
-        Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
-        Option(
-            "subscribePattern",
-            "str",
-            None,
-            "Source: a regular expression; topics whose whole name matches are read, later ones too.",
-        ),
-        Option(
-            "startingTimestamp",
-            "int",
-            None,
-            "Source: start at the first record of this time (ms since 1970) or later, on every partition. "
-            "Goes before startingOffsetsByTimestamp and startingOffsets; all three count for a new query only.",
-            low=0,
-        ),
-        Option(
-            "startingOffsetsByTimestamp",
-            "str",
-            None,
-            'Source: start times (ms since 1970) by partition, as JSON `{"topic":{"0":1700000000000}}`. '
-            "Goes before startingOffsets.",
-        ),
-        Option(
-            "startingOffsets",
-            "str",
-            None,
-            'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 latest). '
-            "Default: latest for a stream, earliest for a batch.",
-        ),
-        Option(
-            "startingOffsetsByTimestampStrategy",
-            "enum",
-            "error",
-            "Source: what a start time does that is later than every record of a partition.",
-            choices=("error", "latest"),
-        ),
-        Option(
-            "endingTimestamp",
-            "int",
-            None,
-            "Batch source: end before the first record of this time or later. Goes before the other ending options.",
-            low=0,
-        ),
-        Option(
-            "endingOffsetsByTimestamp",
-            "str",
-            None,
-            "Batch source: end times (ms since 1970) by partition, as JSON. Goes before endingOffsets.",
-        ),
-        Option(
-            "endingOffsets",
-            "str",
-            None,
-            'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}` (-1 latest; not included).',
-        ),
-        Option(
-            "failOnDataLoss",
-            "bool",
-            True,
-            "Source: fail when records were deleted before the query read them; `false` goes on without them and says so in the log.",
-        ),
-        Option(
-            "kafkaConsumer.pollTimeoutMs",
-            "ms",
-            120000,
-            "Source: how long a task may wait for the broker; a `request.timeout.ms` that is given goes before it.",
-            low=1,
-        ),
-        Option(
-            "fetchOffset.numRetries",
-            "int",
-            3,
-            "Source: how often a failed look at the broker's offsets is repeated.",
-            low=0,
-        ),
-        Option(
-            "fetchOffset.retryIntervalMs",
-            "ms",
-            10,
-            "Source: how long to wait before each repetition.",
-            low=0,
-        ),
-        Option(
-            "maxOffsetsPerTrigger",
-            "int",
-            None,
-            "Stream source: records of one micro-batch at most, shared out pro rata (pyspark 4.2 or later).",
-            low=1,
-        ),
-        Option(
-            "minOffsetsPerTrigger",
-            "int",
-            None,
-            "Stream source: records to wait for before a micro-batch, maxTriggerDelay long (pyspark 4.2 or later).",
-            low=1,
-        ),
-        Option(
-            "maxTriggerDelay",
-            "str",
-            900_000,
-            "Stream source: how long minOffsetsPerTrigger may hold back a micro-batch (15m).",
-            check=duration_ms,
-        ),
-        Option(
-            "minPartitions",
-            "int",
-            None,
-            "Source: Spark partitions at least; large ranges of offsets are split.",
-            low=1,
-        ),
-        Option(
-            "maxRecordsPerPartition",
-            "int",
-            None,
-            "Source: offsets of one Spark partition at most; larger ranges are split.",
-            low=1,
-        ),
-        Option(
-            "groupIdPrefix", "str", None, "Not available: kdirect's source joins no consumer group."
-        ),
-        Option(
-            "kafka.group.id",
-            "str",
-            None,
-            "Stream source: commit what each micro-batch has read as this group's offsets, so that lag shows in Kafka's tools.",
-            aliases=("group.id",),
-        ),
-        Option(
-            "includeHeaders",
-            "bool",
-            False,
-            "Source: add the column headers. The sink writes a headers column whenever there is one.",
-        ),
-        Option(
-            "columns",
-            "list",
-            None,
-            "Source: the rows have these columns only, for example `value,offset`, in the order that they have without it. A batch "
-            "query that reads columns (docs/spark.md) needs no telling.",
-        ),
-        Option("topic", "str", None, "Sink: the topic to write to; goes before a topic column."),
-        Option(
-            "prefetchBytes",
-            "bytes",
-            16 << 20,
-            "Source: decoded bytes a task may hold ahead of Spark.",
-            low=1,
-        ),
-        Option(
-            "arrowBatchBytes",
-            "bytes",
-            1 << 20,
-            "Source: size of the Arrow batches handed to Spark.",
-            low=1024,
-            high=256 << 20,
-        ),
-        Option(
-            "partitionDiscoveryIntervalMs",
-            "ms",
-            1000,
-            "Stream source: how often to look for new topics and partitions.",
-            low=0,
-        ),
-        Option(
-            "taskStatisticsDir",
-            "str",
-            None,
-            "Source: an existing directory where each task writes a JSON line of what its reader did (READs, bytes, transport).",
-        ),
-        Option("checkpointLocation", "str", None, "Spark's own, handed to a stream's sink."),
-        Option("queryName", "str", None, "Spark's own, handed to a stream's sink."),
-        Option("path", "str", None, "Not available: a topic is named by subscribe or topic."),
-    ),
-    ignore_case=True,
-)
+# Names, defaults and precedence are those of Spark's Kafka connector; options that the connector
+# does not have come last.  None means that the option is not given.
+# fmt: off
+SPARK = Options("Spark options", (
+    Option("kafka.bootstrap.servers", "list", None,
+           "host:port of the broker; of a list, the first that answers is used.", required=True,
+           aliases=("bootstrap.servers",)),
+    Option("assign", "str", None,
+           'Source: the partitions to read, as JSON `{"topic":[0,1]}`. Exactly one of assign, '
+           "subscribe and subscribePattern."),
+    Option("subscribe", "list", None, "Source: the topics to read, separated by commas."),
+    Option("subscribePattern", "str", None,
+           "Source: a regular expression. Topics whose whole name matches are read, including "
+           "those created later."),
+    Option("startingTimestamp", "int", None,
+           "Source: start at the first record of this time (ms since 1970) or later, on every "
+           "partition. Takes precedence over startingOffsetsByTimestamp and startingOffsets. All "
+           "three apply to a new query only.", low=0),
+    Option("startingOffsetsByTimestamp", "str", None,
+           "Source: start times (ms since 1970) by partition, as JSON "
+           '`{"topic":{"0":1700000000000}}`. Takes precedence over startingOffsets.'),
+    Option("startingOffsets", "str", None,
+           'Source: `earliest`, `latest` or JSON `{"topic":{"0":23,"1":-2}}` (-2 earliest, -1 '
+           "latest). Default: latest for a stream, earliest for a batch."),
+    Option("startingOffsetsByTimestampStrategy", "enum", "error",
+           "Source: what to do when a start time is later than every record of a partition.",
+           choices=("error", "latest")),
+    Option("endingTimestamp", "int", None,
+           "Batch source: end before the first record of this time or later. Takes precedence "
+           "over the other ending options.", low=0),
+    Option("endingOffsetsByTimestamp", "str", None,
+           "Batch source: end times (ms since 1970) by partition, as JSON. Takes precedence over "
+           "endingOffsets."),
+    Option("endingOffsets", "str", None,
+           'Batch source: `latest` (the default) or JSON `{"topic":{"0":50,"1":-1}}`. -1 is the '
+           "latest; the end itself is not included."),
+    Option("failOnDataLoss", "bool", True,
+           "Source: fail when records were deleted before the query read them. With `false` the "
+           "query continues without them and logs what is missing."),
+    Option("kafkaConsumer.pollTimeoutMs", "ms", 120000,
+           "Source: how long a task may wait for the broker. An explicit `request.timeout.ms` "
+           "takes precedence.", low=1),
+    Option("fetchOffset.numRetries", "int", 3,
+           "Source: how often a failed request for the broker's offsets is repeated.", low=0),
+    Option("fetchOffset.retryIntervalMs", "ms", 10,
+           "Source: how long to wait before each repetition.", low=0),
+    Option("maxOffsetsPerTrigger", "int", None,
+           "Stream source: most records of one micro-batch, divided among partitions in "
+           "proportion to what each has waiting (pyspark 4.2 or later).", low=1),
+    Option("minOffsetsPerTrigger", "int", None,
+           "Stream source: how many records a micro-batch waits for, at most for maxTriggerDelay "
+           "(pyspark 4.2 or later).", low=1),
+    Option("maxTriggerDelay", "str", 900_000,
+           "Stream source: how long minOffsetsPerTrigger may delay a micro-batch (15m).",
+           check=duration_ms),
+    Option("minPartitions", "int", None,
+           "Source: least number of Spark partitions; large ranges of offsets are split.", low=1),
+    Option("maxRecordsPerPartition", "int", None,
+           "Source: most offsets of one Spark partition; larger ranges are split.", low=1),
+    Option("groupIdPrefix", "str", None, "Not available: the source joins no consumer group."),
+    Option("kafka.group.id", "str", None,
+           "Stream source: commit what each micro-batch has read as this group's offsets, so that "
+           "Kafka's tools show the lag.", aliases=("group.id",)),
+    Option("includeHeaders", "bool", False,
+           "Source: add the column headers. The sink writes a headers column whenever there is "
+           "one."),
+    Option("columns", "list", None,
+           "Source: the rows have only these columns, for example `value,offset`. Their order "
+           "stays that of the full row. A batch query that reads columns (docs/spark.md) selects "
+           "its columns without this option."),
+    Option("topic", "str", None,
+           "Sink: the topic to write to. Takes precedence over a topic column."),
+    Option("prefetchBytes", "bytes", 16 << 20,
+           "Source: how many decoded bytes a task may hold that Spark has not taken yet.", low=1),
+    Option("arrowBatchBytes", "bytes", 1 << 20,
+           "Source: size of the Arrow batches that Spark gets.", low=1024, high=256 << 20),
+    Option("partitionDiscoveryIntervalMs", "ms", 1000,
+           "Stream source: how often to look for new topics and partitions.", low=0),
+    Option("taskStatisticsDir", "str", None,
+           "Source: an existing directory where each task writes a JSON line of what its reader "
+           "did (READs, bytes, transport)."),
+    Option("checkpointLocation", "str", None, "Spark's own; Spark passes it to a stream's sink."),
+    Option("queryName", "str", None, "Spark's own; Spark passes it to a stream's sink."),
+    Option("path", "str", None, "Not available: subscribe or topic names the topic."),
+), ignore_case=True)
 # fmt: on
