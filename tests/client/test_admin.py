@@ -416,9 +416,14 @@ def test_group_offsets_survive_a_restart(broker_process):
 
 
 def test_the_examples_of_the_documentation_run(broker):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "client.md").read_text()
+    root = Path(__file__).resolve().parents[2]
     names: dict = {}
-    for block in re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL):
-        exec(block.replace("localhost:9092", broker.bootstrap_servers), names)
+    for page in ("docs/python-api.md", "ARCHITECTURE.md"):
+        text = (root / page).read_text()
+        for block in re.findall(r"^```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL):
+            exec(block.replace("localhost:9092", broker.bootstrap_servers), names)
+    assert names["offset"] == 1
+    assert names["batch"]["value"].to_pylist()[:2] == [b"value", b"value"]
     assert [r.value for r in names["records"]] == [b"%d" % i for i in range(100)]
-    names["admin"].delete_topic("flights")
+    for topic in ("flights", "seats", "lines"):
+        names["admin"].delete_topic(topic)
