@@ -133,6 +133,12 @@ class UnknownTopicError(KdirectError):
     """The topic or partition does not exist."""
 
 
+class NotLeaderError(KdirectError):
+    """Another broker leads the partition: ask for metadata again, then that broker."""
+
+    retriable = True
+
+
 class TopicExistsError(KdirectError):
     """A topic with that name exists already."""
 

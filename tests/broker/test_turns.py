@@ -20,6 +20,7 @@ import pytest
 
 import kdirect
 from kdirect.broker import connection, files, two_sided
+from kdirect.broker.answers import Answer, later
 from kdirect.format import protocol as p
 from kdirect.format.schema import build
 
@@ -80,13 +81,13 @@ def test_answers_that_are_ready_at_once_do_not_bring_as_many_requests(
     gate: asyncio.Future[None] = loop.create_future()
     plain = server.cluster.api_versions
 
-    async def answer(*arguments: Any) -> Any:
+    async def answer(*arguments: Any) -> Answer:
         await asyncio.shield(gate)
         return plain(*arguments)
 
-    def take(*arguments: Any) -> Any:
+    def take(*arguments: Any) -> Answer:
         rounds.count()
-        return answer(*arguments)
+        return later(answer(*arguments))
 
     client = raw()
     client.call(versions(), 3)
@@ -113,14 +114,11 @@ def test_a_connection_whose_turn_fails_is_closed(
     plain = server.cluster.api_versions
     turns = 0
 
-    class Answer:
-        def encode(self, version: int) -> bytes:
-            raise ValueError("this answer cannot be encoded")
-
-    def answer(*arguments: Any) -> Any:
+    def answer(*arguments: Any) -> Answer:
         nonlocal turns
         turns += 1
-        return Answer() if turns == 2 else plain(*arguments)
+        cannot_be_sent = Answer([object()])
+        return cannot_be_sent if turns == 2 else plain(*arguments)
 
     client, other = raw(), raw()
     client.call(versions(), 3)

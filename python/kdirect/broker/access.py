@@ -30,11 +30,14 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.appends import Appends
+from kdirect.broker.cluster_view import ClusterView
+from kdirect.broker.connection import ConnectionContext
 from kdirect.broker.engine import Engine, open_transport
 from kdirect.broker.failures import explain
 from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import (
     INVALID_REQUEST,
+    NOT_LEADER_OR_FOLLOWER,
     OFFSET_OUT_OF_RANGE,
     STORAGE_ERROR,
     UNKNOWN_SERVER_ERROR,
@@ -93,7 +96,8 @@ class OpenedFile:
 
 class AccessManager:
     """See the module.  `config` maps property names of the BROKER table to values.  Without
-    `files`, what belongs on a thread is done on the spot."""
+    `files`, what belongs on a thread is done on the spot; without `cluster`, this broker leads
+    everything."""
 
     def __init__(
         self,
@@ -101,8 +105,10 @@ class AccessManager:
         config: Mapping[str, Any],
         appends: Appends,
         files: FileThreads | None = None,
+        cluster: ClusterView | None = None,
     ) -> None:
         self._logs = log_manager
+        self._cluster = cluster
         self._config = config
         self._consume_enabled = bool(config["rdma.consume"])
         self._transports = frozenset(config["rdma.transports"])
@@ -110,7 +116,7 @@ class AccessManager:
         self._slots_per_consumer = int(config["rdma.slots.per.consumer"])
         self._produce_enabled = bool(config["rdma.produce"])
         self.on_append: Callable[[TopicPartition], None] | None = None
-        self.server: Any = None  # takes the requests of two-sided clients
+        self.context: ConnectionContext | None = None  # takes the requests of two-sided clients
         self._loop: asyncio.AbstractEventLoop | None = None
         self._engines: dict[str, Engine] = {}
         self._opening: dict[str, asyncio.Task[Engine]] = {}
@@ -315,6 +321,11 @@ class AccessManager:
         return peer
 
     def _partition(self, topic: str, index: int) -> Partition:
+        if self._cluster is not None and not self._cluster.leads(topic):
+            raise RefusedError(
+                NOT_LEADER_OR_FOLLOWER,
+                f"broker {self._cluster.leader_of(topic)} leads {topic}-{index}; ask for metadata",
+            )
         partition = self._logs.partitions.get(TopicPartition(topic, index))
         if partition is None:
             raise RefusedError(
@@ -414,7 +425,8 @@ class AccessManager:
         """A queue pair for requests in SENDs."""
         memory = int(self._config["rdma.message.memory.bytes"])
         most = min(memory, int(self._config["socket.request.max.bytes"]))
-        if self.server is None or self._loop is None or not self._produce_enabled:
+        context = self.context
+        if context is None or self._loop is None or not self._produce_enabled:
             raise RefusedError(
                 layout.ERROR_ACCESS_DISABLED, "requests in SENDs are not taken here; use TCP"
             )
@@ -425,8 +437,8 @@ class AccessManager:
                 " lower batch.bytes, or raise rdma.message.memory.bytes on the broker",
             )
         count = max(1, min(request.max_recv, MAX_RECEIVES, memory // request.message_bytes))
-        bound = self.server.memory.limit
-        if 0 <= bound < self.server.memory.used + count * request.message_bytes:
+        bound = context.memory.limit
+        if 0 <= bound < context.memory.used + count * request.message_bytes:
             raise RefusedError(
                 layout.ERROR_ACCESS_DISABLED,
                 f"{count * request.message_bytes} bytes for requests in SENDs would be over queued.max.request.bytes ({bound}); use TCP",
@@ -436,7 +448,7 @@ class AccessManager:
         domain = engine.device.alloc_pd()
         try:
             link = MessageConnection(
-                self.server,
+                context,
                 connection,
                 engine.messages,
                 domain,

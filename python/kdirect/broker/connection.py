@@ -1,7 +1,7 @@
 """One TCP connection: requests in, responses out, in order.
 
 Owns: the socket's two directions and the order of answers.  Knows nothing of what requests mean:
-the server's `dispatch` turns a frame into an answer, an awaitable of one, or nothing.
+`ConnectionContext.dispatch` turns a frame into an `Answer`.
 
 Rules, and why:
 
@@ -12,14 +12,13 @@ Rules, and why:
   connection is looked at.
 - Memory: the receive buffer beyond its first size, and requests that wait, are counted
   (`request_memory`); while the broker holds too much, this connection is not read from.
-- Back-pressure: when too many requests are unanswered, too many bytes wait behind a blocking one,
-  or the peer does not read its answers, this connection is not read from until that is over.
-- One connection that has sent many requests does not hold up the others: after `TURN_S` the rest
-  has its next turn when the others have had theirs, and nothing more is read of it until then.  An
-  answer that makes room for further requests asks for a turn, too: hundreds of answers may be ready
-  at once.
+- Back-pressure: this connection is not read from while too many requests are unanswered, while too
+  many bytes wait for a blocking one to end, or while the peer does not read its answers.
+- One connection that has sent many requests does not hold up the others: after `TURN_S` it waits
+  until the others have had their turn, and nothing more is read from it until then.  An answer that
+  makes room for further requests asks for a turn, too: hundreds of answers may be ready at once.
 - Response bytes are written with writev while the socket takes them; what is left is kept as views
-  and fed in pieces, so that a slow reader costs no copies of what it is owed.
+  and fed in pieces, so that a slow reader costs no copies of the bytes that it has not taken yet.
 
 All methods run on the event loop.
 """
@@ -31,17 +30,18 @@ import inspect
 import logging
 import os
 import struct
-import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from kdirect.broker.answers import Answer
 from kdirect.broker.files import TURN_S
 from kdirect.broker.frames import INITIAL_BYTES, FrameParser
+from kdirect.broker.request_memory import RequestMemory
+from kdirect.broker.services import Counters
 from kdirect.errors import ProtocolError
-
-if TYPE_CHECKING:
-    from kdirect.broker.server import BrokerServer
+from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.broker")
 
@@ -50,16 +50,17 @@ _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
-BLOCKED_BYTES = (
-    1 << 20
-)  # read this far ahead behind a blocking request, so that a closed peer is noticed
+# How many bytes are read after a blocking request while it waits, so that the end of a peer that has
+# gone is noticed.
+BLOCKED_BYTES = 1 << 20
 
 
 class Turns:
     """The order in which connections that have more to do go on: one after the other, `TURN_S` for
-    all of them each time that the event loop comes round, however many they are."""
+    all of them in each round of the event loop, however many they are."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Environment) -> None:
+        self._clock = environment.monotonic
         self._waiting: deque[Callable[[], None]] = deque()
         self._due = False
 
@@ -75,63 +76,65 @@ class Turns:
 
     def _give(self) -> None:
         self._due = False
-        end = time.monotonic() + TURN_S
+        end = self._clock() + TURN_S
         try:
-            for _ in range(len(self._waiting)):  # who asks again goes on when the loop comes round
+            # One that asks again meanwhile has its turn in the next round of the loop.
+            for _ in range(len(self._waiting)):
                 self._waiting.popleft()()
-                if time.monotonic() >= end:
+                if self._clock() >= end:
                     return
         finally:
             self._schedule()
 
 
-class Waiting:
-    """What `dispatch` returns for a request whose answer comes later: `encode` of what the
-    coroutine returns (None: none is sent)."""
+@dataclass(frozen=True, slots=True)
+class ConnectionContext:
+    """What a connection is given by the server that accepted it.
 
-    __slots__ = ("answer", "blocking", "encode")
+    `dispatch` executes one request; ProtocolError closes the connection.  `opened` and `lost` are
+    told of the connection's life.  All are called on the event loop."""
 
-    def __init__(
-        self,
-        answer: Coroutine[Any, Any, Any],
-        encode: Callable[[Any], Sequence[Any] | None],
-        *,
-        blocking: bool,
-    ) -> None:
-        self.answer = answer
-        self.encode = encode
-        self.blocking = blocking
+    dispatch: Callable[[Connection, memoryview], Answer]
+    opened: Callable[[Connection], None]
+    lost: Callable[[Connection], None]
+    memory: RequestMemory
+    turns: Turns
+    counters: Counters
+    environment: Environment
+    max_request_bytes: int
+    max_in_flight: int  # requests without an answer
 
 
 class _Slot:
-    """The place of one unanswered request in the order of answers."""
+    """The place of one unanswered request in the order of answers.  `done`: `answer` is what to
+    send.  `size`: bytes of the request, while it waits."""
 
-    __slots__ = ("blocking", "buffers", "done", "size", "waiting")
+    __slots__ = ("answer", "done", "header", "size")
 
-    def __init__(self, blocking: bool, waiting: Waiting | None = None, size: int = 0) -> None:
-        self.blocking = blocking
-        self.size = size  # bytes of the request, while it waits
-        self.waiting = waiting
-        self.buffers: Sequence[Any] | None = None
-        self.done = False
+    def __init__(self, answer: Answer, *, done: bool, size: int = 0) -> None:
+        self.answer = answer
+        self.header = answer.header
+        self.done = done
+        self.size = size
 
 
 class Connection(asyncio.BufferedProtocol):
     """Hashable by identity.  `peer` is ``host:port``; `client_id` is that of the latest request."""
 
-    def __init__(self, server: BrokerServer, listener: int) -> None:
-        self.server = server
+    def __init__(self, context: ConnectionContext, listener: int) -> None:
+        self.context = context
         self.listener = listener
         self.client_id: str | None = None
         self.peer = "?"
         self.local: tuple[str, int] = ("", 0)
         self.used_access = False
         self.closed = False
-        self.last_active = time.monotonic()
+        self._clock = context.environment.monotonic
+        self.last_active = self._clock()
         self._transport: Any = None
         self._fd = -1
-        self._parser = FrameParser(server.config["socket.request.max.bytes"])
-        self._max_in_flight: int = server.config["queued.max.requests"]
+        self._parser = FrameParser(context.max_request_bytes)
+        self._max_in_flight = context.max_in_flight
         self._slots: deque[_Slot] = deque()
         self._out: list[Any] = []
         self._out_bytes = 0
@@ -159,13 +162,13 @@ class Connection(asyncio.BufferedProtocol):
         )
         self._fd = transport.get_extra_info("socket").fileno()
         transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self.server.connection_opened(self)
+        self.context.opened(self)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self._parser.writable()
 
     def buffer_updated(self, nbytes: int) -> None:
-        self.server.counters.bytes_in += nbytes
+        self.context.counters.bytes_in += nbytes
         self.brought += nbytes
         self._parser.received(nbytes)
         self._work()
@@ -178,15 +181,13 @@ class Connection(asyncio.BufferedProtocol):
         for task in list(self._tasks):
             task.cancel()
         for slot in self._slots:
-            if (
-                slot.waiting is not None
-                and inspect.getcoroutinestate(slot.waiting.answer) == inspect.CORO_CREATED
-            ):
-                slot.waiting.answer.close()  # it never began: say so, or Python warns
+            awaited = slot.answer.awaited
+            if awaited is not None and inspect.getcoroutinestate(awaited) == inspect.CORO_CREATED:
+                awaited.close()  # it never began: say so, or Python warns
         self._slots.clear()
         self._pending.clear()
-        self.server.memory.leave(self)
-        self.server.connection_lost(self)
+        self.context.memory.leave(self)
+        self.context.lost(self)
 
     def pause_writing(self) -> None:
         self._write_paused = True
@@ -206,7 +207,7 @@ class Connection(asyncio.BufferedProtocol):
             self._throttle()
             return
         self._working = True
-        end = time.monotonic() + TURN_S
+        end = self._clock() + TURN_S
         try:
             while (
                 not self._blocked
@@ -216,21 +217,14 @@ class Connection(asyncio.BufferedProtocol):
                 frame = self._parser.next_frame()
                 if frame is None:
                     break
-                answer = self.server.dispatch(self, frame)
-                self.last_active = time.monotonic()
-                if isinstance(answer, Waiting):
-                    slot = _Slot(answer.blocking, answer, len(frame))
-                    self.server.memory.hold(self, slot.size)
-                    self._slots.append(slot)
-                    self._blocked = answer.blocking
-                    task = asyncio.ensure_future(self._finish(slot, answer))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                elif answer is not None:
+                answer = self.context.dispatch(self, frame)
+                self.last_active = self._clock()
+                if answer.awaited is not None:
+                    self._begin(answer, len(frame))
+                elif answer.buffers is not None:
                     self._answer(answer)
-                    if (
-                        self._out_bytes >= FLUSH_BYTES
-                    ):  # else one flush for all that arrived together
+                    # Below that, one flush does for all requests that arrived together.
+                    if self._out_bytes >= FLUSH_BYTES:
                         self._flush()
                 if self.closed:
                     return
@@ -252,15 +246,27 @@ class Connection(asyncio.BufferedProtocol):
     def _ask_for_turn(self) -> None:
         if not self._waits_for_turn:
             self._waits_for_turn = True
-            self.server.turns.ask(self._take_turn)
+            self.context.turns.ask(self._take_turn)
 
     def _take_turn(self) -> None:
         self._waits_for_turn = False
         self._work()
 
-    async def _finish(self, slot: _Slot, waiting: Waiting) -> None:
+    def _begin(self, answer: Answer, size: int) -> None:
+        """Wait for the answer to a request of `size` bytes."""
+        slot = _Slot(answer, done=False, size=size)
+        self.context.memory.hold(self, size)
+        self._slots.append(slot)
+        self._blocked = answer.blocking
+        task = asyncio.ensure_future(self._finish(slot))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _finish(self, slot: _Slot) -> None:
+        waiting = slot.answer
+        assert waiting.awaited is not None
         try:
-            buffers = waiting.encode(await waiting.answer)
+            answer = await waiting.awaited
         except asyncio.CancelledError:
             raise
         except ProtocolError as e:
@@ -273,29 +279,28 @@ class Connection(asyncio.BufferedProtocol):
         if self.closed:
             return
         slot.done = True
-        slot.buffers = buffers
+        slot.answer = answer
         size, slot.size = slot.size, 0
-        self.server.memory.give(self, size)
-        if slot.blocking:
+        self.context.memory.give(self, size)
+        if waiting.blocking:
             self._blocked = False
         while self._slots and self._slots[0].done:
             ready = self._slots.popleft()
-            if ready.buffers is not None:
-                self._push(ready.buffers)
+            if ready.answer.buffers is not None:
+                self._push([ready.header, *ready.answer.buffers])
         self._flush()
         if self._parser.buffered:
             self._ask_for_turn()
         else:
             self._work()
 
-    def _answer(self, buffers: Sequence[Any]) -> None:
+    def _answer(self, answer: Answer) -> None:
+        """Send an answer that is there, after those to earlier requests."""
         if self._slots:
-            slot = _Slot(False)
-            slot.done = True
-            slot.buffers = buffers
-            self._slots.append(slot)
+            self._slots.append(_Slot(answer, done=True))
         else:
-            self._push(buffers)
+            assert answer.buffers is not None
+            self._push([answer.header, *answer.buffers])
 
     def _throttle(self) -> None:
         """Stop or resume reading."""
@@ -322,7 +327,7 @@ class Connection(asyncio.BufferedProtocol):
         comes later."""
         self._parser.trim()
         self._count_buffer()
-        if not self.server.memory.take(self, self._parser.growth()):
+        if not self.context.memory.take(self, self._parser.growth()):
             return False
         self._grow()
         return True
@@ -338,14 +343,14 @@ class Connection(asyncio.BufferedProtocol):
         more = max(0, self._parser.capacity - INITIAL_BYTES) - self._charged
         self._charged += more
         if more > 0:
-            self.server.memory.hold(self, more)
+            self.context.memory.hold(self, more)
         elif more < 0:
-            self.server.memory.give(self, -more)
+            self.context.memory.give(self, -more)
 
     def memory_granted(self, size: int) -> None:
         """See `request_memory.Holder`."""
         if self.closed:
-            self.server.memory.give(self, size)
+            self.context.memory.give(self, size)
             return
         self._grow()
         self._throttle()
@@ -367,7 +372,7 @@ class Connection(asyncio.BufferedProtocol):
         self._out.append(_SIZE.pack(size))
         self._out.extend(buffers)
         self._out_bytes += size
-        self.server.counters.bytes_out += size + 4
+        self.context.counters.bytes_out += size + 4
 
     def _flush(self) -> None:
         """Hand what `_push` collected to the socket."""
@@ -421,9 +426,8 @@ class Connection(asyncio.BufferedProtocol):
             )
         self._flush()
         self.closed = True
-        while (
-            self._pending and not self._transport.is_closing()
-        ):  # the transport sends what it has been given before it closes
+        # The transport sends what it has been given before it closes.
+        while self._pending and not self._transport.is_closing():
             self._transport.write(self._pending.popleft())
         self._transport.close()
 

@@ -13,6 +13,7 @@ from kdirect.errors import (
     CorruptLogError,
     KdirectError,
     LogError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     TopicCollisionError,
     UnknownTopicError,
@@ -52,7 +53,8 @@ def code_of(error: BaseException) -> int:
         return ErrorCode.INVALID_TOPIC_EXCEPTION
     if isinstance(error, ConfigError):
         return ErrorCode.INVALID_CONFIG
-    if isinstance(error, ClosedError):  # the partition is going: look for it again
+    # The partition is being closed, or led elsewhere: the client looks for it again.
+    if isinstance(error, ClosedError | NotLeaderError):
         return ErrorCode.NOT_LEADER_OR_FOLLOWER
     if isinstance(error, LogError | OSError):
         return ErrorCode.KAFKA_STORAGE_ERROR

@@ -29,7 +29,6 @@ import fcntl
 import logging
 import os
 import resource
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -39,12 +38,13 @@ from typing import Any, TypeAlias
 from kdirect.errors import ClosedError
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
+from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.broker")
 
 ROOM_THREADS = 2  # a log directory
 READ_THREADS = 4
-TURN_S = 0.002  # what the event loop gives one kind of work before the others have their turn
+TURN_S = 0.002  # how long the event loop does one kind of work before the others have their turn
 DESCRIPTORS = 1 << 16
 
 # `done(result, None)` or `done(None, error)`.
@@ -79,7 +79,8 @@ class FileThreads:
     """See the module.  Life: construct, `start` on the event loop, `close` from any thread.
     Threads are started as they are needed."""
 
-    def __init__(self, log_dirs: Sequence[Path]) -> None:
+    def __init__(self, log_dirs: Sequence[Path], environment: Environment = SYSTEM) -> None:
+        self._clock = environment.monotonic
         self._rooms = {
             directory: ThreadPoolExecutor(ROOM_THREADS, thread_name_prefix=f"kdirect-room-{i}")
             for i, directory in enumerate(log_dirs)
@@ -145,11 +146,11 @@ class FileThreads:
     def _tell_outcomes(self) -> None:
         """Call `done` for what the threads have finished; after `TURN_S` others have their turn."""
         self._turn_is_due = False
-        end = time.monotonic() + TURN_S
+        end = self._clock() + TURN_S
         try:
             while self._outcomes:
                 self._done(*self._outcomes.popleft())
-                if time.monotonic() >= end:
+                if self._clock() >= end:
                     return
         finally:
             if self._outcomes and not self._turn_is_due:

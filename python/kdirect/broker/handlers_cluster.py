@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import Any
 
+from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.cluster_view import NO_NODE, Node, PlacedTopic
+from kdirect.broker.connection import Connection
 from kdirect.broker.failures import code_of, explain
+from kdirect.broker.services import Services
 from kdirect.broker.topics import MAX_PARTITIONS, OFFSETS_TOPIC, Topic
 from kdirect.errors import ConfigError, KdirectError, TopicExistsError
 from kdirect.format import protocol as p
@@ -21,248 +25,260 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition, check_topic_name
 
-if TYPE_CHECKING:
-    from kdirect.broker.connection import Connection
-    from kdirect.broker.server import BrokerServer
-
 BROKER_RESOURCE = 4
 TOPIC_RESOURCE = 2
 MANY_PARTITIONS = 100
+MOST_ROWS = 2000  # partitions in one answer to DescribeTopicPartitions
+
+
+def _missing(name: str | None) -> dict[str, Any]:
+    """The row of a topic that does not exist."""
+    return {
+        "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        "name": name,
+        "topic_id": None,
+        "partitions": [],
+    }
 
 
 class ClusterHandlers:
-    """Handlers about the cluster; one for the broker."""
+    """Handlers about the cluster; one for the broker.
 
-    def __init__(self, server: BrokerServer) -> None:
-        self._server = server
-        self._config = server.config
-        self._node_id: int = server.config["node.id"]
+    `apis()`: what ApiVersions advertises.  `config_rows(topic)`: the properties of a topic, in the
+    form of DescribeConfigs.  `delete_topic(topic)`: end everything that the broker has of it."""
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        apis: Callable[[], list[p.Api]],
+        config_rows: Callable[[Topic], list[dict[str, Any]]],
+        delete_topic: Callable[[Topic], Awaitable[None]],
+    ) -> None:
+        self._services = services
+        self._config = services.config
+        self._cluster = services.cluster
+        self._topics = services.topics
+        self._files = services.files
+        self._apis = apis
+        self._config_rows = config_rows
+        self._delete_topic = delete_topic
         self._deletions = asyncio.Lock()
         self._deleting: set[asyncio.Task[Any]] = set()
 
     # -- versions ----------------------------------------------------------------------------------
 
-    def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return self.versions(0)
+    def api_versions(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        return respond(header, p.ApiVersionsResponse, error_code=0, api_keys=self._api_keys())
 
-    def versions(self, error: int) -> Any:
-        """An ApiVersions response; with UNSUPPORTED_VERSION it goes out as version 0, whatever was
-        asked."""
-        keys = [
+    def unsupported_version(self) -> Any:
+        """The encoded answer to an ApiVersions request of a version that this broker does not
+        speak: it goes out as version 0, whatever was asked."""
+        code = ErrorCode.UNSUPPORTED_VERSION
+        response = build(p.ApiVersionsResponse, error_code=code, api_keys=self._api_keys())
+        return response.encode(version=0)
+
+    def _api_keys(self) -> list[dict[str, int]]:
+        return [
             {"api_key": a.key, "min_version": a.low, "max_version": a.high}
-            for a in sorted(self._server.apis(), key=lambda a: a.key)
+            for a in sorted(self._apis(), key=lambda a: a.key)
         ]
-        return build(p.ApiVersionsResponse, error_code=error, api_keys=keys)
 
     # -- metadata ----------------------------------------------------------------------------------
 
-    def metadata(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    def metadata(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
+        nodes = self._nodes(connection)
         wanted = request.topics
         if wanted is None or (version == 0 and not wanted):
-            return self._answer_metadata(connection, header, list(self._server.topics), ())
+            return self._answer_metadata(header, nodes, self._topics.all_topics(), ())
         create = self._config["auto.create.topics.enable"] and (
             version < 4 or request.allow_auto_topic_creation
         )
-        if create and any(
-            w.name is not None and self._server.topics.get(w.name) is None for w in wanted
-        ):
-            return self._metadata_created(connection, wanted)
-        return self._answer_metadata(
-            connection,
-            header,
-            [t for w in wanted if (t := self._server.topics.get(w.name or ""))],
-            wanted,
-        )
+        names = [w.name for w in wanted if w.name is not None]
+        if create and any(self._topics.find(name) is None for name in names):
+            return later(self._metadata_created(header, nodes, wanted))
+        found = [t for w in wanted if (t := self._topics.find(w.name or ""))]
+        return self._answer_metadata(header, nodes, found, wanted)
 
     def _answer_metadata(
-        self, connection: Connection, header: p.RequestHeader, topics: list[Topic], wanted: Any
-    ) -> Any | Awaitable[Any]:
-        """Of `wanted`, or of all topics.  An answer about many partitions takes tens of ms: on a
-        thread, which lets the event loop run."""
+        self,
+        header: p.RequestHeader,
+        nodes: Sequence[Node],
+        topics: list[Topic | PlacedTopic],
+        wanted: Any,
+    ) -> Answer:
+        """Of `wanted`, or of all topics.  An answer about many partitions takes tens of ms: it is
+        made on a thread, which lets the event loop run."""
 
-        def rows() -> list[dict[str, Any]]:
-            return (
+        def answer() -> Answer:
+            rows = (
                 [self._metadata_of(w, False) for w in wanted]
                 if wanted
                 else [self._topic_row(t) for t in topics]
             )
+            return self._metadata(header, nodes, rows)
 
         if sum(t.partition_count for t in topics) < MANY_PARTITIONS:
-            return self._metadata(connection, rows())
-        return self._server.files.read(
-            lambda: [self._metadata(connection, rows()).encode(version=header.api_version)]
-        )
+            return answer()
+        return later(self._files.read(answer))
 
-    async def _metadata_created(self, connection: Connection, wanted: Any) -> Any:
-        rows = await self._server.files.admin(lambda: [self._metadata_of(w, True) for w in wanted])
-        return self._metadata(connection, rows)
+    async def _metadata_created(
+        self, header: p.RequestHeader, nodes: Sequence[Node], wanted: Any
+    ) -> Answer:
+        rows = await self._files.admin(lambda: [self._metadata_of(w, True) for w in wanted])
+        return self._metadata(header, nodes, rows)
 
-    def _metadata(self, connection: Connection, rows: list[dict[str, Any]]) -> Any:
-        host, port = self._server.advertised(connection)
-        return build(
+    def _metadata(
+        self, header: p.RequestHeader, nodes: Sequence[Node], rows: list[dict[str, Any]]
+    ) -> Answer:
+        return respond(
+            header,
             p.MetadataResponse,
-            brokers=[{"node_id": self._node_id, "host": host, "port": port, "rack": None}],
-            cluster_id=self._server.logs.cluster_id,
-            controller_id=self._node_id,
+            brokers=[
+                {"node_id": n.node_id, "host": n.host, "port": n.port, "rack": None} for n in nodes
+            ],
+            cluster_id=self._cluster.cluster_id,
+            controller_id=self._cluster.controller_id,
             topics=rows,
         )
 
+    def _nodes(self, connection: Connection) -> Sequence[Node]:
+        """The brokers, each at the address where the client of `connection` reaches it."""
+        own = self._services.listeners.address_for(connection.listener, connection.local[0])
+        return self._cluster.nodes(own)
+
     def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
         """With `create`: on the admin thread."""
-        topics = self._server.topics
+        topics = self._topics
         # An id goes before a name, as in Kafka: some clients send an empty name with it.
         by_id = getattr(wanted, "topic_id", None)
         if by_id is not None or wanted.name is None:
-            topic = topics.by_id(by_id)
+            topic = topics.find_by_id(by_id)
             if topic is None or topic.deleting:
                 return {
+                    **_missing(None),
                     "error_code": ErrorCode.UNKNOWN_TOPIC_ID,
-                    "name": None,
                     "topic_id": by_id,
-                    "partitions": [],
                 }
             return self._topic_row(topic)
         name = wanted.name
-        missing = {
-            "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            "name": name,
-            "topic_id": None,
-            "partitions": [],
-        }
-        topic = topics.get(name)
+        topic = topics.find(name)
         if topic is not None:
-            return missing if topic.deleting else self._topic_row(topic)
+            return _missing(name) if topic.deleting else self._topic_row(topic)
         try:
             check_topic_name(name)
-            if not create:
-                return missing
+            if not create or not self._cluster.is_controller:
+                return _missing(name)
             if name == OFFSETS_TOPIC:
-                return self._topic_row(self._server.offsets.create_topic())
+                return self._topic_row(self._services.offsets.create_topic())
             return self._topic_row(topics.create(name, self._config["num.partitions"], {}))
         except ConfigError:
-            return {**missing, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
+            return {**_missing(name), "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
         except KdirectError as e:
-            return {**missing, "error_code": explain(e, f"creation of topic {name}")[0]}
+            return {**_missing(name), "error_code": explain(e, f"creation of topic {name}")[0]}
 
-    def _partition_row(self, topic: Topic, index: int) -> dict[str, Any]:
-        partition = self._server.logs.partitions.get(TopicPartition(topic.name, index))
-        me = [self._node_id]
-        if partition is None:  # its directory could not be made
-            return {
-                "error_code": ErrorCode.LEADER_NOT_AVAILABLE,
-                "partition_index": index,
-                "leader_id": -1,
-                "leader_epoch": -1,
-                "replica_nodes": me,
-                "isr_nodes": [],
-                "offline_replicas": me,
-            }
+    def _partition_row(self, name: str, index: int) -> dict[str, Any]:
+        view = self._cluster.partition(TopicPartition(name, index))
         return {
-            "error_code": 0,
+            "error_code": 0 if view.leader != NO_NODE else ErrorCode.LEADER_NOT_AVAILABLE,
             "partition_index": index,
-            "leader_id": self._node_id,
-            "leader_epoch": partition.leader_epoch,
-            "replica_nodes": me,
-            "isr_nodes": me,
-            "offline_replicas": [],
+            "leader_id": view.leader,
+            "leader_epoch": view.leader_epoch,
+            "replica_nodes": list(view.replicas),
+            "isr_nodes": list(view.in_sync),
+            "offline_replicas": list(view.offline),
         }
 
-    def _topic_row(self, topic: Topic) -> dict[str, Any]:
+    def _topic_row(self, topic: Topic | PlacedTopic) -> dict[str, Any]:
         return {
             "error_code": 0,
             "name": topic.name,
             "topic_id": topic.topic_id,
             "is_internal": topic.internal,
-            "partitions": [self._partition_row(topic, i) for i in range(topic.partition_count)],
+            "partitions": [
+                self._partition_row(topic.name, i) for i in range(topic.partition_count)
+            ],
         }
 
     def describe_topic_partitions(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
         """In name order from the cursor on, at most `response_partition_limit` partitions.  No
         names: all topics."""
-        left = max(1, min(request.response_partition_limit, 2000))
+        left = max(1, min(request.response_partition_limit, MOST_ROWS))
         asked = {t.name for t in request.topics}
-        names = sorted(asked or {t.name for t in self._server.topics if not t.deleting})
+        names = sorted(asked or {t.name for t in self._topics.all_topics() if not t.deleting})
         first = 0
         if request.cursor is not None:
             names = [n for n in names if n >= request.cursor.topic_name]
-            first = (
-                max(0, request.cursor.partition_index)
-                if names and names[0] == request.cursor.topic_name
-                else 0
-            )
+            if names and names[0] == request.cursor.topic_name:
+                first = max(0, request.cursor.partition_index)
         rows: list[dict[str, Any]] = []
         cursor = None
         for name in names:
             if left <= 0:
                 cursor = {"topic_name": name, "partition_index": 0}
                 break
-            topic = self._server.topics.get(name)
+            topic = self._topics.find(name)
             if topic is None or topic.deleting:
-                rows.append(
-                    {
-                        "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                        "name": name,
-                        "topic_id": None,
-                        "partitions": [],
-                    }
-                )
+                rows.append(_missing(name))
                 first = 0
                 continue
             end = min(topic.partition_count, first + left)
-            # Empty, not null, though the schema allows null: Java's client walks through both.
-            parts = [
-                {
-                    **self._partition_row(topic, i),
-                    "eligible_leader_replicas": [],
-                    "last_known_elr": [],
-                }
-                for i in range(first, end)
-            ]
-            rows.append(
-                {
-                    "error_code": 0,
-                    "name": name,
-                    "topic_id": topic.topic_id,
-                    "is_internal": topic.internal,
-                    "partitions": parts,
-                }
-            )
-            left -= len(parts)
+            rows.append(self._described(topic, first, end))
+            left -= max(0, end - first)
             if end < topic.partition_count:
                 cursor = {"topic_name": name, "partition_index": end}
                 break
             first = 0
-        return build(p.DescribeTopicPartitionsResponse, topics=rows, next_cursor=cursor)
+        return respond(header, p.DescribeTopicPartitionsResponse, topics=rows, next_cursor=cursor)
+
+    def _described(self, topic: Topic | PlacedTopic, first: int, end: int) -> dict[str, Any]:
+        """Partitions [first, end) of a topic, in the form of DescribeTopicPartitions."""
+        # Empty, not null, though the schema allows null: Java's client walks through both.
+        extra: dict[str, list[int]] = {"eligible_leader_replicas": [], "last_known_elr": []}
+        rows = [{**self._partition_row(topic.name, i), **extra} for i in range(first, end)]
+        return {
+            "error_code": 0,
+            "name": topic.name,
+            "topic_id": topic.topic_id,
+            "is_internal": topic.internal,
+            "partitions": rows,
+        }
 
     def describe_cluster(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        host, port = self._server.advertised(connection)
-        return build(
-            p.DescribeClusterResponse, error_code=0, error_message=None, endpoint_type=1, cluster_id=self._server.logs.cluster_id,
-            controller_id=self._node_id, brokers=[{"broker_id": self._node_id, "host": host, "port": port, "rack": None}],
-        )  # fmt: skip
+    ) -> Answer:
+        return respond(
+            header,
+            p.DescribeClusterResponse,
+            error_code=0,
+            error_message=None,
+            endpoint_type=1,
+            cluster_id=self._cluster.cluster_id,
+            controller_id=self._cluster.controller_id,
+            brokers=[
+                {"broker_id": n.node_id, "host": n.host, "port": n.port, "rack": None}
+                for n in self._nodes(connection)
+            ],
+        )
 
-    async def describe_log_dirs(
+    def describe_log_dirs(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return await self._server.files.read(self._describe_log_dirs, request)
+    ) -> Answer:
+        return later(self._files.read(self._describe_log_dirs, header, request))
 
-    def _describe_log_dirs(self, request: Any) -> Any:
+    def _describe_log_dirs(self, header: p.RequestHeader, request: Any) -> Answer:
         wanted = (
             None
             if request.topics is None
             else {TopicPartition(t.topic, i) for t in request.topics for i in t.partitions}
         )
         results = []
-        for directory in self._server.logs.log_dirs:
+        for directory in self._services.logs.log_dirs:
             topics: dict[str, list[dict[str, Any]]] = {}
-            for tp, partition in list(self._server.logs.partitions.items()):
+            for tp, partition in list(self._services.logs.partitions.items()):
                 if (wanted is None or tp in wanted) and partition.directory.parent == directory:
                     row = {
                         "partition_index": tp.partition,
@@ -290,175 +306,163 @@ class ClusterHandlers:
                     "usable_bytes": usable,
                 }
             )
-        return build(p.DescribeLogDirsResponse, error_code=0, results=results)
+        return respond(header, p.DescribeLogDirsResponse, error_code=0, results=results)
 
     # -- topics ------------------------------------------------------------------------------------
 
-    async def create_topics(
+    def create_topics(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return await self._server.files.admin(self._create_all, request)
+    ) -> Answer:
+        return later(self._files.admin(self._create_all, header, request))
 
-    def _create_all(self, request: Any) -> Any:
+    def _create_all(self, header: p.RequestHeader, request: Any) -> Answer:
         names = [t.name for t in request.topics]
         rows: list[dict[str, Any]] = []
         left = MAX_PARTITIONS
         for wanted in {t.name: t for t in request.topics}.values():
-            rows.append(
-                self._create(wanted, request.validate_only, names.count(wanted.name) > 1, left)
-            )
+            if names.count(wanted.name) > 1:
+                error = f"topic {wanted.name} is in the request twice"
+                rows.append(_not_created(wanted.name, ErrorCode.INVALID_REQUEST, error))
+                continue
+            rows.append(self._create(wanted, request.validate_only, left))
             left -= max(0, rows[-1]["num_partitions"])
-        return build(p.CreateTopicsResponse, topics=rows)
+        return respond(header, p.CreateTopicsResponse, topics=rows)
 
-    def _create(self, wanted: Any, validate_only: bool, twice: bool, left: int) -> dict[str, Any]:
+    def _create(self, wanted: Any, validate_only: bool, left: int) -> dict[str, Any]:
         """`left`: how many partitions the request may still ask for."""
-
-        def refused(code: int, message: str) -> dict[str, Any]:
-            return {
-                "name": wanted.name,
-                "topic_id": None,
-                "error_code": code,
-                "error_message": message,
-                "num_partitions": -1,
-                "replication_factor": -1,
-                "configs": [],
-            }
-
-        if twice:
-            return refused(
-                ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is in the request twice"
+        name = wanted.name
+        refusal = self._creation_refused(wanted)
+        if refusal is not None:
+            return _not_created(name, *refusal)
+        if wanted.assignments:
+            partitions = len(wanted.assignments)
+        elif wanted.num_partitions == -1:
+            partitions = self._config["num.partitions"]
+        else:
+            partitions = wanted.num_partitions
+        if not 1 <= partitions <= left:
+            return _not_created(
+                name,
+                ErrorCode.INVALID_PARTITIONS,
+                f"{partitions} partitions; give at least 1, at most {MAX_PARTITIONS} in a request",
             )
+        configs = {c.name: c.value for c in wanted.configs}
+        try:
+            if validate_only:
+                checked = self._topics.check_new(name, partitions, configs)
+                topic = Topic(name, None, partitions, checked)  # type: ignore[arg-type]
+            else:
+                topic = self._topics.create(name, partitions, configs)
+            rows = self._config_rows(topic)
+        except TopicExistsError as e:
+            return _not_created(name, ErrorCode.TOPIC_ALREADY_EXISTS, str(e))
+        except ConfigError as e:
+            return _not_created(name, code_of(e), str(e))
+        except KdirectError as e:
+            return _not_created(name, *explain(e, f"creation of topic {name}"))
+        return _created(topic, rows)
+
+    def _creation_refused(self, wanted: Any) -> tuple[int, str] | None:
+        """Why a topic of this name, with these replicas, cannot be created here: (code, text)."""
         try:
             check_topic_name(wanted.name)
         except ConfigError as e:
-            return refused(ErrorCode.INVALID_TOPIC_EXCEPTION, str(e))
-        partitions = wanted.num_partitions
+            return ErrorCode.INVALID_TOPIC_EXCEPTION, str(e)
+        if not self._cluster.leads(wanted.name):
+            leader = self._cluster.leader_of(wanted.name)
+            return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name} exists at broker {leader}"
+        if not self._cluster.is_controller:
+            controller = self._cluster.controller_id
+            return ErrorCode.NOT_CONTROLLER, f"broker {controller} creates topics; ask it"
         if wanted.assignments:
-            problem = self._bad_assignment([a.broker_ids for a in wanted.assignments])
+            problem = self._cluster.bad_assignment(a.broker_ids for a in wanted.assignments)
             if sorted(a.partition_index for a in wanted.assignments) != list(
                 range(len(wanted.assignments))
             ):
                 problem = "partitions of an assignment are numbered from 0 without gaps"
-            if problem or wanted.num_partitions != -1 or wanted.replication_factor != -1:
-                return refused(
-                    ErrorCode.INVALID_REPLICA_ASSIGNMENT if problem else ErrorCode.INVALID_REQUEST,
-                    problem
-                    or "give an assignment, or numbers of partitions and replicas, not both",
+            if problem:
+                return ErrorCode.INVALID_REPLICA_ASSIGNMENT, problem
+            if wanted.num_partitions != -1 or wanted.replication_factor != -1:
+                return (
+                    ErrorCode.INVALID_REQUEST,
+                    "give an assignment, or numbers of partitions and replicas, not both",
                 )
-            partitions = len(wanted.assignments)
-        elif partitions == -1:
-            partitions = self._config["num.partitions"]
-        if wanted.replication_factor not in (-1, 1):
-            return refused(
-                ErrorCode.INVALID_REPLICATION_FACTOR,
-                f"replication factor {wanted.replication_factor}: there is one broker; use 1",
-            )
-        if not 1 <= partitions <= left:
-            return refused(
-                ErrorCode.INVALID_PARTITIONS,
-                f"{partitions} partitions; give at least 1, at most {MAX_PARTITIONS} in a request",
-            )
-        topics = self._server.topics
-        configs = {c.name: c.value for c in wanted.configs}
-        try:
-            if validate_only:
-                checked = topics.check_new(wanted.name, partitions, configs)
-                topic = Topic(wanted.name, None, partitions, checked)  # type: ignore[arg-type]
-            else:
-                topic = topics.create(wanted.name, partitions, configs)
-            rows = self._server.configs.topic_rows(topic)
-        except TopicExistsError as e:
-            return refused(ErrorCode.TOPIC_ALREADY_EXISTS, str(e))
-        except ConfigError as e:
-            return refused(code_of(e), str(e))
-        except KdirectError as e:
-            return refused(*explain(e, f"creation of topic {wanted.name}"))
-        shown = [
-            {k: row[k] for k in ("name", "value", "read_only", "config_source", "is_sensitive")}
-            for row in rows
-        ]
-        return {
-            "name": wanted.name,
-            "topic_id": topic.topic_id,
-            "error_code": 0,
-            "error_message": None,
-            "num_partitions": partitions,
-            "replication_factor": 1,
-            "configs": shown,
-        }
+        problem = self._cluster.bad_replication_factor(wanted.replication_factor)
+        return (ErrorCode.INVALID_REPLICATION_FACTOR, problem) if problem else None
 
-    def _bad_assignment(self, assignments: Iterable[list[int]]) -> str:
-        for brokers in assignments:
-            if brokers != [self._node_id]:
-                return f"replicas {brokers}: the only broker is {self._node_id}"
-        return ""
-
-    async def delete_topics(
+    def delete_topics(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
+        return later(self._delete_topics(header, request))
+
+    async def _delete_topics(self, header: p.RequestHeader, request: Any) -> Answer:
         if header.api_version >= 6:
             wanted = [(t.name, t.topic_id) for t in request.topics]
         else:
             wanted = [(name, None) for name in request.topic_names]
         # On a task of its own: a client that goes ends its request, but not a deletion whose files
         # are going already.
-        task = asyncio.ensure_future(self._delete_all(wanted))
+        task = asyncio.ensure_future(self._delete_all(header, wanted))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
         return await asyncio.shield(task)
 
-    async def _delete_all(self, wanted: Sequence[tuple[str | None, Any]]) -> Any:
+    async def _delete_all(
+        self, header: p.RequestHeader, wanted: Sequence[tuple[str | None, Any]]
+    ) -> Answer:
         async with self._deletions:
-            return build(
-                p.DeleteTopicsResponse,
-                responses=[await self._delete(name, topic_id) for name, topic_id in wanted],
-            )
+            rows = [await self._delete(name, topic_id) for name, topic_id in wanted]
+        return respond(header, p.DeleteTopicsResponse, responses=rows)
 
     async def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
-        topics = self._server.topics
-        named = name is not None and (
-            name != "" or topic_id is None
-        )  # an empty name with an id is none
-        topic = topics.get(name or "") if named else topics.by_id(topic_id)
+        # An empty name with an id is no name.
+        named = name is not None and (name != "" or topic_id is None)
+        topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
-        if topic is None:  # one that is being deleted stays when that failed: it may be tried again
-            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
-            return {**out, "error_code": code, "error_message": "there is no such topic"}
-        out.update(name=topic.name, topic_id=topic.topic_id)
-        if not self._config["delete.topic.enable"]:
-            return {
-                **out,
-                "error_code": ErrorCode.TOPIC_DELETION_DISABLED,
-                "error_message": "delete.topic.enable is false",
-            }
-        if topic.internal:
+        if named and self._cluster.is_fixed(name or ""):
             return {
                 **out,
                 "error_code": ErrorCode.INVALID_REQUEST,
-                "error_message": f"topic {topic.name} is the broker's own",
+                "error_message": f"topic {name} is part of the cluster's layout",
             }
+        if topic is None:  # a topic whose deletion failed is still there, and may be deleted again
+            code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
+            return {**out, "error_code": code, "error_message": "there is no such topic"}
+        out.update(name=topic.name, topic_id=topic.topic_id)
+        refusal = self._deletion_refused(topic)
+        if refusal is not None:
+            return {**out, "error_code": refusal[0], "error_message": refusal[1]}
         try:
-            await self._server.delete_topic(topic)
+            await self._delete_topic(topic)
         except (KdirectError, OSError) as e:
-            refused = explain(e, f"deletion of topic {topic.name}")
-            return {**out, "error_code": refused[0], "error_message": refused[1]}
+            failure, message = explain(e, f"deletion of topic {topic.name}")
+            return {**out, "error_code": failure, "error_message": message}
         return out
 
-    async def create_partitions(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return await self._server.files.admin(self._grow_all, request)
+    def _deletion_refused(self, topic: Topic) -> tuple[int, str] | None:
+        if not self._config["delete.topic.enable"]:
+            return ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false"
+        if topic.internal:
+            return ErrorCode.INVALID_REQUEST, f"topic {topic.name} is the broker's own"
+        if self._cluster.is_fixed(topic.name):
+            return ErrorCode.INVALID_REQUEST, f"topic {topic.name} is part of the cluster's layout"
+        return None
 
-    def _grow_all(self, request: Any) -> Any:
+    def create_partitions(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return later(self._files.admin(self._grow_all, header, request))
+
+    def _grow_all(self, header: p.RequestHeader, request: Any) -> Answer:
         rows: list[dict[str, Any]] = []
         left = MAX_PARTITIONS
         for wanted in request.topics:
-            topic = self._server.topics.get(wanted.name)
+            topic = self._topics.get(wanted.name)
             before = topic.partition_count if topic is not None else 0
             rows.append(self._grow(wanted, request.validate_only, left))
             if rows[-1]["error_code"] == 0:
                 left -= wanted.count - before
-        return build(p.CreatePartitionsResponse, results=rows)
+        return respond(header, p.CreatePartitionsResponse, results=rows)
 
     def _grow(self, wanted: Any, validate_only: bool, left: int) -> dict[str, Any]:
         """`left`: how many partitions the request may still ask for."""
@@ -466,7 +470,11 @@ class ClusterHandlers:
         def result(code: int, message: str | None) -> dict[str, Any]:
             return {"name": wanted.name, "error_code": code, "error_message": message}
 
-        topic = self._server.topics.get(wanted.name)
+        if self._cluster.is_fixed(wanted.name):
+            return result(
+                ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is part of the cluster's layout"
+            )
+        topic = self._topics.get(wanted.name)
         if topic is None or topic.deleting:
             return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {wanted.name}")
         if topic.internal:
@@ -474,15 +482,17 @@ class ClusterHandlers:
         if wanted.count <= topic.partition_count:
             return result(
                 ErrorCode.INVALID_PARTITIONS,
-                f"topic {topic.name} has {topic.partition_count} partitions; they can only become more",
+                f"topic {topic.name} has {topic.partition_count} partitions;"
+                " they can only become more",
             )
         if wanted.count > MAX_PARTITIONS or wanted.count - topic.partition_count > left:
             return result(
                 ErrorCode.INVALID_PARTITIONS,
-                f"{wanted.count} partitions; give at most {MAX_PARTITIONS}, of all topics of a request together",
+                f"{wanted.count} partitions; give at most {MAX_PARTITIONS},"
+                " of all topics of a request together",
             )
         if wanted.assignments is not None:
-            problem = self._bad_assignment([a.broker_ids for a in wanted.assignments])
+            problem = self._cluster.bad_assignment(a.broker_ids for a in wanted.assignments)
             if problem or len(wanted.assignments) != wanted.count - topic.partition_count:
                 return result(
                     ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -490,27 +500,29 @@ class ClusterHandlers:
                 )
         try:
             if not validate_only:
-                self._server.topics.grow(topic, wanted.count)
+                self._topics.grow(topic, wanted.count)
         except KdirectError as e:
             return result(*explain(e, f"growth of topic {topic.name}"))
         return result(0, None)
 
-    def elect_leaders(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        if request.topic_partitions is None:
-            return build(p.ElectLeadersResponse, error_code=0, replica_election_results=[])
+    def elect_leaders(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
         results = []
-        for t in request.topic_partitions:
+        for t in request.topic_partitions or ():
             rows = []
             for i in t.partitions:
-                exists = TopicPartition(t.topic, i) in self._server.logs.partitions
+                view = self._cluster.partition(TopicPartition(t.topic, i))
                 code = (
                     ErrorCode.ELECTION_NOT_NEEDED
-                    if exists
+                    if view.leader != NO_NODE
                     else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 )
                 rows.append({"partition_id": i, "error_code": code, "error_message": None})
             results.append({"topic": t.topic, "partition_result": rows})
-        return build(p.ElectLeadersResponse, error_code=0, replica_election_results=results)
+        return respond(
+            header, p.ElectLeadersResponse, error_code=0, replica_election_results=results
+        )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (
@@ -524,3 +536,30 @@ class ClusterHandlers:
             ("CreatePartitions", self.create_partitions, True),
             ("ElectLeaders", self.elect_leaders, True),
         )
+
+
+def _not_created(name: str, code: int, message: str) -> dict[str, Any]:
+    """The row of a topic that was not created."""
+    return {
+        "name": name,
+        "topic_id": None,
+        "error_code": code,
+        "error_message": message,
+        "num_partitions": -1,
+        "replication_factor": -1,
+        "configs": [],
+    }
+
+
+def _created(topic: Topic, config_rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The row of a topic that was created, or could be."""
+    shown = ("name", "value", "read_only", "config_source", "is_sensitive")
+    return {
+        "name": topic.name,
+        "topic_id": topic.topic_id,
+        "error_code": 0,
+        "error_message": None,
+        "num_partitions": topic.partition_count,
+        "replication_factor": 1,
+        "configs": [{k: row[k] for k in shown} for row in config_rows],
+    }

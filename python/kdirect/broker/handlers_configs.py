@@ -8,19 +8,17 @@ read-only while it runs.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.services import Services
 from kdirect.broker.topics import Topic
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.schema import build
 from kdirect.options import BROKER, TOPIC, Option, config_text
-
-if TYPE_CHECKING:
-    from kdirect.broker.connection import Connection
-    from kdirect.broker.server import BrokerServer
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4
@@ -74,23 +72,54 @@ def _changed_list(row: Option, own: str | None, value: str, operation: int) -> s
     return ",".join(x for x in before if x not in given)
 
 
+def _changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
+    """The topic's own properties after the operations of an IncrementalAlterConfigs; ConfigError."""
+    configs = dict(topic.configs)
+    for c in resource.configs:
+        row = TOPIC.find(c.name)
+        if c.config_operation == DELETE:
+            configs.pop(row.name, None)
+        elif c.config_operation == SET and c.value is not None:
+            configs[row.name] = c.value
+        elif (
+            c.config_operation in (APPEND, SUBTRACT) and c.value is not None and row.kind == "list"
+        ):
+            configs[row.name] = _changed_list(
+                row, configs.get(row.name), c.value, c.config_operation
+            )
+        elif c.config_operation in (APPEND, SUBTRACT):
+            raise ConfigError(
+                f"config {c.name} is no list",
+                hint="set it instead of appending or subtracting",
+            )
+        else:
+            raise ConfigError(
+                f"config {c.name}: operation {c.config_operation} without a value",
+                hint="give a value, or delete it",
+            )
+    return configs
+
+
 class ConfigHandlers:
     """Handlers about configs; one for the broker."""
 
-    def __init__(self, server: BrokerServer) -> None:
-        self._server = server
+    def __init__(self, services: Services) -> None:
+        self._config = services.config
+        self._topics = services.topics
+        self._files = services.files
+        self._broker_name = str(services.cluster.node_id)
 
     def topic_rows(self, topic: Topic) -> list[dict[str, Any]]:
         """Every property of a topic as it is in force, in the form of DescribeConfigs."""
         out = []
-        for name, value in self._server.topics.log_config(topic).topic_properties().items():
+        for name, value in self._topics.log_config(topic).topic_properties().items():
             row = TOPIC.find(name)
             own = name in topic.configs
-            given = row.synonym in self._server.config.given
+            given = row.synonym in self._config.given
             source = SOURCE_TOPIC if own else SOURCE_STATIC_BROKER if given else SOURCE_DEFAULT
             synonyms = [{"name": name, "value": value, "source": SOURCE_TOPIC}] if own else []
             if row.synonym:
-                default = _text(self._server.config[row.synonym])
+                default = _text(self._config[row.synonym])
                 synonyms.append(
                     {
                         "name": row.synonym,
@@ -117,10 +146,8 @@ class ConfigHandlers:
         """Every property of the broker, in the form of DescribeConfigs."""
         out = []
         for row in BROKER.rows:
-            source = (
-                SOURCE_STATIC_BROKER if row.name in self._server.config.given else SOURCE_DEFAULT
-            )
-            value = _text(self._server.config[row.name])
+            source = SOURCE_STATIC_BROKER if row.name in self._config.given else SOURCE_DEFAULT
+            value = _text(self._config[row.name])
             out.append(
                 {
                     "name": row.name,
@@ -136,7 +163,7 @@ class ConfigHandlers:
             )
         return out
 
-    def describe(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def describe(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         results = []
         for r in request.resources:
             code, message, rows = self._describe(r.resource_type, r.resource_name)
@@ -157,82 +184,61 @@ class ConfigHandlers:
                     "configs": rows,
                 }
             )
-        return build(p.DescribeConfigsResponse, results=results)
+        return respond(header, p.DescribeConfigsResponse, results=results)
 
     def _describe(self, kind: int, name: str) -> tuple[int, str | None, list[dict[str, Any]]]:
         if kind == TOPIC_RESOURCE:
-            topic = self._server.topics.get(name)
+            topic = self._topics.get(name)
             if topic is None or topic.deleting:
                 return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name}", []
             return 0, None, self.topic_rows(topic)
         if kind == BROKER_RESOURCE:
-            if name not in ("", str(self._server.config["node.id"])):
+            if name not in ("", self._broker_name):
                 return ErrorCode.INVALID_REQUEST, f"there is no broker {name}", []
             return 0, None, self.broker_rows()
         return ErrorCode.INVALID_REQUEST, f"resources of type {kind} have no configs here", []
 
     # -- changing ----------------------------------------------------------------------------------
 
-    async def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        """AlterConfigs: what is given replaces all that the topic had set."""
+    def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        """AlterConfigs: the given properties replace all that the topic had set."""
+        return later(self._alter(header, request))
+
+    async def _alter(self, header: p.RequestHeader, request: Any) -> Answer:
 
         def new_configs(topic: Topic, r: Any) -> dict[str, str]:
             return {c.name: c.value for c in r.configs if c.value is not None}
 
         # On the admin thread: configs are files.
-        rows = await self._server.files.admin(
+        rows = await self._files.admin(
             lambda: [self._change(r, request.validate_only, new_configs) for r in request.resources]
         )
-        return build(p.AlterConfigsResponse, responses=rows)
+        return respond(header, p.AlterConfigsResponse, responses=rows)
 
-    async def alter_incrementally(
+    def alter_incrementally(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        def new_configs(topic: Topic, r: Any) -> dict[str, str]:
-            configs = dict(topic.configs)
-            for c in r.configs:
-                row = TOPIC.find(c.name)
-                if c.config_operation == DELETE:
-                    configs.pop(row.name, None)
-                elif c.config_operation == SET and c.value is not None:
-                    configs[row.name] = c.value
-                elif (
-                    c.config_operation in (APPEND, SUBTRACT)
-                    and c.value is not None
-                    and row.kind == "list"
-                ):
-                    configs[row.name] = _changed_list(
-                        row, configs.get(row.name), c.value, c.config_operation
-                    )
-                elif c.config_operation in (APPEND, SUBTRACT):
-                    raise ConfigError(
-                        f"config {c.name} is no list",
-                        hint="set it instead of appending or subtracting",
-                    )
-                else:
-                    raise ConfigError(
-                        f"config {c.name}: operation {c.config_operation} without a value",
-                        hint="give a value, or delete it",
-                    )
-            return configs
+    ) -> Answer:
+        """IncrementalAlterConfigs: the given operations on what the topic had set."""
+        return later(self._alter_incrementally(header, request))
 
+    async def _alter_incrementally(self, header: p.RequestHeader, request: Any) -> Answer:
         def change(r: Any) -> dict[str, Any]:
             return (
                 _result(r, 0, None)
                 if self._takes_back_nothing(r)
-                else self._change(r, request.validate_only, new_configs)
+                else self._change(r, request.validate_only, _changed_configs)
             )
 
         # On the admin thread: configs are files.
-        rows = await self._server.files.admin(lambda: [change(r) for r in request.resources])
-        return build(p.IncrementalAlterConfigsResponse, responses=rows)
+        rows = await self._files.admin(lambda: [change(r) for r in request.resources])
+        return respond(header, p.IncrementalAlterConfigsResponse, responses=rows)
 
     def _takes_back_nothing(self, r: Any) -> bool:
         """Whether all that is asked of the broker is to have no dynamic properties: it never has
         any, and Kafka's tools ask."""
         if r.resource_type != BROKER_RESOURCE or r.resource_name not in (
             "",
-            str(self._server.config["node.id"]),
+            self._broker_name,
         ):
             return False
         return all(c.config_operation == DELETE for c in r.configs)
@@ -251,7 +257,7 @@ class ConfigHandlers:
                 ErrorCode.INVALID_REQUEST,
                 f"resources of type {r.resource_type} have no configs here",
             )
-        topics = self._server.topics
+        topics = self._topics
         topic = topics.get(r.resource_name)
         if topic is None or topic.deleting:
             return result(
@@ -271,7 +277,9 @@ class ConfigHandlers:
             return result(*explain(e, f"change of topic {topic.name}"))
         return result(0, None)
 
-    def list_resources(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def list_resources(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
         kinds = (
             request.resource_types if header.api_version >= 1 else [16]
         )  # version 0 lists client metrics only
@@ -281,17 +289,17 @@ class ConfigHandlers:
         if TOPIC_RESOURCE in kinds:
             rows += [
                 {"resource_name": t.name, "resource_type": TOPIC_RESOURCE}
-                for t in self._server.topics
+                for t in self._topics
                 if not t.deleting
             ]
         if BROKER_RESOURCE in kinds:
             rows.append(
                 {
-                    "resource_name": str(self._server.config["node.id"]),
+                    "resource_name": self._broker_name,
                     "resource_type": BROKER_RESOURCE,
                 }
             )
-        return build(p.ListConfigResourcesResponse, error_code=0, config_resources=rows)
+        return respond(header, p.ListConfigResourcesResponse, error_code=0, config_resources=rows)
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         return (

@@ -10,24 +10,21 @@ partition and leave the others alone.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from kdirect.broker.answers import Answer, from_buffers, later, respond
+from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS
 from kdirect.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
-
-if TYPE_CHECKING:
-    from kdirect.broker.connection import Connection
-    from kdirect.broker.server import BrokerServer
 
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
@@ -58,16 +55,12 @@ class Collected(NamedTuple):
     urgent: bool
 
 
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class DataHandlers:
     """Handlers of the data path; one for the broker."""
 
-    def __init__(self, server: BrokerServer) -> None:
-        self._server = server
-        self._fetch_max_bytes: int = server.config["fetch.max.bytes"]
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._fetch_max_bytes: int = services.config["fetch.max.bytes"]
 
     # -- Produce -----------------------------------------------------------------------------------
 
@@ -88,7 +81,7 @@ class DataHandlers:
         topics: list[tuple[str, list[Produced]]] = []
         to_flush: list[Partition] = []
         waiting: list[asyncio.Future[Any]] = []
-        now_ms = _wall_ms()
+        now_ms = self._services.environment.time_ms()
         for topic in request.topic_data:
             done = []
             for data in topic.partition_data:
@@ -123,7 +116,7 @@ class DataHandlers:
             if failed:  # the only way to tell a producer that asked for no answer
                 connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
             for partition in to_flush:
-                self._server.flusher.begin(partition)
+                self._services.flusher.begin(partition)
             return None
         if to_flush:
             return self._acknowledge_flushed(version, topics, to_flush)
@@ -155,7 +148,7 @@ class DataHandlers:
         waiting: list[asyncio.Future[Any]],
     ) -> Any:
         """What to answer for one partition: Produced, or a future of it."""
-        server = self._server
+        services = self._services
         try:
             if name in INTERNAL_TOPICS:
                 return Produced(
@@ -166,11 +159,10 @@ class DataHandlers:
                     -1,
                     f"topic {name} is the broker's own",
                 )
-            partition = server.topics.partition(name, index)
+            partition = services.topics.partition(name, index)
             if not records:
                 return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
-            appends = server.appends if server.access is None else server.access
-            result = appends.append(partition, records, now_ms)
+            result = services.append(partition, records, now_ms)
             if isinstance(result, asyncio.Future):
                 waiting.append(result)
                 return asyncio.ensure_future(
@@ -179,7 +171,7 @@ class DataHandlers:
         except UnknownTopicError as e:
             return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
         except Exception as e:
-            server.counters.append_errors += 1
+            services.counters.append_errors += 1
             code, message = explain(e, f"append to {name}-{index}")
             return Produced(index, code, -1, -1, -1, message)
         return self._appended(partition, index, len(records), result, to_flush)
@@ -197,16 +189,16 @@ class DataHandlers:
         except UnknownTopicError as e:
             return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
         except Exception as e:
-            self._server.counters.append_errors += 1
+            self._services.counters.append_errors += 1
             code, message = explain(e, f"append to {partition.topic_partition}")
             return Produced(index, code, -1, -1, -1, message)
 
     def _appended(
         self, partition: Partition, index: int, size: int, result: Any, to_flush: list[Partition]
     ) -> Produced:
-        server = self._server
+        services = self._services
         if result.error:
-            server.counters.append_errors += 1
+            services.counters.append_errors += 1
             return Produced(
                 index,
                 result.error,
@@ -215,12 +207,12 @@ class DataHandlers:
                 partition.log_start_offset,
                 _KERNEL_MESSAGES.get(result.error),
             )
-        server.counters.appends += 1
-        server.counters.append_bytes += size
+        services.counters.appends += 1
+        services.counters.append_bytes += size
         if partition.config.flush_before_ack or partition.flush_wanted:
             to_flush.append(partition)
         if not partition.config.flush_before_ack:
-            server.waiters.notify(partition.topic_partition, size)
+            services.waiters.notify(partition.topic_partition, size)
         return Produced(
             index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None
         )
@@ -230,7 +222,7 @@ class DataHandlers:
     ) -> list[Any]:
         """Answer once what was appended is on disk (`log.flush.before.ack`, `flush.messages`)."""
         outcomes = await asyncio.gather(
-            *(self._server.flusher.flushed(x) for x in partitions), return_exceptions=True
+            *(self._services.flusher.flushed(x) for x in partitions), return_exceptions=True
         )
         failed = {
             x.topic_partition: e
@@ -258,20 +250,17 @@ class DataHandlers:
 
     # -- Fetch -------------------------------------------------------------------------------------
 
-    def fetch(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> list[Any] | Awaitable[list[Any]]:
+    def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        if (
-            request.session_epoch not in _FULL_FETCH
-        ):  # a further request of a session, and none was given out
-            return fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ())
+        # A further request of a session, and this broker gives none out.
+        if request.session_epoch not in _FULL_FETCH:
+            return Answer(fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ()))
         collected = self._collect(request, wait=False)
         if collected is None:
-            return self._fetch_cold(version, request)
+            return later(self._fetch_cold(version, request))
         if self._is_enough(request, collected):
-            return fetch_response(version, 0, collected.topics, request.isolation_level == 1)
-        return self._wait_for_records(version, request, collected.size)
+            return _fetched(version, request, collected.topics)
+        return later(self._wait_for_records(version, request, collected.size))
 
     def _is_enough(self, request: Any, collected: Collected) -> bool:
         return (
@@ -281,56 +270,55 @@ class DataHandlers:
             or not collected.topics
         )
 
-    async def _fetch_cold(self, version: int, request: Any) -> list[Any]:
+    async def _fetch_cold(self, version: int, request: Any) -> Answer:
         """Something is not in memory: a thread brings it there before the event loop sends it."""
         collected = await self._collected(request)
         if self._is_enough(request, collected):
-            return fetch_response(version, 0, collected.topics, request.isolation_level == 1)
+            return _fetched(version, request, collected.topics)
         return await self._wait_for_records(version, request, collected.size)
 
     async def _collected(self, request: Any) -> Collected:
         collected = self._collect(request, wait=False)
         if collected is None:
-            self._server.counters.cold_fetches += 1
-            collected = await self._server.files.read(partial(self._collect, request, wait=True))
+            self._services.counters.cold_fetches += 1
+            collected = await self._services.files.read(partial(self._collect, request, wait=True))
         assert collected is not None
         return collected
 
-    async def _wait_for_records(self, version: int, request: Any, size: int) -> list[Any]:
+    async def _wait_for_records(self, version: int, request: Any, size: int) -> Answer:
         """Long poll: look again when records arrive, answer when there are enough or time is up."""
-        server = self._server
+        services = self._services
         partitions = [
             TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions
         ]
         loop = asyncio.get_running_loop()
         deadline = loop.time() + request.max_wait_ms / 1000
-        server.counters.fetch_waits += 1
+        services.counters.fetch_waits += 1
         while True:
-            waiter = server.waiters.add(partitions, request.min_bytes - size)
+            waiter = services.waiters.add(partitions, request.min_bytes - size)
             timer = loop.call_at(deadline, waiter.wake)
             try:
-                if server.access is not None:
-                    for tp in partitions:
-                        server.access.watch(tp)
+                for tp in partitions:
+                    services.watch(tp)
                 # Records that came between the first look and the registration have woken nobody;
                 # those that come while this look waits for a thread wake it at once.
                 waiter.missing = 0
                 topics, size, urgent = await self._collected(request)
-                if size >= request.min_bytes or urgent or server.waiters.closed:
-                    return fetch_response(version, 0, topics, request.isolation_level == 1)
+                if size >= request.min_bytes or urgent or services.waiters.closed:
+                    return _fetched(version, request, topics)
                 waiter.missing = request.min_bytes - size
                 await waiter.future
             finally:
                 timer.cancel()
-                server.waiters.remove(waiter)
+                services.waiters.remove(waiter)
             topics, size, urgent = await self._collected(request)
             if (
                 size >= request.min_bytes
                 or urgent
                 or loop.time() >= deadline
-                or server.waiters.closed
+                or services.waiters.closed
             ):
-                return fetch_response(version, 0, topics, request.isolation_level == 1)
+                return _fetched(version, request, topics)
 
     def _collect(self, request: Any, *, wait: bool) -> Collected | None:
         """What there is to answer now.  Without `wait`, on the event loop: None when that needs
@@ -357,7 +345,7 @@ class DataHandlers:
     ) -> Fetched | None:
         index = x.partition
         try:
-            partition = self._server.topics.partition(name, index)
+            partition = self._services.topics.partition(name, index)
             error = _epoch_error(partition, x.current_leader_epoch)
             if error:
                 return Fetched(index, error, -1, -1, -1, (), 0)
@@ -372,7 +360,7 @@ class DataHandlers:
                         index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
                     )
                 return Fetched(index, 0, high_watermark, stable, start, (), 0)
-            release = self._server.files.release
+            release = self._services.files.release
             found: list[memoryview] | None
             if wait:
                 found = partition.read(
@@ -404,24 +392,23 @@ class DataHandlers:
 
     # -- offsets -----------------------------------------------------------------------------------
 
-    def list_offsets(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    def list_offsets(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if any(
             x.timestamp >= 0 or x.timestamp == MAX_TIMESTAMP
             for t in request.topics
             for x in t.partitions
         ):
-            return self._look_up_later(request)
-        return self._look_up(request)
+            return later(self._look_up_later(header, request))
+        return self._look_up(header, request)
 
-    async def _look_up_later(self, request: Any) -> Any:
+    async def _look_up_later(self, header: p.RequestHeader, request: Any) -> Answer:
         """By time, batches have to be opened: on a thread, for they may be large."""
-        return await self._server.files.look_up(self._look_up, request)
+        return await self._services.files.look_up(self._look_up, header, request)
 
-    def _look_up(self, request: Any) -> Any:
+    def _look_up(self, header: p.RequestHeader, request: Any) -> Answer:
         committed_only = request.isolation_level == 1
-        return build(
+        return respond(
+            header,
             p.ListOffsetsResponse,
             topics=[
                 {
@@ -443,7 +430,7 @@ class DataHandlers:
             "leader_epoch": -1,
         }
         try:
-            partition = self._server.topics.partition(name, x.partition_index)
+            partition = self._services.topics.partition(name, x.partition_index)
             error = _epoch_error(partition, x.current_leader_epoch)
             if error:
                 return {**out, "error_code": error}
@@ -483,8 +470,9 @@ class DataHandlers:
 
     def offset_for_leader_epoch(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return build(
+    ) -> Answer:
+        return respond(
+            header,
             p.OffsetForLeaderEpochResponse,
             topics=[
                 {
@@ -498,7 +486,7 @@ class DataHandlers:
     def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
         out = {"error_code": 0, "partition": x.partition, "leader_epoch": -1, "end_offset": -1}
         try:
-            partition = self._server.topics.partition(name, x.partition)
+            partition = self._services.topics.partition(name, x.partition)
             error = _epoch_error(partition, x.current_leader_epoch)
             if error:
                 return {**out, "error_code": error}
@@ -507,13 +495,14 @@ class DataHandlers:
         except Exception as e:
             return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
 
-    async def delete_records(
+    def delete_records(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return await self._server.files.admin(self._delete_records, request)
+    ) -> Answer:
+        return later(self._services.files.admin(self._delete_records, header, request))
 
-    def _delete_records(self, request: Any) -> Any:
-        return build(
+    def _delete_records(self, header: p.RequestHeader, request: Any) -> Answer:
+        return respond(
+            header,
             p.DeleteRecordsResponse,
             topics=[
                 {
@@ -529,7 +518,7 @@ class DataHandlers:
         try:
             if name in INTERNAL_TOPICS:
                 return {**out, "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
-            partition = self._server.topics.partition(name, x.partition_index)
+            partition = self._services.topics.partition(name, x.partition_index)
             partition.delete_records(partition.high_watermark if x.offset == -1 else x.offset)
             return {**out, "low_watermark": partition.log_start_offset}
         except Exception as e:
@@ -540,48 +529,66 @@ class DataHandlers:
 
     def init_producer_id(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    ) -> Answer:
         if request.transactional_id is not None:
             code = (
                 ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
                 if request.transactional_id
                 else ErrorCode.INVALID_REQUEST
             )
-            return build(
-                p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1
+            return respond(
+                header, p.InitProducerIdResponse, error_code=code, producer_id=-1, producer_epoch=-1
             )
-        producer_id = self._server.topics.producer_id_nowait()
+        producer_id = self._services.topics.producer_id_nowait()
         if producer_id is None:
-            return self._init_producer_id_later()
-        return build(
-            p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0
+            return later(self._init_producer_id_later(header))
+        return respond(
+            header,
+            p.InitProducerIdResponse,
+            error_code=0,
+            producer_id=producer_id,
+            producer_epoch=0,
         )
 
-    async def _init_producer_id_later(self) -> Any:
+    async def _init_producer_id_later(self, header: p.RequestHeader) -> Answer:
         """The next block of ids has to be written down first."""
         try:
-            producer_id = await self._server.files.admin(self._server.topics.next_producer_id)
+            producer_id = await self._services.files.admin(self._services.topics.next_producer_id)
         except LogError as e:
-            return build(
+            return respond(
+                header,
                 p.InitProducerIdResponse,
                 error_code=explain(e, "a new producer id")[0],
                 producer_id=-1,
                 producer_epoch=-1,
             )
-        return build(
-            p.InitProducerIdResponse, error_code=0, producer_id=producer_id, producer_epoch=0
+        return respond(
+            header,
+            p.InitProducerIdResponse,
+            error_code=0,
+            producer_id=producer_id,
+            producer_epoch=0,
         )
+
+    def _produce_answer(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return from_buffers(self.produce(connection, header, request))
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, does it hold up later requests while it waits?)."""
         return (
-            ("Produce", self.produce, False),
+            ("Produce", self._produce_answer, False),
             ("Fetch", self.fetch, False),
             ("ListOffsets", self.list_offsets, True),
             ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),
             ("DeleteRecords", self.delete_records, True),
             ("InitProducerId", self.init_producer_id, True),
         )
+
+
+def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]) -> Answer:
+    return Answer(fetch_response(version, 0, topics, request.isolation_level == 1))
 
 
 def _epoch_error(partition: Partition, asked: int) -> int:

@@ -2,17 +2,19 @@
 
 Turns requests into events of the group coordinator and carries out its effects; offsets go to the
 offset store.  Joining and syncing may wait for other members: such a request is answered through a
-future, which is the coordinator's token for it.
+future, which is the coordinator's token for it.  A group that another broker coordinates is
+answered with NOT_COORDINATOR, upon which clients look for its coordinator again.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Iterable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.groups import (
     COMPLETING,
@@ -31,6 +33,7 @@ from kdirect.broker.groups import (
     SyncResult,
 )
 from kdirect.broker.offsets import LoadedGroup
+from kdirect.broker.services import Services
 from kdirect.errors import FormatError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.group_records import (
@@ -40,31 +43,21 @@ from kdirect.format.group_records import (
     subscribed_topics,
 )
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.schema import build
 from kdirect.model import TopicPartition
-
-if TYPE_CHECKING:
-    from kdirect.broker.connection import Connection
-    from kdirect.broker.server import BrokerServer
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
 
 
-def _clock_ms() -> float:
-    return time.monotonic() * 1000
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
 class GroupHandlers:
     """Handlers about groups; one for the broker."""
 
-    def __init__(self, server: BrokerServer) -> None:
-        self._server = server
-        config = server.config
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._offsets = services.offsets
+        self._cluster = services.cluster
+        self._environment = services.environment
+        config = services.config
         self.coordinator = GroupCoordinator(
             GroupSettings(
                 min_session_timeout_ms=config["group.min.session.timeout.ms"],
@@ -77,12 +70,16 @@ class GroupHandlers:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
+    def _clock_ms(self) -> float:
+        """The coordinator's clock."""
+        return self._environment.monotonic() * 1000
+
     # -- life --------------------------------------------------------------------------------------
 
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when the broker stopped: members go on with their heartbeats, or
         their sessions end."""
-        now = _clock_ms()
+        now = self._clock_ms()
         for item in loaded:
             r = item.record
             group = Group(
@@ -162,11 +159,11 @@ class GroupHandlers:
             group.generation,
             group.protocol,
             group.leader,
-            _wall_ms(),
+            self._environment.time_ms(),
             members,
         )
         try:
-            saved = self._server.offsets.save_group(group.group_id, record)
+            saved = self._offsets.save_group(group.group_id, record)
         except Exception as e:
             saved = asyncio.get_running_loop().create_future()
             saved.set_exception(e)
@@ -189,14 +186,14 @@ class GroupHandlers:
             self._timer.cancel()
         self._timer_at = at
         self._timer = asyncio.get_running_loop().call_later(
-            max(0.0, (at - _clock_ms()) / 1000), self._expire
+            max(0.0, (at - self._clock_ms()) / 1000), self._expire
         )
 
     def _expire(self) -> None:
         self._timer = None
         self._timer_at = FOREVER
         try:
-            self._run("", self.coordinator.expire(_clock_ms()))
+            self._run("", self.coordinator.expire(self._clock_ms()))
         finally:  # the timer is that of all groups
             for group_id in list(self.coordinator.groups):
                 self._arm(group_id)
@@ -204,13 +201,13 @@ class GroupHandlers:
     def _expire_due(self) -> None:
         """Before a group is judged: requests are read before timers fire, and a session that has
         ended is over whether or not its timer has had its turn."""
-        self._run("", self.coordinator.expire(_clock_ms()))
+        self._run("", self.coordinator.expire(self._clock_ms()))
 
     async def expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
-        retention_ms = self._server.config["offsets.retention.minutes"] * 60_000
-        now, wall = _clock_ms(), _wall_ms()
-        store = self._server.offsets
+        retention_ms = self._services.config["offsets.retention.minutes"] * 60_000
+        now, wall = self._clock_ms(), self._environment.time_ms()
+        store = self._offsets
         for group_id in store.groups():
             group = self.coordinator.groups.get(group_id)
             if group is not None and (
@@ -233,94 +230,98 @@ class GroupHandlers:
 
     def find_coordinator(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        host, port = self._server.advertised(connection)
-        node = self._server.config["node.id"]
+    ) -> Answer:
+        own = self._services.listeners.address_for(connection.listener, connection.local[0])
         keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-        rows = []
-        for key in keys:
-            if request.key_type == GROUP_KEY:
-                rows.append(
-                    {
-                        "key": key,
-                        "node_id": node,
-                        "host": host,
-                        "port": port,
-                        "error_code": 0,
-                        "error_message": None,
-                    }
-                )
-            else:
-                code = (
-                    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-                    if request.key_type == TRANSACTION_KEY
-                    else ErrorCode.INVALID_REQUEST
-                )
-                rows.append(
-                    {
-                        "key": key,
-                        "node_id": -1,
-                        "host": "",
-                        "port": -1,
-                        "error_code": code,
-                        "error_message": "this broker coordinates consumer groups; transactions are not available",
-                    }
-                )
+        rows = [self._coordinator_row(request.key_type, key, own) for key in keys]
         if header.api_version >= 4:
-            return build(p.FindCoordinatorResponse, coordinators=rows)
+            return respond(header, p.FindCoordinatorResponse, coordinators=rows)
         row = rows[0]
         del row["key"]
-        return build(p.FindCoordinatorResponse, **row)
+        return respond(header, p.FindCoordinatorResponse, **row)
+
+    def _coordinator_row(self, key_type: int, key: str, own: tuple[str, int]) -> dict[str, Any]:
+        """`own`: where the client reaches this broker."""
+        if key_type == GROUP_KEY:
+            node = self._cluster.node(self._cluster.coordinator_of(key), own)
+            return {
+                "key": key,
+                "node_id": node.node_id,
+                "host": node.host,
+                "port": node.port,
+                "error_code": 0,
+                "error_message": None,
+            }
+        code = (
+            ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            if key_type == TRANSACTION_KEY
+            else ErrorCode.INVALID_REQUEST
+        )
+        return {
+            "key": key,
+            "node_id": -1,
+            "host": "",
+            "port": -1,
+            "error_code": code,
+            "error_message": "this broker coordinates consumer groups;"
+            " transactions are not available",
+        }
 
     # -- membership --------------------------------------------------------------------------------
 
-    def join(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
+        if not self._cluster.coordinates(request.group_id):
+            elsewhere = JoinResult(ErrorCode.NOT_COORDINATOR, member_id=request.member_id)
+            return self._joined(header, elsewhere)
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
         effects = self.coordinator.join(
             future, request.group_id, request.member_id, request.group_instance_id if version >= 5 else None, header.client_id or "",
             "/" + connection.peer.rpartition(":")[0], request.session_timeout_ms, max(0, rebalance), request.protocol_type,
-            [(x.name, x.metadata) for x in request.protocols], _clock_ms(), require_member_id=version >= 4, understands_skip=version >= 9,
+            [(x.name, x.metadata) for x in request.protocols], self._clock_ms(), require_member_id=version >= 4, understands_skip=version >= 9,
         )  # fmt: skip
         self._run(request.group_id, effects)
         if future.done():
-            return self._joined(version, future.result())
-        return self._join_later(version, future)
+            return self._joined(header, future.result())
+        return later(self._join_later(header, future))
 
-    async def _join_later(self, version: int, future: asyncio.Future[JoinResult]) -> Any:
-        return self._joined(version, await future)
+    async def _join_later(
+        self, header: p.RequestHeader, future: asyncio.Future[JoinResult]
+    ) -> Answer:
+        return self._joined(header, await future)
 
-    def _joined(self, version: int, r: JoinResult) -> Any:
-        protocol = r.protocol if r.protocol is not None or version >= 7 else ""
-        return build(
+    def _joined(self, header: p.RequestHeader, r: JoinResult) -> Answer:
+        protocol = r.protocol if r.protocol is not None or header.api_version >= 7 else ""
+        return respond(header,
             p.JoinGroupResponse, error_code=r.error, generation_id=r.generation, protocol_type=r.protocol_type, protocol_name=protocol,
             leader=r.leader, skip_assignment=r.skip_assignment, member_id=r.member_id,
             members=[{"member_id": m, "group_instance_id": i, "metadata": data} for m, i, data in r.members],
         )  # fmt: skip
 
-    def sync(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    def sync(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
+        if not self._cluster.coordinates(request.group_id):
+            return self._synced(header, SyncResult(ErrorCode.NOT_COORDINATOR))
         future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         effects = self.coordinator.sync(
             future, request.group_id, request.generation_id, request.member_id, request.group_instance_id if version >= 3 else None,
             request.protocol_type if version >= 5 else None, request.protocol_name if version >= 5 else None,
-            [(a.member_id, a.assignment) for a in request.assignments], _clock_ms(),
+            [(a.member_id, a.assignment) for a in request.assignments], self._clock_ms(),
         )  # fmt: skip
         self._run(request.group_id, effects)
         if future.done():
-            return self._synced(future.result())
-        return self._sync_later(future)
+            return self._synced(header, future.result())
+        return later(self._sync_later(header, future))
 
-    async def _sync_later(self, future: asyncio.Future[SyncResult]) -> Any:
-        return self._synced(await future)
+    async def _sync_later(
+        self, header: p.RequestHeader, future: asyncio.Future[SyncResult]
+    ) -> Answer:
+        return self._synced(header, await future)
 
-    def _synced(self, r: SyncResult) -> Any:
-        return build(
+    def _synced(self, header: p.RequestHeader, r: SyncResult) -> Answer:
+        return respond(
+            header,
             p.SyncGroupResponse,
             error_code=r.error,
             protocol_type=r.protocol_type,
@@ -328,19 +329,24 @@ class GroupHandlers:
             assignment=r.assignment,
         )
 
-    def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        if not self._cluster.coordinates(request.group_id):
+            return respond(header, p.HeartbeatResponse, error_code=ErrorCode.NOT_COORDINATOR)
         instance = request.group_instance_id if header.api_version >= 3 else None
         code = self.coordinator.heartbeat(
-            request.group_id, request.generation_id, request.member_id, instance, _clock_ms()
+            request.group_id, request.generation_id, request.member_id, instance, self._clock_ms()
         )
-        return build(p.HeartbeatResponse, error_code=code)
+        return respond(header, p.HeartbeatResponse, error_code=code)
 
-    def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        now = _clock_ms()
+    def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        if not self._cluster.coordinates(request.group_id):
+            elsewhere = ErrorCode.NOT_COORDINATOR
+            return respond(header, p.LeaveGroupResponse, error_code=elsewhere, members=[])
+        now = self._clock_ms()
         if header.api_version < 3:
             code, effects = self.coordinator.leave(request.group_id, request.member_id, None, now)
             self._run(request.group_id, effects)
-            return build(p.LeaveGroupResponse, error_code=code)
+            return respond(header, p.LeaveGroupResponse, error_code=code)
         rows = []
         for m in request.members:
             code, effects = self.coordinator.leave(
@@ -354,23 +360,16 @@ class GroupHandlers:
                     "error_code": code,
                 }
             )
-        return build(p.LeaveGroupResponse, error_code=0, members=rows)
+        return respond(header, p.LeaveGroupResponse, error_code=0, members=rows)
 
     # -- offsets -----------------------------------------------------------------------------------
 
     def offset_commit(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any | Awaitable[Any]:
+    ) -> Answer:
         version = header.api_version
-        error = self.coordinator.check_commit(
-            request.group_id,
-            request.generation_id_or_member_epoch,
-            request.member_id,
-            request.group_instance_id if version >= 7 else None,
-            _clock_ms(),
-        )
-        self._arm(request.group_id)
-        now = _wall_ms()
+        error = self._check_commit(header, request)
+        now = self._environment.time_ms()
         offsets: dict[TopicPartition, CommittedOffset] = {}
         rows = []
         for t in request.topics:
@@ -384,25 +383,41 @@ class GroupHandlers:
                     )
                 parts.append({"partition_index": x.partition_index, "error_code": code})
             rows.append({"name": t.name, "partitions": parts})
-        committed = self._server.offsets.commit(request.group_id, offsets)
+        committed = self._offsets.commit(request.group_id, offsets)
         if committed.done() and committed.exception() is None:
             partition = committed.result()
             if partition is None or not (
                 partition.config.flush_before_ack or partition.flush_wanted
             ):
-                return build(p.OffsetCommitResponse, topics=rows)
-        return self._committed_later(committed, rows)
+                return respond(header, p.OffsetCommitResponse, topics=rows)
+        return later(self._committed_later(header, committed, rows))
 
-    async def _committed_later(self, committed: Awaitable[Any], rows: list[dict[str, Any]]) -> Any:
+    def _check_commit(self, header: p.RequestHeader, request: Any) -> int:
+        """May this member commit offsets of the group now?  An error code."""
+        if not self._cluster.coordinates(request.group_id):
+            return ErrorCode.NOT_COORDINATOR
+        error = self.coordinator.check_commit(
+            request.group_id,
+            request.generation_id_or_member_epoch,
+            request.member_id,
+            request.group_instance_id if header.api_version >= 7 else None,
+            self._clock_ms(),
+        )
+        self._arm(request.group_id)
+        return error
+
+    async def _committed_later(
+        self, header: p.RequestHeader, committed: Awaitable[Any], rows: list[dict[str, Any]]
+    ) -> Answer:
         try:
             partition = await committed
             if partition is not None and (
                 partition.config.flush_before_ack or partition.flush_wanted
             ):
-                await self._server.flusher.flushed(partition)
+                await self._services.flusher.flushed(partition)
         except (KdirectError, OSError) as e:
             self._fail_rows(rows, e)
-        return build(p.OffsetCommitResponse, topics=rows)
+        return respond(header, p.OffsetCommitResponse, topics=rows)
 
     def _fail_rows(self, rows: list[dict[str, Any]], error: BaseException) -> None:
         explain(error, "a commit of offsets")
@@ -415,30 +430,28 @@ class GroupHandlers:
     def _check_offset(self, topic: str, x: Any) -> int:
         if len((x.committed_metadata or "").encode()) > self._metadata_max:
             return ErrorCode.OFFSET_METADATA_TOO_LARGE
-        known = self._server.topics.get(topic)
+        known = self._services.topics.find(topic)
         if known is None or known.deleting or not 0 <= x.partition_index < known.partition_count:
             return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         return 0
 
-    def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         if header.api_version >= 8:
             groups = [
-                {
-                    "group_id": g.group_id,
-                    "topics": self._fetched(g.group_id, g.topics),
-                    "error_code": 0,
-                }
+                {"group_id": g.group_id, **self._fetched_or_error(g.group_id, g.topics)}
                 for g in request.groups
             ]
-            return build(p.OffsetFetchResponse, groups=groups)
-        return build(
-            p.OffsetFetchResponse,
-            error_code=0,
-            topics=self._fetched(request.group_id, request.topics),
-        )
+            return respond(header, p.OffsetFetchResponse, groups=groups)
+        fields = self._fetched_or_error(request.group_id, request.topics)
+        return respond(header, p.OffsetFetchResponse, **fields)
+
+    def _fetched_or_error(self, group: str, topics: Any) -> dict[str, Any]:
+        if not self._cluster.coordinates(group):
+            return {"topics": [], "error_code": ErrorCode.NOT_COORDINATOR}
+        return {"topics": self._fetched(group, topics), "error_code": 0}
 
     def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
-        known = self._server.offsets.offsets(group)
+        known = self._offsets.offsets(group)
         wanted: dict[str, list[int]] = {}
         if topics is None:
             for tp in known:
@@ -463,19 +476,25 @@ class GroupHandlers:
             rows.append({"name": name, "partitions": parts})
         return rows
 
-    async def offset_delete(
+    def offset_delete(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
+        return later(self._offset_delete(header, request))
+
+    async def _offset_delete(self, header: p.RequestHeader, request: Any) -> Answer:
+        if not self._cluster.coordinates(request.group_id):
+            code = ErrorCode.NOT_COORDINATOR
+            return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
         self._expire_due()
         group = self.coordinator.groups.get(request.group_id)
-        if group is None and request.group_id not in self._server.offsets.groups():
-            return build(p.OffsetDeleteResponse, error_code=ErrorCode.GROUP_ID_NOT_FOUND, topics=[])
+        if group is None and request.group_id not in self._offsets.groups():
+            code = ErrorCode.GROUP_ID_NOT_FOUND
+            return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
         used: frozenset[str] = frozenset()
         if group is not None and group.members:
             if group.protocol_type != "consumer":
-                return build(
-                    p.OffsetDeleteResponse, error_code=ErrorCode.NON_EMPTY_GROUP, topics=[]
-                )
+                code = ErrorCode.NON_EMPTY_GROUP
+                return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
             used = self._subscribed(group)
         gone, rows = [], []
         for t in request.topics:
@@ -492,12 +511,11 @@ class GroupHandlers:
                 }
             )
         try:
-            await self._server.offsets.forget(request.group_id, gone)
+            await self._offsets.forget(request.group_id, gone)
         except KdirectError as e:
-            return build(
-                p.OffsetDeleteResponse, error_code=explain(e, "deletion of offsets")[0], topics=[]
-            )
-        return build(p.OffsetDeleteResponse, error_code=0, topics=rows)
+            failure = explain(e, "deletion of offsets")[0]
+            return respond(header, p.OffsetDeleteResponse, error_code=failure, topics=[])
+        return respond(header, p.OffsetDeleteResponse, error_code=0, topics=rows)
 
     def _subscribed(self, group: Group) -> frozenset[str]:
         out: set[str] = set()
@@ -512,12 +530,12 @@ class GroupHandlers:
 
     # -- administration ----------------------------------------------------------------------------
 
-    def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         self._expire_due()
         states = {s.lower() for s in request.states_filter} if header.api_version >= 4 else set()
         types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
         rows = []
-        for name in sorted({*self.coordinator.groups, *self._server.offsets.groups()}):
+        for name in sorted({*self.coordinator.groups, *self._offsets.groups()}):
             group = self.coordinator.groups.get(name)
             state = group.state if group is not None else EMPTY
             kind = (group.protocol_type if group is not None else None) or ""
@@ -530,11 +548,14 @@ class GroupHandlers:
                         "group_type": "classic",
                     }
                 )
-        return build(p.ListGroupsResponse, error_code=0, groups=rows)
+        return respond(header, p.ListGroupsResponse, error_code=0, groups=rows)
 
-    def describe_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def describe_groups(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
         self._expire_due()
-        return build(
+        return respond(
+            header,
             p.DescribeGroupsResponse,
             groups=[self._describe(g, header.api_version) for g in request.groups],
         )
@@ -551,7 +572,7 @@ class GroupHandlers:
             "members": [],
         }
         if group is None:
-            if name in self._server.offsets.groups():
+            if name in self._offsets.groups():
                 out["group_state"] = EMPTY
             elif version >= 6:
                 out.update(
@@ -578,21 +599,26 @@ class GroupHandlers:
         ]
         return out
 
-    async def delete_groups(
+    def delete_groups(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
+        return later(self._delete_groups(header, request))
+
+    async def _delete_groups(self, header: p.RequestHeader, request: Any) -> Answer:
         self._expire_due()
         rows = [{"group_id": g, "error_code": await self._delete(g)} for g in request.groups_names]
-        return build(p.DeleteGroupsResponse, results=rows)
+        return respond(header, p.DeleteGroupsResponse, results=rows)
 
     async def _delete(self, name: str) -> int:
+        if not self._cluster.coordinates(name):
+            return ErrorCode.NOT_COORDINATOR
         group = self.coordinator.groups.get(name)
-        if group is None and name not in self._server.offsets.groups():
+        if group is None and name not in self._offsets.groups():
             return ErrorCode.GROUP_ID_NOT_FOUND
         if group is not None and (group.members or group.state in (PREPARING, COMPLETING, STABLE)):
             return ErrorCode.NON_EMPTY_GROUP
         try:
-            await self._server.offsets.forget_group(name)
+            await self._offsets.forget_group(name)
         except KdirectError as e:
             return explain(e, f"deletion of group {name}")[0]
         if group is not None:

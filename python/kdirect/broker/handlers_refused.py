@@ -8,34 +8,33 @@ connection closes on a request that its broker advertises or that they cannot do
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kdirect.broker.answers import Answer, respond
+from kdirect.broker.connection import Connection
+from kdirect.broker.services import Services
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.schema import build
 from kdirect.model import TopicPartition
-
-if TYPE_CHECKING:
-    from kdirect.broker.connection import Connection
-    from kdirect.broker.server import BrokerServer
 
 NO_TRANSACTIONS = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 NO_SECURITY = "this broker has no authentication and no ACLs"
 NO_QUOTAS = "this broker has no quotas"
-NO_REASSIGNMENT = "there is one broker: partitions cannot move"
+NO_REASSIGNMENT = "a partition has one replica here, and cannot move"
 
 
 class RefusedHandlers:
     """Handlers that say no; one for the broker."""
 
-    def __init__(self, server: BrokerServer) -> None:
-        self._server = server
+    def __init__(self, services: Services) -> None:
+        self._logs = services.logs
+        self._cluster = services.cluster
 
     # -- transactions ------------------------------------------------------------------------------
 
     def add_partitions_to_txn(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
         rows = [
             {
                 "name": t.name,
@@ -46,21 +45,21 @@ class RefusedHandlers:
             }
             for t in request.v3_and_below_topics
         ]
-        return build(p.AddPartitionsToTxnResponse, results_by_topic_v3_and_below=rows)
+        return respond(header, p.AddPartitionsToTxnResponse, results_by_topic_v3_and_below=rows)
 
     def add_offsets_to_txn(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return build(p.AddOffsetsToTxnResponse, error_code=NO_TRANSACTIONS)
+    ) -> Answer:
+        return respond(header, p.AddOffsetsToTxnResponse, error_code=NO_TRANSACTIONS)
 
-    def end_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(
-            p.EndTxnResponse, error_code=NO_TRANSACTIONS, producer_id=-1, producer_epoch=-1
+    def end_txn(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        return respond(
+            header, p.EndTxnResponse, error_code=NO_TRANSACTIONS, producer_id=-1, producer_epoch=-1
         )
 
     def txn_offset_commit(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
         rows = [
             {
                 "name": t.name,
@@ -71,11 +70,11 @@ class RefusedHandlers:
             }
             for t in request.topics
         ]
-        return build(p.TxnOffsetCommitResponse, topics=rows)
+        return respond(header, p.TxnOffsetCommitResponse, topics=rows)
 
     def describe_transactions(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
         rows = [
             {
                 "error_code": ErrorCode.TRANSACTIONAL_ID_NOT_FOUND,
@@ -85,12 +84,13 @@ class RefusedHandlers:
             }
             for i in request.transactional_ids
         ]
-        return build(p.DescribeTransactionsResponse, transaction_states=rows)
+        return respond(header, p.DescribeTransactionsResponse, transaction_states=rows)
 
     def list_transactions(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return build(
+    ) -> Answer:
+        return respond(
+            header,
             p.ListTransactionsResponse,
             error_code=0,
             unknown_state_filters=[],
@@ -99,14 +99,14 @@ class RefusedHandlers:
 
     def describe_producers(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
+    ) -> Answer:
         """Idempotent producers leave no trace that is worth a look: existing partitions have an
         empty list."""
         topics = []
         for t in request.topics:
             rows = []
             for i in t.partition_indexes:
-                exists = TopicPartition(t.name, i) in self._server.logs.partitions
+                exists = TopicPartition(t.name, i) in self._logs.partitions
                 code = ErrorCode.NONE if exists else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 rows.append(
                     {
@@ -117,41 +117,47 @@ class RefusedHandlers:
                     }
                 )
             topics.append({"name": t.name, "partitions": rows})
-        return build(p.DescribeProducersResponse, topics=topics)
+        return respond(header, p.DescribeProducersResponse, topics=topics)
 
     # -- security ----------------------------------------------------------------------------------
 
-    def sasl_handshake(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(
-            p.SaslHandshakeResponse, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[]
+    def sasl_handshake(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return respond(
+            header, p.SaslHandshakeResponse, error_code=ErrorCode.ILLEGAL_SASL_STATE, mechanisms=[]
         )
 
     def sasl_authenticate(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return build(
+    ) -> Answer:
+        return respond(
+            header,
             p.SaslAuthenticateResponse,
             error_code=ErrorCode.ILLEGAL_SASL_STATE,
             error_message=NO_SECURITY,
             auth_bytes=b"",
         )
 
-    def describe_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(
+    def describe_acls(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return respond(
+            header,
             p.DescribeAclsResponse,
             error_code=ErrorCode.SECURITY_DISABLED,
             error_message=NO_SECURITY,
             resources=[],
         )
 
-    def create_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def create_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         rows = [
             {"error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY}
             for _ in request.creations
         ]
-        return build(p.CreateAclsResponse, results=rows)
+        return respond(header, p.CreateAclsResponse, results=rows)
 
-    def delete_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def delete_acls(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         rows = [
             {
                 "error_code": ErrorCode.SECURITY_DISABLED,
@@ -160,9 +166,11 @@ class RefusedHandlers:
             }
             for _ in request.filters
         ]
-        return build(p.DeleteAclsResponse, filter_results=rows)
+        return respond(header, p.DeleteAclsResponse, filter_results=rows)
 
-    def describe_scram(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def describe_scram(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
         rows = [
             {
                 "user": u.name,
@@ -172,11 +180,15 @@ class RefusedHandlers:
             }
             for u in request.users or []
         ]
-        return build(
-            p.DescribeUserScramCredentialsResponse, error_code=0, error_message=None, results=rows
+        return respond(
+            header,
+            p.DescribeUserScramCredentialsResponse,
+            error_code=0,
+            error_message=None,
+            results=rows,
         )
 
-    def alter_scram(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def alter_scram(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         users = dict.fromkeys(
             [*(d.name for d in request.deletions), *(u.name for u in request.upsertions)]
         )
@@ -184,14 +196,18 @@ class RefusedHandlers:
             {"user": u, "error_code": ErrorCode.SECURITY_DISABLED, "error_message": NO_SECURITY}
             for u in users
         ]
-        return build(p.AlterUserScramCredentialsResponse, results=rows)
+        return respond(header, p.AlterUserScramCredentialsResponse, results=rows)
 
     # -- quotas and reassignments ------------------------------------------------------------------
 
-    def describe_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
-        return build(p.DescribeClientQuotasResponse, error_code=0, error_message=None, entries=[])
+    def describe_quotas(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return respond(
+            header, p.DescribeClientQuotasResponse, error_code=0, error_message=None, entries=[]
+        )
 
-    def alter_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def alter_quotas(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         rows = [
             {
                 "error_code": ErrorCode.INVALID_REQUEST,
@@ -202,18 +218,18 @@ class RefusedHandlers:
             }
             for e in request.entries
         ]
-        return build(p.AlterClientQuotasResponse, entries=rows)
+        return respond(header, p.AlterClientQuotasResponse, entries=rows)
 
     def alter_reassignments(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        me = [self._server.config["node.id"]]
+    ) -> Answer:
+        me = [self._cluster.node_id]
         topics = []
         for t in request.topics:
             rows = []
             for x in t.partitions:
                 code, message = ErrorCode.INVALID_REPLICA_ASSIGNMENT, NO_REASSIGNMENT
-                if TopicPartition(t.name, x.partition_index) not in self._server.logs.partitions:
+                if TopicPartition(t.name, x.partition_index) not in self._logs.partitions:
                     code, message = (
                         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                         "there is no such partition",
@@ -230,7 +246,8 @@ class RefusedHandlers:
                     }
                 )
             topics.append({"name": t.name, "partitions": rows})
-        return build(
+        return respond(
+            header,
             p.AlterPartitionReassignmentsResponse,
             error_code=0,
             error_message=None,
@@ -239,9 +256,13 @@ class RefusedHandlers:
 
     def list_reassignments(
         self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Any:
-        return build(
-            p.ListPartitionReassignmentsResponse, error_code=0, error_message=None, topics=[]
+    ) -> Answer:
+        return respond(
+            header,
+            p.ListPartitionReassignmentsResponse,
+            error_code=0,
+            error_message=None,
+            topics=[],
         )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:

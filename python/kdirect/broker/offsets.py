@@ -245,7 +245,7 @@ class OffsetStore:
     async def forget_missing_topics(self) -> None:
         """Finish what a crash in the middle of a deletion left: a topic of that name that is
         created again begins without offsets."""
-        await self._forget_where(lambda name: self._topics.get(name) is None)
+        await self._forget_where(lambda name: self._topics.find(name) is None)
 
     async def _forget_where(self, gone: Callable[[str], bool]) -> None:
         doomed = {

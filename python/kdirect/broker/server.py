@@ -13,16 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
-from collections import Counter
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
+from kdirect.broker.answers import Answer, encoded, later, respond
 from kdirect.broker.appends import Appends
+from kdirect.broker.cluster_view import ClusterLayout, ClusterView
 from kdirect.broker.config import BrokerConfig, Listener, format_address
-from kdirect.broker.connection import Connection, Turns, Waiting
+from kdirect.broker.connection import Connection, ConnectionContext, Turns
 from kdirect.broker.files import FileThreads, make_room_for_descriptors
 from kdirect.broker.flusher import Flusher
 from kdirect.broker.handlers_cluster import ClusterHandlers
@@ -30,18 +28,20 @@ from kdirect.broker.handlers_configs import ConfigHandlers
 from kdirect.broker.handlers_data import DataHandlers
 from kdirect.broker.handlers_groups import GroupHandlers
 from kdirect.broker.handlers_refused import RefusedHandlers
+from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.request_memory import RequestMemory
+from kdirect.broker.services import Counters, Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
 from kdirect.broker.waiters import Waiters
 from kdirect.errors import BrokerUnavailableError, KdirectError, ProtocolError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
-from kdirect.format.schema import build
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
+from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.broker")
 
@@ -49,64 +49,127 @@ STOP_GRACE_SECONDS = 5.0
 IDLE_BACKOFF = 10
 
 
-@dataclass(slots=True)
-class Counters:
-    """What the server counts; `BrokerServer.statistics` gives them their names in
-    `kdirect.metrics`."""
-
-    requests: Counter[str] = field(default_factory=Counter)
-    connections_opened: int = 0
-    bytes_in: int = 0
-    bytes_out: int = 0
-    appends: int = 0
-    append_bytes: int = 0
-    append_errors: int = 0
-    fetch_waits: int = 0
-    cold_fetches: int = 0
-
-
 class BrokerServer:
-    """One broker.  `start` and `stop` on its event loop; `statistics` from any thread."""
+    """One broker.  `start` and `stop` on its event loop; `statistics` from any thread.
 
-    def __init__(self, config: BrokerConfig) -> None:
+    `layout`: the cluster that the broker is part of; None: it is alone and leads everything."""
+
+    def __init__(
+        self,
+        config: BrokerConfig,
+        *,
+        layout: ClusterLayout | None = None,
+        environment: Environment = SYSTEM,
+    ) -> None:
         self.config = config
+        self.environment = environment
         self.counters = Counters()
         self.logs = LogManager(
-            config["log.dirs"], LogConfig.from_broker(config), node_id=config["node.id"]
+            config["log.dirs"],
+            LogConfig.from_broker(config),
+            node_id=config["node.id"],
+            cluster_id=layout.cluster_id if layout is not None else None,
         )
-        self.topics = Registry(self.logs)
+        self.view = ClusterView(
+            config["node.id"],
+            cluster_id=lambda: self.logs.cluster_id,
+            local_epoch=self._local_epoch,
+            layout=layout,
+        )
+        self.listeners = Listeners(config.advertised)
+        self.topics = Registry(self.logs, self.view, environment)
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
-        self.files = FileThreads(self.logs.log_dirs)
+        self.files = FileThreads(self.logs.log_dirs, environment)
         self.appends = Appends(
             on_thread=self.files.for_partition, later=self._later, new_future=self._new_future
         )
         self.appends.appended = self.waiters.notify
         self.offsets = OffsetStore(self.topics, config, self.appends, self.files.admin)
-        self.configs = ConfigHandlers(self)
-        self.groups = GroupHandlers(self)
-        self.data = DataHandlers(self)
-        self.cluster = ClusterHandlers(self)
-        self.access: Any = None
-        self.bound: list[tuple[Listener, str, int]] = []  # listener, host, port it got
-        self._handlers: dict[int, tuple[Callable[..., Any], bool]] = {}
-        for handlers in (self.data, self.cluster, self.configs, self.groups, RefusedHandlers(self)):
-            for name, function, blocking in handlers.table():
-                self._handlers[p.API_NAMES[name].key] = (function, blocking)
-        self.turns = Turns()
+        self.access: Any = self._rdma_access()
+        self.memory = RequestMemory(
+            config.request_memory,
+            lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
+            environment.monotonic,
+        )
+        self._context = self._connection_context()
+        self._open_handlers()
         self._connections: set[Connection] = set()
         self._servers: list[asyncio.Server] = []
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self.memory = RequestMemory(
-            config.request_memory,
-            lambda seconds, call: asyncio.get_running_loop().call_later(seconds, call),
-            time.monotonic,
-        )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._flush_backoff = 1
         self._stopping = False
         self._all_gone = asyncio.Event()
+
+    def _rdma_access(self) -> Any:
+        """The AccessManager, where RDMA is not switched off; else None."""
+        if not self.config["rdma.transports"]:
+            return None
+        try:
+            from kdirect.broker.access import AccessManager
+        except ImportError as e:
+            log.warning("RDMA access is not available: %s", e)
+            return None
+        access = AccessManager(self.logs, self.config, self.appends, self.files, self.view)
+        access.on_append = self.waiters.notify_from_thread
+        return access
+
+    def _connection_context(self) -> ConnectionContext:
+        return ConnectionContext(
+            dispatch=self.dispatch,
+            opened=self._connection_opened,
+            lost=self._connection_lost,
+            memory=self.memory,
+            turns=Turns(self.environment),
+            counters=self.counters,
+            environment=self.environment,
+            max_request_bytes=self.config["socket.request.max.bytes"],
+            max_in_flight=self.config["queued.max.requests"],
+        )
+
+    def _open_handlers(self) -> None:
+        """Build what answers requests, and the table that `dispatch` looks into."""
+        services = Services(
+            config=self.config,
+            environment=self.environment,
+            counters=self.counters,
+            listeners=self.listeners,
+            cluster=self.view,
+            logs=self.logs,
+            topics=self.topics,
+            files=self.files,
+            flusher=self.flusher,
+            waiters=self.waiters,
+            offsets=self.offsets,
+            append=self.appends.append if self.access is None else self.access.append,
+            watch=_watch_nothing if self.access is None else self.access.watch,
+        )
+        configs = ConfigHandlers(services)
+        self.groups = GroupHandlers(services)
+        self.data = DataHandlers(services)
+        self.cluster = ClusterHandlers(
+            services,
+            apis=self.apis,
+            config_rows=configs.topic_rows,
+            delete_topic=self.delete_topic,
+        )
+        # By API key: the handler, and whether it holds up later requests while it waits.
+        self._handlers: dict[int, tuple[Callable[..., Answer], bool]] = {}
+        rooms = (self.data, self.cluster, configs, self.groups, RefusedHandlers(services))
+        for handlers in rooms:
+            for name, function, blocking in handlers.table():
+                self._handlers[p.API_NAMES[name].key] = (function, blocking)
+        if self.access is not None:
+            for key in p.ACCESS_API_KEYS:
+                # These hold up nothing: a producer that waits for access may wait for another
+                # answer on the same connection.
+                self._handlers[key] = (self._handle_access, False)
+
+    def _local_epoch(self, tp: TopicPartition) -> int | None:
+        partition = self.logs.partitions.get(tp)
+        return None if partition is None else partition.leader_epoch
 
     # -- start and stop ----------------------------------------------------------------------------
 
@@ -121,7 +184,9 @@ class BrokerServer:
             self.files.start(loop)
             self.waiters.start(loop)
             self.topics.open()
-            self._start_access(loop)
+            if self.access is not None:
+                self.access.context = self._context
+                self.access.start(loop)
             self.groups.restore(self.offsets.load())
             await self.offsets.forget_missing_topics()
             for index, listener in enumerate(self.config.listeners):
@@ -145,31 +210,13 @@ class BrokerServer:
         if self.config["connections.max.idle.ms"] > 0:
             self._every("connections.max.idle.ms", self._close_idle)
 
-    def _start_access(self, loop: asyncio.AbstractEventLoop) -> None:
-        """RDMA access, where its room is there and not switched off."""
-        if not self.config["rdma.transports"]:
-            return
-        try:
-            from kdirect.broker.access import AccessManager
-        except ImportError as e:
-            log.warning("RDMA access is not available: %s", e)
-            return
-        self.access = AccessManager(self.logs, self.config, self.appends, self.files)
-        self.access.on_append = self.waiters.notify_from_thread
-        self.access.server = self
-        self.access.start(loop)
-        for key in p.ACCESS_API_KEYS:
-            # Not one by one: a producer that waits for access may wait for another's answer on the
-            # same connection.
-            self._handlers[key] = (self._handle_access, False)
-
     async def _listen(self, index: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
         # Every address: both families, but with port 0 they would get two ports.
         host = listener.host or (None if listener.port else "0.0.0.0")
         try:
             server = await loop.create_server(
-                lambda: Connection(self, index),
+                lambda: Connection(self._context, index),
                 host,
                 listener.port,
                 backlog=self.config["socket.listen.backlog.size"],
@@ -181,7 +228,7 @@ class BrokerServer:
             ) from e
         self._servers.append(server)
         name = server.sockets[0].getsockname()
-        self.bound.append((listener, name[0], name[1]))
+        self.listeners.add(listener, name[0], name[1])
 
     async def stop(self) -> None:
         """Finish what is under way, then close everything; the next start finds a clean log."""
@@ -215,42 +262,22 @@ class BrokerServer:
 
     # -- connections -------------------------------------------------------------------------------
 
-    def connection_opened(self, connection: Connection) -> None:
+    def _connection_opened(self, connection: Connection) -> None:
         self.counters.connections_opened += 1
         self._all_gone.clear()
         self._connections.add(connection)
 
-    def connection_lost(self, connection: Connection) -> None:
+    def _connection_lost(self, connection: Connection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._all_gone.set()
         if self.access is not None and connection.used_access:
             self.access.connection_closed(connection)
 
-    def advertised(self, connection: Connection) -> tuple[str, int]:
-        """The address to give to a client: that of the listener it came through."""
-        if self.config.advertised:
-            chosen = self.config.advertised[
-                min(connection.listener, len(self.config.advertised) - 1)
-            ]
-            return chosen.host, chosen.port or self.bound[connection.listener][2]
-        listener, host, port = self.bound[connection.listener]
-        if listener.host in ("", "0.0.0.0", "::"):
-            return connection.local[0].removeprefix("::ffff:") or host, port
-        return listener.host, port
-
     @property
     def bootstrap_servers(self) -> str:
         """``host:port`` of every listener, separated by commas."""
-        out = []
-        for i, (listener, host, port) in enumerate(self.bound):
-            if self.config.advertised:
-                chosen = self.config.advertised[min(i, len(self.config.advertised) - 1)]
-                host, port = chosen.host, chosen.port or port
-            elif listener.host in ("", "0.0.0.0", "::"):
-                host = "127.0.0.1"
-            out.append(format_address(host, port))
-        return ",".join(out)
+        return self.listeners.bootstrap_servers
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -258,13 +285,12 @@ class BrokerServer:
         """What is advertised."""
         return [p.APIS[key] for key in self._handlers]
 
-    def dispatch(self, connection: Connection, frame: memoryview) -> Sequence[Any] | Waiting | None:
-        """Execute one request: its answer's buffers, a `Waiting` for them, or None where none is
-        sent.
+    def dispatch(self, connection: Connection, frame: memoryview) -> Answer:
+        """Execute one request.
 
-        ProtocolError closes the connection: for bytes that are no request, for API keys that we do
-        not know and versions that we do not speak, as Kafka does; but for ApiVersions, whose answer
-        says what we speak.
+        ProtocolError closes the connection: for bytes that are no request, for API keys that this
+        broker does not know and versions that it does not speak, as Kafka does.  ApiVersions alone
+        is answered in any version: its answer says what this broker speaks.
         """
         header = p.parse_request_header(frame)
         connection.client_id = header.client_id
@@ -277,12 +303,12 @@ class BrokerServer:
         if not api.low <= version <= api.high:
             if api.key != p.API_VERSIONS:
                 raise ProtocolError(
-                    f"{api.name} version {version} is not one that this broker serves ({api.low} to {api.high})"
+                    f"{api.name} version {version} is not one that this broker serves"
+                    f" ({api.low} to {api.high})"
                 )
-            return [
-                p.response_header(api, 0, header.correlation_id),
-                self.cluster.versions(ErrorCode.UNSUPPORTED_VERSION).encode(version=0),
-            ]
+            answer = Answer([self.cluster.unsupported_version()])
+            answer.header = p.response_header(api, 0, header.correlation_id)
+            return answer
         request = p.decode_request(header, frame)
         handler, blocking = found
         try:
@@ -292,27 +318,25 @@ class BrokerServer:
         except Exception as e:
             log.exception("%s version %d of %s failed", api.name, version, connection.peer)
             raise ProtocolError(f"{api.name} failed in the broker") from e
-        if isinstance(answer, Coroutine):
-            return Waiting(answer, partial(self._encode, header), blocking=blocking)
-        return self._encode(header, answer)
+        answer.header = p.response_header(api, version, header.correlation_id)
+        answer.blocking = blocking
+        return answer
 
-    def _encode(self, header: p.RequestHeader, answer: Any) -> Sequence[Any] | None:
-        if answer is None:  # a Produce that asked for no answer had to wait
-            return None
-        assert header.api is not None
-        head = p.response_header(header.api, header.api_version, header.correlation_id)
-        if isinstance(answer, list):
-            return [head, *answer]
-        return [head, answer.encode(version=header.api_version)]
-
-    def _handle_access(self, connection: Connection, header: p.RequestHeader, request: Any) -> Any:
+    def _handle_access(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
         if header.api_key == layout.API_GET_PRODUCE_ACCESS and request.topic in INTERNAL_TOPICS:
-            return build(
-                p.GetProduceAccessResponse, error_code=ErrorCode.INVALID_TOPIC_EXCEPTION, error_message="the topic is the broker's own"
-            )  # fmt: skip
+            return respond(
+                header,
+                p.GetProduceAccessResponse,
+                error_code=ErrorCode.INVALID_TOPIC_EXCEPTION,
+                error_message="the topic is the broker's own",
+            )
         connection.used_access = True
-        answer = self.access.handle(connection, request)
-        return _result_of(answer) if isinstance(answer, asyncio.Future) else answer
+        response = self.access.handle(connection, request)
+        if isinstance(response, Awaitable):
+            return later(_encoded_later(header, response))
+        return encoded(header, response)
 
     async def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake who waits for it, forget what groups committed in
@@ -373,10 +397,10 @@ class BrokerServer:
         return await self.files.upkeep(work, *arguments)
 
     async def _apply_retention(self) -> None:
-        await self._maintain(self.logs.apply_retention, time.time_ns() // 1_000_000)
+        await self._maintain(self.logs.apply_retention, self.environment.time_ms())
 
     async def _flush_due(self) -> None:
-        flushed = await self._maintain(self.logs.flush_due, time.time_ns() // 1_000_000)
+        flushed = await self._maintain(self.logs.flush_due, self.environment.time_ms())
         names = {
             "flush.ms",
             "flush.messages",
@@ -397,7 +421,8 @@ class BrokerServer:
 
     async def _close_idle(self) -> None:
         """Clients that hold RDMA access are silent because they need no broker: they stay."""
-        limit = time.monotonic() - self.config["connections.max.idle.ms"] / 1000
+        idle_seconds = self.config["connections.max.idle.ms"] / 1000
+        limit = self.environment.monotonic() - idle_seconds
         for connection in list(self._connections):
             if (
                 connection.last_active < limit
@@ -436,8 +461,12 @@ class BrokerServer:
         return out
 
 
-async def _result_of(future: asyncio.Future[Any]) -> Any:
-    return await future
+def _watch_nothing(tp: TopicPartition) -> None:
+    """Without RDMA nobody commits but this event loop, which notifies the waiters itself."""
+
+
+async def _encoded_later(header: p.RequestHeader, response: Awaitable[Any]) -> Answer:
+    return encoded(header, await response)
 
 
 async def _on_a_thread(work: Callable[[], object]) -> None:

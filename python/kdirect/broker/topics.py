@@ -12,6 +12,9 @@ The registry decides and remembers.  Looking needs no lock and does no file work
 What changes topics is file work: it is called on one thread at a time, the broker's admin thread
 while it serves, so that changes have an order.  A topic is known while its partitions are being
 made: until then they have no leader.
+
+The registry holds the topics that this broker leads.  Those that other brokers of the cluster lead
+are known to the `ClusterView` alone; `find`, `find_by_id` and `all_topics` look at both.
 """
 
 from __future__ import annotations
@@ -21,18 +24,19 @@ import json
 import logging
 import os
 import threading
-import time
 import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kdirect.broker.cluster_view import ClusterView, PlacedTopic
 from kdirect.errors import (
     ConfigError,
     CorruptLogError,
     KdirectError,
     LogError,
+    NotLeaderError,
     TopicCollisionError,
     TopicExistsError,
     UnknownTopicError,
@@ -42,6 +46,7 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition, check_topic_name
+from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.broker")
 
@@ -115,7 +120,10 @@ def parse_kafka_uuid(text: str) -> uuid.UUID:
 class Registry:
     """All topics of this broker, by name and by id."""
 
-    def __init__(self, logs: LogManager) -> None:
+    def __init__(self, logs: LogManager, cluster: ClusterView, environment: Environment) -> None:
+        self._cluster = cluster
+        self._elsewhere = cluster.elsewhere
+        self._environment = environment
         self._file = logs.log_dirs[0] / "topics.json"
         self._ids_file = logs.log_dirs[0] / "producer_ids"
         self._logs = logs
@@ -170,7 +178,23 @@ class Registry:
                 topic.partition_count = there
             self._make_partitions(topic, 0)
         self._save()
-        self._stored_producer_id()  # a damaged file is told of now, not to the first producer
+        self._make_placed()
+        self._stored_producer_id()  # a damaged file is reported now, not to the first producer
+
+    def _make_placed(self) -> None:
+        """Make the topics that the layout of the cluster gives to this broker."""
+        for placed in self._cluster.here.values():
+            topic = self._topics.get(placed.name)
+            if topic is None:
+                configs = self.check_new(placed.name, placed.partition_count, {})
+                self._create(Topic(placed.name, placed.topic_id, placed.partition_count, configs))
+            elif topic.topic_id != placed.topic_id:
+                raise ConfigError(
+                    f"topic {placed.name} of the log is not the one that the cluster's layout names",
+                    hint="give the broker an empty log directory, or place a topic of another name",
+                )
+            elif topic.partition_count < placed.partition_count:
+                self.grow(topic, placed.partition_count)
 
     def _load(self, data: bytes) -> None:
         try:
@@ -238,6 +262,22 @@ class Registry:
     def by_id(self, topic_id: uuid.UUID | None) -> Topic | None:
         return self._by_id.get(topic_id) if topic_id is not None else None
 
+    def find(self, name: str) -> Topic | PlacedTopic | None:
+        """A topic of the cluster, whichever broker leads it."""
+        return self._elsewhere.get(name) or self._topics.get(name)
+
+    def find_by_id(self, topic_id: uuid.UUID | None) -> Topic | PlacedTopic | None:
+        """The same, by id."""
+        found = self.by_id(topic_id)
+        if found is not None:
+            return found
+        return next((t for t in self._elsewhere.values() if t.topic_id == topic_id), None)
+
+    def all_topics(self) -> list[Topic | PlacedTopic]:
+        """All topics of the cluster that this broker knows of."""
+        here = [t for t in self._topics.values() if t.name not in self._elsewhere]
+        return [*here, *self._elsewhere.values()]
+
     def __iter__(self) -> Iterator[Topic]:
         return iter(list(self._topics.values()))
 
@@ -276,6 +316,10 @@ class Registry:
     def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:
         """Create a topic with its partitions; ConfigError, TopicExistsError, LogError."""
         topic = Topic(name, new_id(), partitions, self.check_new(name, partitions, configs))
+        self._create(topic)
+        return topic
+
+    def _create(self, topic: Topic) -> None:
         self._remember(topic)
         try:
             self._save()
@@ -283,12 +327,11 @@ class Registry:
         except KdirectError:
             topic.deleting = True
             try:
-                self._logs.delete_topic(name)
+                self._logs.delete_topic(topic.name)
             finally:
                 self._forget(topic)
             self._save_soon()
             raise
-        return topic
 
     def grow(self, topic: Topic, partitions: int) -> None:
         """Add partitions up to `partitions` in all; ConfigError when that is too many, LogError."""
@@ -345,26 +388,35 @@ class Registry:
                 self._logs.create_partition(tp, topic.configs, topic.topic_id)
 
     def partition(self, name: str, index: int) -> Partition:
-        """UnknownTopicError names what is missing."""
+        """A partition that this broker leads.  UnknownTopicError names what is missing,
+        NotLeaderError the broker to ask."""
         partition = self._logs.partitions.get(TopicPartition(name, index))
         topic = self._topics.get(name)
-        if partition is None or topic is None or topic.deleting:
-            raise UnknownTopicError(
-                f"partition {name}-{index} does not exist",
-                hint="create the topic, or check its name and number of partitions",
-            )
+        if partition is None or topic is None or topic.deleting or name in self._elsewhere:
+            raise self._no_partition(name, index)
         return partition
+
+    def _no_partition(self, name: str, index: int) -> KdirectError:
+        if not self._cluster.leads(name):
+            return NotLeaderError(
+                f"broker {self._cluster.leader_of(name)} leads partition {name}-{index}",
+                hint="ask for metadata, then that broker",
+            )
+        return UnknownTopicError(
+            f"partition {name}-{index} does not exist",
+            hint="create the topic, or check its name and number of partitions",
+        )
 
     # -- producer ids ------------------------------------------------------------------------------
 
     def producer_id_nowait(self) -> int | None:
-        """A producer id that was never given before, in this run or an earlier one; None when the
-        file has to be written first."""
+        """A producer id that no broker has given out before, in this run or an earlier one; None
+        when the file has to be written first."""
         with self._producer_ids:
             if self._next_producer_id >= self._producer_id_limit:
                 return None
             self._next_producer_id += 1
-            return self._next_producer_id - 1
+            return self._cluster.producer_id(self._next_producer_id - 1)
 
     def next_producer_id(self) -> int:
         """The same, writing the file where it is needed."""
@@ -396,7 +448,7 @@ class Registry:
             ) from e
 
     def _first_producer_id(self) -> int:
-        """0 for a new log.  One that was copied from elsewhere may hold ids that we do not know:
-        start far above them."""
+        """0 for a new log.  One that was copied from elsewhere may hold ids that this broker does
+        not know: it starts far above them."""
         empty = all(x.log_end_offset == 0 for x in self._logs.partitions.values())
-        return 0 if empty else int(time.time()) << 20
+        return 0 if empty else self._environment.time_ms() // 1000 << 20

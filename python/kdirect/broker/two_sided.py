@@ -25,16 +25,13 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from kdirect.broker.connection import Connection
+from kdirect.broker.connection import Connection, ConnectionContext
 from kdirect.broker.files import TURN_S
 from kdirect.errors import RdmaError
 from kdirect.format import protocol as p
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
-
-if TYPE_CHECKING:
-    from kdirect.broker.server import BrokerServer
 
 log = logging.getLogger("kdirect.broker.rdma")
 
@@ -118,7 +115,7 @@ class MessageConnection(Connection):
 
     def __init__(
         self,
-        server: BrokerServer,
+        context: ConnectionContext,
         control: Connection,
         service: MessageService,
         domain: Any,
@@ -126,7 +123,7 @@ class MessageConnection(Connection):
         message_bytes: int,
         count: int,
     ) -> None:
-        super().__init__(server, control.listener)
+        super().__init__(context, control.listener)
         self.control = control
         self.client_id = control.client_id
         self.peer = control.peer
@@ -156,8 +153,8 @@ class MessageConnection(Connection):
         """Connect to the client's queue pair and begin to serve it."""
         self._post_receives()
         self.qp.connect(address, active=False)
-        self.server.connection_opened(self)
-        self.server.memory.hold(self, self.registered_bytes)  # until the connection is lost
+        self.context.opened(self)
+        self.context.memory.hold(self, self.registered_bytes)  # until the connection is lost
         self._service.add(self)
 
     def completed(self, completion: Any) -> None:
@@ -187,7 +184,7 @@ class MessageConnection(Connection):
         ):
             self.close("it sent a message that is no Produce request")
             return
-        self.server.counters.bytes_in += size
+        self.context.counters.bytes_in += size
         self.brought += size
         while view:
             room = self._parser.writable()
@@ -226,7 +223,7 @@ class MessageConnection(Connection):
 
     def memory_granted(self, size: int) -> None:
         if self.closed:
-            self.server.memory.give(self, size)
+            self.context.memory.give(self, size)
         else:
             self._work()
 
@@ -243,7 +240,7 @@ class MessageConnection(Connection):
             )
             return
         self._ready.append(answer)
-        self.server.counters.bytes_out += len(answer)
+        self.context.counters.bytes_out += len(answer)
 
     def _flush(self) -> None:
         if self._ready:

@@ -1,0 +1,66 @@
+"""What the broker's handlers work with, in place of the server that owns it.
+
+Owns: nothing; it names what handlers may use, and so what they may not: connections, listeners,
+timers, other handlers.  The server builds one `Services` and closes what is in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+from kdirect.broker.cluster_view import ClusterView
+from kdirect.broker.config import BrokerConfig
+from kdirect.broker.files import FileThreads
+from kdirect.broker.flusher import Flusher
+from kdirect.broker.listeners import Listeners
+from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.topics import Registry
+from kdirect.broker.waiters import Waiters
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import AppendResult, Partition
+from kdirect.model import TopicPartition
+from kdirect.wire.environment import Environment
+
+# `append(partition, batches, now_ms)`: the result, or a future of it where the append has to wait
+# for room or for RDMA producers before it.  Raises as `Partition.append`, here or by the future.
+Append: TypeAlias = Callable[[Partition, Any, int], AppendResult | asyncio.Future[Any]]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What connections and handlers count; `BrokerServer.statistics` gives the counters their
+    names in `kdirect.metrics`.  Changed on the event loop, and by the threads of cold reads."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    connections_opened: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    appends: int = 0
+    append_bytes: int = 0
+    append_errors: int = 0
+    fetch_waits: int = 0
+    cold_fetches: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Services:
+    """See the module.  `watch(partition)`: have the waiters told of the next commit that RDMA
+    producers make there; it does nothing where RDMA is off."""
+
+    config: BrokerConfig
+    environment: Environment
+    counters: Counters
+    listeners: Listeners
+    cluster: ClusterView
+    logs: LogManager
+    topics: Registry
+    files: FileThreads
+    flusher: Flusher
+    waiters: Waiters
+    offsets: OffsetStore
+    append: Append
+    watch: Callable[[TopicPartition], None]
