@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from kdirect.broker.cluster_view import ClusterLayout
 from kdirect.broker.config import BrokerConfig
 from kdirect.broker.server import BrokerServer
 from kdirect.errors import BrokerUnavailableError, TimedOutError
@@ -37,7 +38,8 @@ class Broker:
     `log_dirs`: a directory, several, or None: a temporary one, in shared memory if there is room,
     which is removed by `stop`.  `listeners` as in the properties file; port 0 takes a free port.
     Other properties are keyword arguments with underscores for dots, or go into the mapping
-    `properties` under their own names::
+    `properties` under their own names.  `layout`: the cluster that the broker is part of; without
+    one it is alone::
 
         with kdirect.Broker(num_partitions=3) as b:
             print(b.bootstrap_servers)
@@ -49,8 +51,10 @@ class Broker:
         listeners: str | Iterable[str] = "127.0.0.1:0",
         *,
         properties: Mapping[str, Any] | None = None,
+        layout: ClusterLayout | None = None,
         **keywords: Any,
     ) -> None:
+        self._layout = layout
         given = {"listeners": listeners, **(properties or {})}
         self._temporary: Path | None = None
         self._wants_temporary = (
@@ -62,9 +66,8 @@ class Broker:
             given["log.dirs"] = (
                 [str(log_dirs)] if isinstance(log_dirs, str | Path) else [str(d) for d in log_dirs]
             )
-        self._config = BrokerConfig.from_arguments(
-            given, **keywords
-        )  # mistakes show here, not at start
+        # Here, so that mistakes show now and not at `start`.
+        self._config = BrokerConfig.from_arguments(given, **keywords)
         self._arguments = (given, keywords)
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -89,7 +92,7 @@ class Broker:
                 given = {**given, "log.dirs": [str(self._temporary)]}
             try:
                 self._config = BrokerConfig.from_arguments(given, **keywords)
-                self._server = BrokerServer(self._config)
+                self._server = BrokerServer(self._config, layout=self._layout)
                 self._ready.clear()
                 self._error = None
                 self._abandoned = False
@@ -118,9 +121,8 @@ class Broker:
             if thread is None:
                 return
             _running.discard(self)
-            if (
-                self._pid != os.getpid()
-            ):  # a forked child holds a copy of the object, not of the thread
+            # A forked child holds a copy of this object, but not the thread.
+            if self._pid != os.getpid():
                 self._server = None
                 return
             loop, event = self._loop, self._stop_event

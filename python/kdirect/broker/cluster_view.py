@@ -9,10 +9,11 @@ Without a `ClusterLayout` the cluster is this one broker, which leads everything
 several brokers and the topics that each of them leads; it is fixed while a broker runs, and every
 broker of the cluster is given an equal one.  Rules of a layout, and why:
 
-- Its first broker is the controller: it alone creates topics that the layout does not name, and it
-  coordinates every consumer group, so that there is one answer to each of these questions.
-- A topic that it names is created, with the id that it names, by its leader when that starts; it
-  can neither be deleted nor grow, for the other brokers would not learn of that.
+- Its first broker is the controller and coordinates every consumer group, so that there is one
+  answer to each of these questions.
+- It names every topic.  The leader creates its topics, with the ids that the layout gives them,
+  when it starts.  Topics can neither be created otherwise, nor be deleted, nor grow, for the other
+  brokers would not learn of that.  (The topic of committed offsets is the coordinator's own.)
 - A partition has one replica.  Replication changes this module first.
 
 Any thread may ask.
@@ -138,9 +139,9 @@ class ClusterView:
         return self._cluster_id()
 
     @property
-    def is_controller(self) -> bool:
-        """Does this broker create topics?"""
-        return self.controller_id == self.node_id
+    def topics_are_fixed(self) -> bool:
+        """Does a layout name every topic, so that none is created, deleted or made larger?"""
+        return bool(self._nodes)
 
     def nodes(self, own: tuple[str, int]) -> tuple[Node, ...]:
         """All brokers.  `own`: where this one is reached by the client that asks; a layout says
@@ -174,10 +175,6 @@ class ClusterView:
         if epoch is None:
             return PartitionView(NO_NODE, UNKNOWN_EPOCH, replicas, (), replicas)
         return PartitionView(replicas[0], epoch, replicas, replicas)
-
-    def is_fixed(self, topic: str) -> bool:
-        """Does the layout name this topic, so that it can neither be deleted nor grow?"""
-        return topic in self.here or topic in self.elsewhere
 
     def bad_replication_factor(self, factor: int) -> str:
         """Why a new topic cannot have `factor` replicas (-1: the default); empty where it can."""

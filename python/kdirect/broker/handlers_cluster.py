@@ -28,6 +28,7 @@ from kdirect.model import TopicPartition, check_topic_name
 BROKER_RESOURCE = 4
 TOPIC_RESOURCE = 2
 MANY_PARTITIONS = 100
+TOPICS_ARE_FIXED = "the layout of the cluster names every topic; change it, and restart the brokers"
 MOST_ROWS = 2000  # partitions in one answer to DescribeTopicPartitions
 
 
@@ -168,10 +169,12 @@ class ClusterHandlers:
             return _missing(name) if topic.deleting else self._topic_row(topic)
         try:
             check_topic_name(name)
-            if not create or not self._cluster.is_controller:
+            if not create:
                 return _missing(name)
             if name == OFFSETS_TOPIC:
                 return self._topic_row(self._services.offsets.create_topic())
+            if self._cluster.topics_are_fixed:
+                return _missing(name)
             return self._topic_row(topics.create(name, self._config["num.partitions"], {}))
         except ConfigError:
             return {**_missing(name), "error_code": ErrorCode.INVALID_TOPIC_EXCEPTION}
@@ -371,9 +374,8 @@ class ClusterHandlers:
         if not self._cluster.leads(wanted.name):
             leader = self._cluster.leader_of(wanted.name)
             return ErrorCode.TOPIC_ALREADY_EXISTS, f"topic {wanted.name} exists at broker {leader}"
-        if not self._cluster.is_controller:
-            controller = self._cluster.controller_id
-            return ErrorCode.NOT_CONTROLLER, f"broker {controller} creates topics; ask it"
+        if self._cluster.topics_are_fixed:
+            return ErrorCode.POLICY_VIOLATION, TOPICS_ARE_FIXED
         if wanted.assignments:
             problem = self._cluster.bad_assignment(a.broker_ids for a in wanted.assignments)
             if sorted(a.partition_index for a in wanted.assignments) != list(
@@ -419,12 +421,9 @@ class ClusterHandlers:
         named = name is not None and (name != "" or topic_id is None)
         topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
-        if named and self._cluster.is_fixed(name or ""):
-            return {
-                **out,
-                "error_code": ErrorCode.INVALID_REQUEST,
-                "error_message": f"topic {name} is part of the cluster's layout",
-            }
+        if self._cluster.topics_are_fixed:
+            code = ErrorCode.POLICY_VIOLATION
+            return {**out, "error_code": code, "error_message": TOPICS_ARE_FIXED}
         if topic is None:  # a topic whose deletion failed is still there, and may be deleted again
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
             return {**out, "error_code": code, "error_message": "there is no such topic"}
@@ -444,8 +443,6 @@ class ClusterHandlers:
             return ErrorCode.TOPIC_DELETION_DISABLED, "delete.topic.enable is false"
         if topic.internal:
             return ErrorCode.INVALID_REQUEST, f"topic {topic.name} is the broker's own"
-        if self._cluster.is_fixed(topic.name):
-            return ErrorCode.INVALID_REQUEST, f"topic {topic.name} is part of the cluster's layout"
         return None
 
     def create_partitions(
@@ -470,10 +467,8 @@ class ClusterHandlers:
         def result(code: int, message: str | None) -> dict[str, Any]:
             return {"name": wanted.name, "error_code": code, "error_message": message}
 
-        if self._cluster.is_fixed(wanted.name):
-            return result(
-                ErrorCode.INVALID_REQUEST, f"topic {wanted.name} is part of the cluster's layout"
-            )
+        if self._cluster.topics_are_fixed:
+            return result(ErrorCode.POLICY_VIOLATION, TOPICS_ARE_FIXED)
         topic = self._topics.get(wanted.name)
         if topic is None or topic.deleting:
             return result(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {wanted.name}")
