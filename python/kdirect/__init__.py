@@ -1,57 +1,70 @@
 """kdirect: a Kafka-compatible log that is read and written with one-sided RDMA.
 
-This module only names what users need; each name is loaded when it is first used, so that ``import
-kdirect`` costs next to nothing.
+This module only names what users need: the classes to work with, and every error that can reach
+them.  Each name is loaded when it is first used, so that ``import kdirect`` costs next to nothing.
+Type checkers read the names from ``__init__.pyi``, which keeps this package free of imports of its
+own rooms.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from kdirect.broker.broker import Broker
-    from kdirect.client.consumer import Consumer
-    from kdirect.client.message import Message
-    from kdirect.client.producer import Producer
-    from kdirect.client.session import connect
-    from kdirect.errors import KdirectError
-    from kdirect.model import Record, TopicPartition
+import importlib as _importlib
 
 __version__ = "0.1.0"
 
 _HOME = {
     "Broker": "kdirect.broker.broker",
     "Consumer": "kdirect.client.consumer",
-    "KdirectError": "kdirect.errors",
     "Message": "kdirect.client.message",
     "Producer": "kdirect.client.producer",
     "Record": "kdirect.model",
     "TopicPartition": "kdirect.model",
     "connect": "kdirect.client.session",
 }
-
-__all__ = [
-    "Broker",
-    "Consumer",
+_ERRORS = (
+    "AccessDeniedError",
+    "BatchTooLargeError",
+    "BrokerError",
+    "BrokerUnavailableError",
+    "BufferFullError",
+    "ClosedError",
+    "ConfigError",
+    "CorruptBatchError",
+    "CorruptLogError",
+    "DataLossError",
+    "DeliveryError",
+    "FormatError",
     "KdirectError",
-    "Message",
-    "Producer",
-    "Record",
-    "TopicPartition",
-    "__version__",
-    "connect",
-]
+    "LogError",
+    "NotLeaderError",
+    "OffsetOutOfRangeError",
+    "ProtocolError",
+    "QueueFullError",
+    "QueuePairError",
+    "RdmaError",
+    "RevokedError",
+    "ShimError",
+    "StorageFullError",
+    "TimedOutError",
+    "TopicCollisionError",
+    "TopicExistsError",
+    "TransportError",
+    "UnknownTopicError",
+    "UnsupportedFormatError",
+)
+_HOME |= dict.fromkeys(_ERRORS, "kdirect.errors")
+
+__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605 - the stub spells it out
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     home = _HOME.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    value = getattr(_importlib.import_module(home), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*__all__, "__all__", "__doc__", "__file__", "__name__", "__path__"})

@@ -14,7 +14,7 @@ import kdirect
 
 PROGRAM = """\
 import kdirect
-from kdirect.model import TopicPartition
+from kdirect import BrokerError, KdirectError, TopicPartition
 
 with kdirect.Producer({"bootstrap.servers": "host:9092"}) as producer:
     reveal_type(producer.produce_sync("t", b"v"))
@@ -29,6 +29,18 @@ reveal_type(kdirect.connect("host:9092").transport)
 reveal_type(kdirect.Broker().bootstrap_servers)
 reveal_type(TopicPartition("t", 0).partition)
 kdirect.Broker().no_such_thing
+try:
+    reveal_type(kdirect.TopicPartition("t", 0).topic)
+except kdirect.BrokerUnavailableError as e:
+    reveal_type(e.hint)
+except BrokerError as e:
+    reveal_type(e.code)
+except KdirectError as e:
+    reveal_type(e.retriable)
+reveal_type(kdirect.Record("t", 0, 1, 2, 0, None, b"v").value)
+reveal_type(kdirect.__version__)
+kdirect.NoSuchError
+kdirect.connect(5)
 """
 REVEALED = {
     5: "builtins.int",
@@ -38,8 +50,14 @@ REVEALED = {
     13: "builtins.str",
     14: "builtins.str",
     15: "builtins.int",
+    18: "builtins.str",
+    20: "builtins.str",
+    22: "builtins.int",
+    24: "builtins.bool",
+    25: "builtins.bytes | None",
+    26: "builtins.str",
 }
-ERRORS = {7: "arg-type", 16: "attr-defined"}
+ERRORS = {7: "arg-type", 16: "attr-defined", 27: "attr-defined", 28: "arg-type"}
 
 
 @pytest.fixture(scope="module")
@@ -108,3 +126,22 @@ def test_the_stub_of_messages_names_what_they_have() -> None:
 @pytest.mark.parametrize("package", ["kdirect", "kdirect_spark", "pyspark_kdirect"])
 def test_the_installed_packages_say_that_they_are_typed(package: str) -> None:
     assert (Path(kdirect.__file__).parent.parent / package / "py.typed").exists()
+
+
+def test_the_package_shows_what_users_need_and_nothing_else() -> None:
+    shown = {name for name in dir(kdirect) if not name.startswith("__")}
+    assert shown == set(kdirect.__all__) - {"__version__"}
+    for name in kdirect.__all__:
+        assert getattr(kdirect, name) is not None
+    assert {name for name in dir(kdirect) if not name.startswith("__")} == shown
+    assert issubclass(kdirect.BrokerUnavailableError, kdirect.KdirectError)
+    with pytest.raises(AttributeError, match="no attribute 'no_such_thing'"):
+        kdirect.no_such_thing  # noqa: B018
+
+
+def test_importing_the_package_imports_no_room() -> None:
+    program = "import sys, kdirect; print([m for m in sys.modules if m.startswith('kdirect.')])"
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert run.stdout.strip() == "[]"
