@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import kdirect
 from kdirect.errors import ConfigError, KdirectError
@@ -45,16 +45,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"kdirect: {e}", file=sys.stderr)
         return 1
     except BrokenPipeError:
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # or the interpreter complains at exit
+        # Otherwise the interpreter complains when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
 
 
+# What `add_subparsers` returns; argparse has no public name for it.
+_Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
+
+
 def _parser() -> argparse.ArgumentParser:
-    common = _log_level_parser("info")
+    parser = argparse.ArgumentParser(
+        prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA."
+    )
+    parser.set_defaults(run=None, parser=parser, log_level="info")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    client = _client_parser()
+    _broker_parser(commands, _log_level_parser("info"))
+    _topic_parser(commands, client)
+    _produce_parser(commands, client)
+    _consume_parser(commands, client)
+    _doctor_parser(commands)
+    version = commands.add_parser("version", help="print the version")
+    version.set_defaults(run=_version)
+    return parser
+
+
+def _client_parser() -> argparse.ArgumentParser:
+    """The flags that all commands share which talk to a broker."""
     client = argparse.ArgumentParser(add_help=False, parents=[_log_level_parser("warning")])
     client.add_argument(
         "--broker",
@@ -69,14 +89,10 @@ def _parser() -> argparse.ArgumentParser:
         choices=("auto", "verbs", "shm", "tcp"),
         help="how records travel",
     )
+    return client
 
-    parser = argparse.ArgumentParser(
-        prog="kdirect", description="A Kafka-compatible log, read and written with one-sided RDMA."
-    )
-    parser.set_defaults(run=None, parser=parser, log_level="info")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    _broker_parser(commands, common)
 
+def _topic_parser(commands: _Commands, client: argparse.ArgumentParser) -> None:
     topic = commands.add_parser("topic", help="create, list, describe, delete topics")
     topic.set_defaults(parser=topic, run=None)
     verbs = topic.add_subparsers(title="commands", metavar="COMMAND")
@@ -105,6 +121,8 @@ def _parser() -> argparse.ArgumentParser:
     delete.add_argument("--if-exists", action="store_true")
     delete.set_defaults(run=_topic_delete)
 
+
+def _produce_parser(commands: _Commands, client: argparse.ArgumentParser) -> None:
     produce = commands.add_parser(
         "produce", parents=[client], help="produce the lines of standard input"
     )
@@ -116,6 +134,9 @@ def _parser() -> argparse.ArgumentParser:
         help="what stands between key and value in a line; default: lines have no key",
     )
     produce.set_defaults(run=_produce)
+
+
+def _consume_parser(commands: _Commands, client: argparse.ArgumentParser) -> None:
     consume = commands.add_parser(
         "consume", parents=[client], help="print a topic's values, one a line"
     )
@@ -134,10 +155,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     consume.set_defaults(run=_consume)
 
+
+def _doctor_parser(commands: _Commands) -> None:
     doctor = commands.add_parser(
-        "doctor", parents=[_log_level_parser("warning")], help="say step by step whether RDMA would be used, and why not",
-        description="Looks at the whole path and ends with a real data READ. Exit status 0 when RDMA would be used, else 1.",
-    )  # fmt: skip
+        "doctor",
+        parents=[_log_level_parser("warning")],
+        help="say step by step whether RDMA would be used, and why not",
+        description="Looks at the whole path and ends with a real data READ."
+        " Exit status 0 when RDMA would be used, else 1.",
+    )
     doctor.add_argument(
         "--broker",
         "--bootstrap-servers",
@@ -164,9 +190,6 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--device", default="", help="as rdma.device")
     doctor.add_argument("--gid-index", type=int, default=-1, help="as rdma.gid.index")
     doctor.set_defaults(run=_doctor)
-    version = commands.add_parser("version", help="print the version")
-    version.set_defaults(run=_version)
-    return parser
 
 
 def _log_level_parser(default: str) -> argparse.ArgumentParser:

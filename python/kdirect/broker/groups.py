@@ -1,7 +1,7 @@
 """Kafka's classic consumer groups: who is a member, who leads, which generation.  Decisions only.
 
 Owns: the state of groups.  No clock, no sockets, no storage enter: every call carries `now_ms` and
-returns effects, which the server carries out in order (`Persist` before the `Reply` that depends on
+returns effects, which the caller carries out in order (`Persist` before the `Reply` that depends on
 it).  A *token* is whatever the caller wants back in the reply to a request; the coordinator never
 looks at it.
 
@@ -30,11 +30,9 @@ COMPLETING = "CompletingRebalance"
 STABLE = "Stable"
 DEAD = "Dead"
 
-# How long a member that has been told its id has to come back with it.
 FOREVER = float("inf")
-MEMBER_ID_SUFFIX = (
-    f"-{uuid.UUID(int=0)}"  # as long as any that is put behind a client id or an instance id
-)
+# As long as any suffix that a client id or an instance id gets to become a member id.
+MEMBER_ID_SUFFIX = f"-{uuid.UUID(int=0)}"
 
 
 def fits(name: str) -> bool:
@@ -78,12 +76,10 @@ class Group:
     leader: str | None = None
     members: dict[str, Member] = field(default_factory=dict)
     static: dict[str, str] = field(default_factory=dict)  # instance id -> member id
-    pending: dict[str, float] = field(
-        default_factory=dict
-    )  # ids given out, not yet joined -> deadline
-    unsynced: set[str] = field(
-        default_factory=set
-    )  # members of this generation that have not asked for their assignment
+    # Member ids that were given out and have not joined yet -> deadline.
+    pending: dict[str, float] = field(default_factory=dict)
+    # Members of this generation that have not asked for their assignment.
+    unsynced: set[str] = field(default_factory=set)
     since_ms: float = 0.0  # of the state, on the clock of `now_ms`
     join_deadline: float = FOREVER
     sync_deadline: float = FOREVER
@@ -169,21 +165,15 @@ class GroupCoordinator:
     ) -> list[Effect]:
         """A JoinGroup request.  `require_member_id`: a new dynamic member is first given an id
         (version 4 and later)."""
-        s = self.settings
-        if not group_id or not fits(group_id):
-            return _refuse(token, ErrorCode.INVALID_GROUP_ID, member_id)
-        if not all(
-            fits(x)
-            for x in (
-                client_id + MEMBER_ID_SUFFIX,
-                (instance_id or "") + MEMBER_ID_SUFFIX,
-                protocol_type,
-                *dict(protocols),
-            )
-        ):
-            return _refuse(token, ErrorCode.INVALID_REQUEST, member_id)
-        if not s.min_session_timeout_ms <= session_timeout_ms <= s.max_session_timeout_ms:
-            return _refuse(token, ErrorCode.INVALID_SESSION_TIMEOUT, member_id)
+        names = (
+            client_id + MEMBER_ID_SUFFIX,
+            (instance_id or "") + MEMBER_ID_SUFFIX,
+            protocol_type,
+            *dict(protocols),
+        )
+        error = self._join_error(group_id, names, session_timeout_ms)
+        if error:
+            return _refuse(token, error, member_id)
         group = self.groups.get(group_id)
         if group is None:
             if member_id:
@@ -192,14 +182,7 @@ class GroupCoordinator:
         if not self._protocols_fit(group, protocol_type, protocols, member_id):
             self._forget_if_unused(group)
             return _refuse(token, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
-        known = member_id in group.members or (
-            instance_id is not None and instance_id in group.static
-        )
-        if (
-            not known
-            and member_id not in group.pending
-            and len(group.members) + len(group.pending) >= s.max_size
-        ):
+        if not self._has_room(group, member_id, instance_id):
             return _refuse(token, ErrorCode.GROUP_MAX_SIZE_REACHED, member_id)
         fresh = Member(
             member_id,
@@ -219,6 +202,26 @@ class GroupCoordinator:
         else:
             self._join_known(group, fresh, protocol_type, now_ms, out)
         return out
+
+    def _join_error(
+        self, group_id: str, names: Iterable[str], session_timeout_ms: int
+    ) -> ErrorCode:
+        """What is wrong with a JoinGroup request, whatever the group's state; NONE: nothing."""
+        s = self.settings
+        if not group_id or not fits(group_id):
+            return ErrorCode.INVALID_GROUP_ID
+        if not all(map(fits, names)):
+            return ErrorCode.INVALID_REQUEST
+        if not s.min_session_timeout_ms <= session_timeout_ms <= s.max_session_timeout_ms:
+            return ErrorCode.INVALID_SESSION_TIMEOUT
+        return ErrorCode.NONE
+
+    def _has_room(self, group: Group, member_id: str, instance_id: str | None) -> bool:
+        """Is there room for this member, or is it counted already?"""
+        known = member_id in group.members or member_id in group.pending
+        static = instance_id is not None and instance_id in group.static
+        size = len(group.members) + len(group.pending)
+        return known or static or size < self.settings.max_size
 
     def _protocols_fit(
         self, group: Group, protocol_type: str, protocols: list[tuple[str, bytes]], member_id: str
@@ -363,7 +366,7 @@ class GroupCoordinator:
                 out.append(Reply(token, self._current(group, fresh, skip_assignment=True)))
             else:
                 # To an old client that leads, the predecessor is named as leader, so that it does
-                # not assign anew.
+                # not compute another assignment.
                 out.append(
                     Reply(
                         token,
@@ -500,14 +503,7 @@ class GroupCoordinator:
             group.sync_deadline = FOREVER
         if group.state == STABLE:
             member.deadline = now_ms + member.session_timeout_ms
-            return [
-                Reply(
-                    token,
-                    SyncResult(
-                        ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment
-                    ),
-                )
-            ]
+            return [Reply(token, _assigned(group, member))]
         out: list[Effect] = []
         if member.sync_token is not None:
             out.append(Reply(member.sync_token, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)))
@@ -521,14 +517,7 @@ class GroupCoordinator:
             out.append(Persist(group))
             for m in group.members.values():
                 if m.sync_token is not None:
-                    out.append(
-                        Reply(
-                            m.sync_token,
-                            SyncResult(
-                                ErrorCode.NONE, group.protocol_type, group.protocol, m.assignment
-                            ),
-                        )
-                    )
+                    out.append(Reply(m.sync_token, _assigned(group, m)))
                     m.sync_token = None
                     m.deadline = now_ms + m.session_timeout_ms
         return out
@@ -716,6 +705,11 @@ class GroupCoordinator:
             and group.protocol_type is None
         ):
             self.groups.pop(group.group_id, None)
+
+
+def _assigned(group: Group, member: Member) -> SyncResult:
+    """The member's assignment in the present generation."""
+    return SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment)
 
 
 def _refuse(token: Hashable, error: int, member_id: str) -> list[Effect]:
