@@ -169,7 +169,7 @@ def test_a_producer_reaches_each_over_its_transport(pair: Pair, first: int) -> N
         statistics = producer.statistics()
         for tp in PARTITIONS:
             assert read(session, tp) == values_of(tp)
-        assert statistics["direct_records"] >= 2 * RECORDS, statistics
+        assert statistics["rdma_records"] >= 2 * RECORDS, statistics
         assert statistics["tcp_records"] >= 2 * RECORDS, statistics
 
 
