@@ -382,7 +382,6 @@ STILL_LONG: dict[str, set[str]] = {
     "python/kdirect/log/producers.pyx": {"check_sequences"},
     "python/kdirect/log/recovery.py": {"_load_after_crash", "load_partition"},
     "python/kdirect/rdma/shm_core.pyx": {"qp_map_pair"},
-    "python/kdirect/rdma/sim_queue.py": {"_perform"},
     "python/kdirect/rdma/verbs_preflight.py": {"preflight"},
     "python/kdirect/rdma/verbs_queues.py": {"__init__", "raw_post"},
     "python/kdirect/wire/cluster.py": {"refresh"},
