@@ -125,7 +125,10 @@ def test_layout_pxd_is_fresh() -> None:
 
 
 def test_docs_are_fresh() -> None:
-    code = "import sys, pathlib; from kdirect import docs; sys.stdout.write(docs.stale(pathlib.Path(sys.argv[1])))"
+    code = (
+        "import sys, pathlib; from kdirect import docs;"
+        " sys.stdout.write(docs.stale(pathlib.Path(sys.argv[1])))"
+    )
     run = subprocess.run(
         [sys.executable, "-c", code, str(ROOT / "docs")],
         env={"PYTHONPATH": str(ROOT / "python")},
@@ -465,7 +468,10 @@ def test_every_lock_is_taken_by_somebody() -> None:
 
 
 def test_a_lock_that_nobody_takes_is_found() -> None:
-    made = "self._a = threading.Lock()\nself.b: RLock = threading.RLock()\nself._c = threading.Lock()\nself._d = Lock()\n"
+    made = (
+        "self._a = threading.Lock()\nself.b: RLock = threading.RLock()\n"
+        "self._c = threading.Lock()\nself._d = Lock()\n"
+    )
     assert locks_nobody_takes(made) == {"_a", "b", "_c", "_d"}
     assert locks_nobody_takes(
         made + "with self._a:\n    pass\nwith state.b, other:\n    x._c.acquire()\n"
@@ -476,7 +482,10 @@ def test_a_lock_that_nobody_takes_is_found() -> None:
 
 # Where text for people stands.  As an attribute of anything; as a name of its own; as what an
 # exception prints.
-_ATTRIBUTE = r"(?:\w+(?: \[ [^\]]* \]| \( \))? \. )+(?:message|why|reason|hint|text|fault|broken|strerror|args)"
+_ATTRIBUTE = (
+    r"(?:\w+(?: \[ [^\]]* \]| \( \))? \. )+"
+    r"(?:message|why|reason|hint|text|fault|broken|strerror|args)"
+)
 _PRINTED = r"(?:str|repr) \( (?:\w+ \. )*(?:e|err|error|exc|exception|cause|why|reason) \)"
 _PEOPLES_TEXT = rf"(?:\b{_ATTRIBUTE}\b|\b(?:message|why|reason|hint|fault)\b|\b{_PRINTED})"
 _CHANGED = r"(?: \. (?:lower|upper|strip|casefold) \( \)| \[ [^\]]* \])*"
@@ -550,7 +559,8 @@ PLANTED = (
     'match e.message:\n    case "gone":\n        pass',
     'if e.message == f"{tp} is gone":',
     'if (\n    ready\n    and "gone"\n    in e.hint\n):',
-    'cdef int f(head):\n    if "no more" in head.why: return <int> 1\n    return (<Head> head).why == "gone"',
+    'cdef int f(head):\n    if "no more" in head.why: return <int> 1\n'
+    '    return (<Head> head).why == "gone"',
 )
 INNOCENT = (
     "if head.why is AbortReason.NO_ROOM:",
@@ -582,7 +592,8 @@ def test_the_finder_leaves_the_innocent_alone(source: str) -> None:
 
 def test_the_finder_names_the_line() -> None:
     assert decisions_by_text(
-        'import os\n\n\ndef f(e):\n    """A word."""\n    return (\n        "gone" in e.message\n    )\n'
+        'import os\n\n\ndef f(e):\n    """A word."""\n'
+        '    return (\n        "gone" in e.message\n    )\n'
     ) == [6]
 
 

@@ -206,9 +206,12 @@ def _log_level_parser(default: str) -> argparse.ArgumentParser:
 # -- broker ----------------------------------------------------------------------------------------
 def _broker_parser(commands: Any, common: argparse.ArgumentParser) -> None:
     broker = commands.add_parser(
-        "broker", parents=[common], help="run a broker",
-        description="Runs until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` when it serves. Flags beat the file.",
-    )  # fmt: skip
+        "broker",
+        parents=[common],
+        help="run a broker",
+        description="Runs until SIGTERM or SIGINT; prints `kdirect broker ready on HOST:PORT` when"
+        " it serves. Flags beat the file.",
+    )
     broker.add_argument(
         "--config", metavar="FILE", help="a Java properties file, such as Kafka's server.properties"
     )

@@ -157,8 +157,8 @@ def render_errors() -> str:
             "# Errors\n",
             _WRITTEN.format(source="errors.py"),
             "Every exception that kdirect raises on purpose is a `KdirectError`.\n"
-            "An indented class is a subclass of the one above it.\nRetriable: the same call may succeed later "
-            "without a change by the user.\n",
+            "An indented class is a subclass of the one above it.\n"
+            "Retriable: the same call may succeed later without a change by the user.\n",
             _table(("error", "retriable", "meaning"), rows),
         ]
     )

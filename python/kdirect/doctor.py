@@ -102,7 +102,8 @@ def examine(questions: Questions) -> Iterator[tuple[str, Finding]]:
         Finding(
             "system",
             NOTE,
-            f"kdirect {kdirect.__version__}, Python {platform.python_version()}, {uname.sysname} {uname.release}",
+            f"kdirect {kdirect.__version__}, Python {platform.python_version()},"
+            f" {uname.sysname} {uname.release}",
         ),
     )
     kind = verbs_choice.container()
@@ -153,7 +154,8 @@ def log_directory(path: str) -> Finding:
             "log directory", NOTE, detail + "; it does not exist yet", "a broker creates it"
         )
     if kind not in MEMORY_FILE_SYSTEMS and _kernel() >= REFUSING_SINCE:
-        detail += f"; kernels from {'.'.join(map(str, REFUSING_SINCE))} on do not register its mapped files for RDMA"
+        since = ".".join(map(str, REFUSING_SINCE))
+        detail += f"; kernels from {since} on do not register its mapped files for RDMA"
         return Finding(
             "log directory",
             NOTE,

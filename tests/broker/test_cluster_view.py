@@ -155,9 +155,10 @@ def test_both_tell_the_same_of_the_cluster(pair: Any, raw: Any) -> None:
     answers = []
     for broker in pair:
         answer = raw(broker.bootstrap_servers).call(build(p.MetadataRequest, topics=None), 8)
-        assert {
-            t.name: [x.leader_id for x in t.partitions] for t in answer.topics
-        } == {"a": [1, 1], "b": [2]}  # fmt: skip
+        assert {t.name: [x.leader_id for x in t.partitions] for t in answer.topics} == {
+            "a": [1, 1],
+            "b": [2],
+        }
         assert answer.controller_id == 1
         answers.append([(b.node_id, b.host, b.port) for b in answer.brokers])
         answers.append(answer.cluster_id)
@@ -171,29 +172,57 @@ def test_who_does_not_lead_says_so(pair: Any, raw: Any) -> None:
     batch = encode_single_bytes(b"v")
     produced = first.call(
         build(
-            p.ProduceRequest, acks=1, timeout_ms=1000, transactional_id=None,
+            p.ProduceRequest,
+            acks=1,
+            timeout_ms=1000,
+            transactional_id=None,
             topic_data=[{"name": "b", "partition_data": [{"index": 0, "records": batch}]}],
-        ), 7,
-    )  # fmt: skip
+        ),
+        7,
+    )
     fetched = first.call(
         build(
-            p.FetchRequest, max_wait_ms=0, min_bytes=0, max_bytes=1000, isolation_level=0, session_id=0, session_epoch=-1,
-            topics=[{"topic": "b", "partitions": [{"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}]}],
+            p.FetchRequest,
+            max_wait_ms=0,
+            min_bytes=0,
+            max_bytes=1000,
+            isolation_level=0,
+            session_id=0,
+            session_epoch=-1,
+            topics=[
+                {
+                    "topic": "b",
+                    "partitions": [
+                        {"partition": 0, "fetch_offset": 0, "partition_max_bytes": 1000}
+                    ],
+                }
+            ],
             forgotten_topics_data=[],
-        ), 10,
-    )  # fmt: skip
+        ),
+        10,
+    )
     listed = first.call(
         build(
-            p.ListOffsetsRequest, replica_id=-1, isolation_level=0,
+            p.ListOffsetsRequest,
+            replica_id=-1,
+            isolation_level=0,
             topics=[{"name": "b", "partitions": [{"partition_index": 0, "timestamp": -1}]}],
-        ), 3,
-    )  # fmt: skip
+        ),
+        3,
+    )
     epochs = first.call(
         build(
-            p.OffsetForLeaderEpochRequest, replica_id=-1,
-            topics=[{"topic": "b", "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}]}],
-        ), 3,
-    )  # fmt: skip
+            p.OffsetForLeaderEpochRequest,
+            replica_id=-1,
+            topics=[
+                {
+                    "topic": "b",
+                    "partitions": [{"partition": 0, "current_leader_epoch": -1, "leader_epoch": 0}],
+                }
+            ],
+        ),
+        3,
+    )
     assert [
         produced.responses[0].partition_responses[0].error_code,
         fetched.responses[0].partitions[0].error_code,
@@ -212,17 +241,31 @@ def test_who_does_not_lead_gives_no_access(pair: Any) -> None:
     try:
         produce = connection.request(
             p.GetProduceAccessRequest(
-                connection_id=channel.connection_id, topic="b", partition=0, mode=2, min_bytes=1, ack_address=0, ack_rkey=0,
-                ack_entries=16, max_in_flight=16, finished_file_id=-1, end_order=0, end_position=0, ahead_of_file_id=-1,
+                connection_id=channel.connection_id,
+                topic="b",
+                partition=0,
+                mode=2,
+                min_bytes=1,
+                ack_address=0,
+                ack_rkey=0,
+                ack_entries=16,
+                max_in_flight=16,
+                finished_file_id=-1,
+                end_order=0,
+                end_position=0,
+                ahead_of_file_id=-1,
             )
-        )  # fmt: skip
+        )
         consume = connection.request(
             p.GetConsumeAccessRequest(
-                connection_id=channel.connection_id, partitions=[
-                    p.GetConsumeAccessRequest.ConsumeTarget(topic="b", partition=0, offset=0, finished_file_id=-1)
+                connection_id=channel.connection_id,
+                partitions=[
+                    p.GetConsumeAccessRequest.ConsumeTarget(
+                        topic="b", partition=0, offset=0, finished_file_id=-1
+                    )
                 ],
             )
-        )  # fmt: skip
+        )
         assert produce.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert consume.partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
         assert "broker 2 leads b-0" in consume.partitions[0].error_message
@@ -248,10 +291,13 @@ def test_topics_of_the_layout_stay_as_they_are(pair: Any, raw: Any) -> None:
     deleted = first.call(build(p.DeleteTopicsRequest, topic_names=["a", "b"], timeout_ms=1000), 3)
     grown = first.call(
         build(
-            p.CreatePartitionsRequest, timeout_ms=1000, validate_only=False,
+            p.CreatePartitionsRequest,
+            timeout_ms=1000,
+            validate_only=False,
             topics=[{"name": n, "count": 9, "assignments": None} for n in ("a", "b")],
-        ), 1,
-    )  # fmt: skip
+        ),
+        1,
+    )
     codes = [r.error_code for r in (*deleted.responses, *grown.results)]
     assert codes == [ErrorCode.POLICY_VIOLATION] * 4
 

@@ -1,4 +1,5 @@
-"""What a user's type checker sees of the installed package, from a directory outside of this tree."""
+"""What a user's type checker sees of the installed package, from a directory outside of this
+tree."""
 
 from __future__ import annotations
 

@@ -20,21 +20,25 @@ from kdirect.options import BROKER, Option
 # Properties that stock server.properties files carry and that mean nothing to a broker of this
 # kind; they are accepted with a warning, so that such a file works unchanged.
 _IGNORED = """
-    process.roles controller.quorum.voters controller.quorum.bootstrap.servers controller.listener.names listener.security.protocol.map
-    inter.broker.listener.name security.inter.broker.protocol num.network.threads num.io.threads background.threads
-    num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes zookeeper.connect
-    zookeeper.connection.timeout.ms zookeeper.session.timeout.ms zookeeper.set.acl offsets.topic.replication.factor
-    transaction.state.log.replication.factor transaction.state.log.min.isr transaction.state.log.num.partitions
-    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr log.cleaner.enable log.cleaner.threads
-    log.cleaner.dedupe.buffer.size broker.rack metadata.log.dir unclean.leader.election.enable auto.leader.rebalance.enable
-    controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name super.users
-    allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version log.message.format.version replica.fetch.max.bytes
-    num.replica.fetchers replica.lag.time.max.ms initial.broker.registration.timeout.ms broker.heartbeat.interval.ms
-    broker.session.timeout.ms max.incremental.fetch.session.cache.slots
-    leader.imbalance.check.interval.seconds metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
-    log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms log.roll.jitter.ms
-    log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms compression.gzip.level compression.lz4.level
-    compression.zstd.level
+    process.roles controller.quorum.voters controller.quorum.bootstrap.servers
+    controller.listener.names listener.security.protocol.map inter.broker.listener.name
+    security.inter.broker.protocol num.network.threads num.io.threads background.threads
+    num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
+    zookeeper.connect zookeeper.connection.timeout.ms zookeeper.session.timeout.ms zookeeper.set.acl
+    offsets.topic.replication.factor transaction.state.log.replication.factor
+    transaction.state.log.min.isr transaction.state.log.num.partitions
+    share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
+    log.cleaner.enable log.cleaner.threads log.cleaner.dedupe.buffer.size broker.rack
+    metadata.log.dir unclean.leader.election.enable auto.leader.rebalance.enable
+    controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name
+    super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version
+    log.message.format.version replica.fetch.max.bytes num.replica.fetchers replica.lag.time.max.ms
+    initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
+    max.incremental.fetch.session.cache.slots leader.imbalance.check.interval.seconds
+    metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
+    log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms
+    log.roll.jitter.ms log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms
+    compression.gzip.level compression.lz4.level compression.zstd.level
 """
 IGNORED = frozenset(_IGNORED.split())
 
@@ -179,7 +183,8 @@ class BrokerConfig(Mapping[str, Any]):
         for listener in self.advertised:
             if listener.host in ("", "0.0.0.0", "::"):
                 raise ConfigError(
-                    f"option advertised.listeners: {listener} is no address that a client could use",
+                    f"option advertised.listeners: {listener} is no address"
+                    " that a client could use",
                     hint="name this host",
                 )
 
@@ -193,7 +198,8 @@ class BrokerConfig(Mapping[str, Any]):
             return default_limit(largest)
         if 0 <= given < largest:
             raise ConfigError(
-                f"option queued.max.request.bytes: {given} is below socket.request.max.bytes ({largest})",
+                f"option queued.max.request.bytes: {given} is below socket.request.max.bytes"
+                f" ({largest})",
                 hint="raise it, lower socket.request.max.bytes, or give -1 for no bound",
             )
         return int(given)

@@ -50,8 +50,8 @@ _IOV_MAX = 1024
 FLUSH_BYTES = 256 << 10
 WRITE_PIECE_BYTES = 1 << 20
 WRITE_HIGH_WATER_BYTES = 256 << 10
-# How many bytes are read after a blocking request while it waits, so that the end of a peer that has
-# gone is noticed.
+# How many bytes are read while a blocking request waits, so that the broker notices a peer that has
+# gone.
 BLOCKED_BYTES = 1 << 20
 
 

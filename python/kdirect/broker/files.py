@@ -5,20 +5,23 @@ the work is.  The law of the broker: what creates, opens, maps, lengthens, cuts,
 file, touches pages that may not be in memory, or waits for a lock whose holder does one of these,
 runs here.
 
-====================  =======  ==============================================================================================
-threads               how many  for what
-====================  =======  ==============================================================================================
-``kdirect-room-N``    2 each    of log directory N: room for appends, opening and ending heads, giving back segments
-``kdirect-admin``     1         topics, configs, deleted records, producer ids: one after the other, in the order of requests
-``kdirect-read``      4         cold segments for Fetch and for read access
-``kdirect-lookup``    1         lookups by time, which decode batches
-``kdirect-upkeep``    1         retention, flushes that are due, checkpoints
-====================  =======  ==============================================================================================
+====================  =========  ==========================================================
+threads               how many   for what
+====================  =========  ==========================================================
+``kdirect-room-N``    2 each     of log directory N: room for appends, opening and ending
+                                 heads, giving back segments
+``kdirect-admin``     1          topics, configs, deleted records, producer ids: one after
+                                 the other, in the order of requests
+``kdirect-read``      4          cold segments for Fetch and for read access
+``kdirect-lookup``    1          lookups by time, which decode batches
+``kdirect-upkeep``    1          retention, flushes that are due, checkpoints
+====================  =========  ==========================================================
 
 A log directory has threads of its own because a slow disk may hold all of them.  The numbers are
-small because the threads share the interpreter's lock with the event loop: every one that is
-between two system calls makes the loop wait for its turn. (1,000 first records on two cores: a
-pinging client waited 206 ms at most beside four room threads, 32 ms beside two.)
+small because the threads share the interpreter's lock with the event loop: each thread that is
+between two system calls makes the loop wait for its turn. (While 1,000 partitions got their first
+records on two cores, a pinging client waited 206 ms at most with four room threads, 32 ms with
+two.)
 """
 
 from __future__ import annotations

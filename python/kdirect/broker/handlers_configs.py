@@ -73,7 +73,7 @@ def _changed_list(row: Option, own: str | None, value: str, operation: int) -> s
 
 
 def _changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
-    """The topic's own properties after the operations of an IncrementalAlterConfigs; ConfigError."""
+    """The topic's own properties after what IncrementalAlterConfigs asks for; ConfigError."""
     configs = dict(topic.configs)
     for c in resource.configs:
         row = TOPIC.find(c.name)
@@ -250,7 +250,8 @@ class ConfigHandlers:
         if r.resource_type == BROKER_RESOURCE:
             return result(
                 ErrorCode.INVALID_REQUEST,
-                "the broker's properties cannot change while it runs; set them in its properties file and restart it",
+                "the broker's properties cannot change while it runs;"
+                " set them in its properties file and restart it",
             )
         if r.resource_type != TOPIC_RESOURCE:
             return result(

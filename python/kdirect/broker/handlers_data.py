@@ -37,11 +37,15 @@ _TRANSACTIONS = "transactions are not available; use a producer without transact
 _KERNEL_MESSAGES = {
     ErrorCode.CORRUPT_MESSAGE: "a record batch is damaged: its frame or CRC does not match",
     ErrorCode.MESSAGE_TOO_LARGE: "a record batch is larger than max.message.bytes of the topic",
-    ErrorCode.RECORD_LIST_TOO_LARGE: "the record batches together are larger than segment.bytes of the topic",
+    ErrorCode.RECORD_LIST_TOO_LARGE: "the record batches together are larger than"
+    " segment.bytes of the topic",
     ErrorCode.INVALID_RECORD: "the records are not whole record batches (v2) that this topic takes",
-    ErrorCode.INVALID_TIMESTAMP: "a timestamp is further from the broker's clock than the topic allows",
-    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "a batch of an idempotent producer does not follow the last one",
-    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to know its offset",
+    ErrorCode.INVALID_TIMESTAMP: "a timestamp is further from the broker's clock than"
+    " the topic allows",
+    ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER: "a batch of an idempotent producer does not"
+    " follow the last one",
+    ErrorCode.DUPLICATE_SEQUENCE_NUMBER: "the batch was appended before, too long ago to"
+    " know its offset",
     ErrorCode.UNSUPPORTED_COMPRESSION_TYPE: "the codec is none of none, gzip, snappy, lz4, zstd",
 }
 

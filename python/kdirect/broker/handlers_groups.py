@@ -109,7 +109,8 @@ class GroupHandlers:
             self._arm(group.group_id)
 
     def close(self) -> None:
-        """Answer everybody who waits: the broker goes, the coordinator is elsewhere or back soon."""
+        """Answer every request that waits: the broker stops, so that the coordinator will be
+        another broker, or this one again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -277,10 +278,20 @@ class GroupHandlers:
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
         effects = self.coordinator.join(
-            future, request.group_id, request.member_id, request.group_instance_id if version >= 5 else None, header.client_id or "",
-            "/" + connection.peer.rpartition(":")[0], request.session_timeout_ms, max(0, rebalance), request.protocol_type,
-            [(x.name, x.metadata) for x in request.protocols], self._clock_ms(), require_member_id=version >= 4, understands_skip=version >= 9,
-        )  # fmt: skip
+            future,
+            request.group_id,
+            request.member_id,
+            request.group_instance_id if version >= 5 else None,
+            header.client_id or "",
+            "/" + connection.peer.rpartition(":")[0],
+            request.session_timeout_ms,
+            max(0, rebalance),
+            request.protocol_type,
+            [(x.name, x.metadata) for x in request.protocols],
+            self._clock_ms(),
+            require_member_id=version >= 4,
+            understands_skip=version >= 9,
+        )
         self._run(request.group_id, effects)
         if future.done():
             return self._joined(header, future.result())
@@ -293,11 +304,21 @@ class GroupHandlers:
 
     def _joined(self, header: p.RequestHeader, r: JoinResult) -> Answer:
         protocol = r.protocol if r.protocol is not None or header.api_version >= 7 else ""
-        return respond(header,
-            p.JoinGroupResponse, error_code=r.error, generation_id=r.generation, protocol_type=r.protocol_type, protocol_name=protocol,
-            leader=r.leader, skip_assignment=r.skip_assignment, member_id=r.member_id,
-            members=[{"member_id": m, "group_instance_id": i, "metadata": data} for m, i, data in r.members],
-        )  # fmt: skip
+        return respond(
+            header,
+            p.JoinGroupResponse,
+            error_code=r.error,
+            generation_id=r.generation,
+            protocol_type=r.protocol_type,
+            protocol_name=protocol,
+            leader=r.leader,
+            skip_assignment=r.skip_assignment,
+            member_id=r.member_id,
+            members=[
+                {"member_id": m, "group_instance_id": i, "metadata": data}
+                for m, i, data in r.members
+            ],
+        )
 
     def sync(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
@@ -305,10 +326,16 @@ class GroupHandlers:
             return self._synced(header, SyncResult(ErrorCode.NOT_COORDINATOR))
         future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         effects = self.coordinator.sync(
-            future, request.group_id, request.generation_id, request.member_id, request.group_instance_id if version >= 3 else None,
-            request.protocol_type if version >= 5 else None, request.protocol_name if version >= 5 else None,
-            [(a.member_id, a.assignment) for a in request.assignments], self._clock_ms(),
-        )  # fmt: skip
+            future,
+            request.group_id,
+            request.generation_id,
+            request.member_id,
+            request.group_instance_id if version >= 3 else None,
+            request.protocol_type if version >= 5 else None,
+            request.protocol_name if version >= 5 else None,
+            [(a.member_id, a.assignment) for a in request.assignments],
+            self._clock_ms(),
+        )
         self._run(request.group_id, effects)
         if future.done():
             return self._synced(header, future.result())

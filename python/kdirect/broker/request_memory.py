@@ -54,7 +54,8 @@ class Holder(Protocol):
 
 
 def default_limit(largest_request: int) -> int:
-    """A share of this machine's memory, or of its control group's; room for one request at least."""
+    """A share of the memory of this machine, or of its control group; never less than one
+    request."""
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -171,7 +172,7 @@ class RequestMemory:
                 self._marks[holder] = holder.brought, now
             elif now - since >= STALL_SECONDS:
                 holder.close(
-                    f"it stopped in the middle of a request, and others wait for the {self._held.get(holder, 0)} bytes that it holds "
-                    "(queued.max.request.bytes)"
+                    "it stopped in the middle of a request, and others wait for the"
+                    f" {self._held.get(holder, 0)} bytes that it holds (queued.max.request.bytes)"
                 )
         self._call_later(CHECK_SECONDS, self._check)

@@ -212,7 +212,7 @@ class BrokerServer:
 
     async def _listen(self, index: int, listener: Listener) -> None:
         loop = asyncio.get_running_loop()
-        # Every address: both families, but with port 0 they would get two ports.
+        # No host means every address of both families; with port 0 these would get two ports.
         host = listener.host or (None if listener.port else "0.0.0.0")
         try:
             server = await loop.create_server(
@@ -223,7 +223,8 @@ class BrokerServer:
             )
         except OSError as e:
             raise BrokerUnavailableError(
-                f"cannot listen on {format_address(listener.host, listener.port)}: {e.strerror or e}",
+                f"cannot listen on {format_address(listener.host, listener.port)}:"
+                f" {e.strerror or e}",
                 hint="choose another address or port with listeners, or stop what uses it",
             ) from e
         self._servers.append(server)
@@ -339,8 +340,8 @@ class BrokerServer:
         return encoded(header, response)
 
     async def delete_topic(self, topic: Topic) -> None:
-        """End access to a topic, delete it, wake who waits for it, forget what groups committed in
-        it."""
+        """End access to a topic, delete it, wake the fetches that wait for it, and forget what
+        groups have committed in it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
         end_access = (
             self.access.begin_deletion(partitions) if self.access is not None else lambda: None

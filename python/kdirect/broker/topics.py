@@ -3,10 +3,10 @@
 Owns: ``topics.json`` (topics) and ``producer_ids`` (the next block of producer ids), both in the
 first log directory.  The partitions' directories with everything in them are the log's.
 
-Invariants: a file is replaced whole (written beside, synced, renamed), so a crash leaves the old or
-the new one; a topic is in ``topics.json`` before its first directory exists, and is marked there
-before its first directory goes, so that a crash in between is finished at the next start.
-Directories that no topic claims (a copied Kafka log) are adopted.
+Invariants: a file is replaced whole (written under another name, synced, renamed), so a crash
+leaves the old or the new one; a topic is in ``topics.json`` before its first directory exists, and
+is marked there before its first directory goes, so that a crash in between is finished at the next
+start.  Directories that no topic claims (a copied Kafka log) are adopted.
 
 The registry decides and remembers.  Looking needs no lock and does no file work; any thread may.
 What changes topics is file work: it is called on one thread at a time, the broker's admin thread
@@ -190,7 +190,7 @@ class Registry:
                 self._create(Topic(placed.name, placed.topic_id, placed.partition_count, configs))
             elif topic.topic_id != placed.topic_id:
                 raise ConfigError(
-                    f"topic {placed.name} of the log is not the one that the cluster's layout names",
+                    f"topic {placed.name} of the log is not that of the cluster's layout",
                     hint="give the broker an empty log directory, or place a topic of another name",
                 )
             elif topic.partition_count < placed.partition_count:
@@ -223,7 +223,8 @@ class Registry:
         ) as e:
             raise CorruptLogError(
                 f"{self._file} is damaged: {e}",
-                hint="restore it, or remove it: topics are then found by their directories, without their configs",
+                hint="restore it, or remove it: topics are then found by their directories,"
+                " without their configs",
             ) from e
 
     def _save(self) -> None:

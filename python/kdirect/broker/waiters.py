@@ -4,8 +4,8 @@ Owns: who waits for which partitions.  A waiter costs nothing while nothing is a
 one timer of the event loop for its time limit.
 
 `notify` is called on the event loop after an append over TCP; `notify_from_thread` by any other
-thread (the RDMA produce worker).  With nobody waiting for the partition both are a dictionary
-lookup.
+thread (the RDMA produce worker).  When nobody waits for the partition, either is one lookup in a
+dictionary.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from kdirect.model import TopicPartition
 
 
 class Waiter:
-    """One waiting Fetch.  `missing`: bytes that must still arrive before it is worth looking again."""
+    """One waiting Fetch.  `missing`: bytes that must still arrive before it looks again."""
 
     __slots__ = ("future", "missing", "partitions")
 
@@ -49,7 +49,8 @@ class Waiters:
         return len({w for waiters in self._waiting.values() for w in waiters})
 
     def add(self, partitions: Iterable[TopicPartition], missing: int) -> Waiter:
-        """Wait for `missing` bytes on any of `partitions`; await ``waiter.future``, then `remove`."""
+        """Register a wait for `missing` bytes on any of `partitions`; the caller awaits
+        ``waiter.future``, then calls `remove`."""
         assert self._loop is not None
         waiter = Waiter(tuple(partitions), missing, self._loop.create_future())
         for tp in waiter.partitions:
