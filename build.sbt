@@ -1,4 +1,5 @@
-// The JVM shim as a jar: `sbt package`.  `make jar` makes the same without sbt, with the Scala compiler that comes with pyspark.
+// `sbt package` builds the JVM shim as a jar.  `make jar` builds the same without sbt, with the
+// Scala compiler that comes with pyspark.
 val sparkVersion = "4.2.0"
 
 ThisBuild / scalaVersion := "2.13.18"

@@ -1,7 +1,7 @@
-"""The face that Spark sees: `format("kdirect")`.
+"""The class that Spark instantiates for `format("kdirect")`.
 
-Law: opens nothing; options become settings, settings become readers and writers.  Spark builds this
-object in several processes.
+Law: it opens nothing.  It turns options into settings, and settings into readers and writers.
+Spark builds this object in several processes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ HEADERS = StructField(
 
 
 def row_schema(settings: SourceSettings) -> StructType:
-    """The row of Spark's Kafka connector, or the columns of it that are wanted."""
+    """The row of Spark's Kafka connector, or the selected columns of it."""
     row = [*KAFKA_ROW.fields, HEADERS] if settings.include_headers else KAFKA_ROW.fields
     return StructType(
         row
@@ -87,7 +87,8 @@ class KdirectDataSource(DataSource):
         expected = row_schema(settings)
         if schema.simpleString() != expected.simpleString():
             raise ConfigError(
-                f"kdirect's rows have a fixed schema, {expected.simpleString()}, not {schema.simpleString()}",
+                f"kdirect's rows have a fixed schema, {expected.simpleString()}, "
+                f"not {schema.simpleString()}",
                 hint="remove .schema(...) and select or parse the columns afterwards",
             )
         return settings

@@ -1,7 +1,7 @@
-"""Spark sessions that suit the connector.
+"""Spark sessions with settings that suit the connector.
 
-Law: only settings that a user may override; nothing here is needed for correct results except that
-Spark's planner finds this interpreter (PYSPARK_PYTHON).
+Law: a user may override every setting.  None of them is needed for correct results, except that
+Spark's planner must find this interpreter (PYSPARK_PYTHON).
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-# conf -> (value, why).  Set where the builder does not name them yet.
+# conf -> (value, why).  Set unless the builder has them already.
 CONFS = {
     "spark.python.unix.domain.socket.enabled": (
         "true",
-        "over TCP loopback every Python task stalls about 40 ms (pyspark 4.1 and later)",
+        "over TCP loopback every Python task stalls for about 40 ms (pyspark 4.1 and later)",
     ),
     "spark.sql.execution.arrow.maxBytesPerBatch": (
         "1MB",
-        "larger batches slow the sink down at 1 KiB a row",
+        "larger batches slow the sink down with rows of 1 KiB",
     ),
 }
 
 
-# Where Spark runs in one process (master local), its checkpoints are local files, and the default
-# writes each with a process of its own for chmod: two files a micro-batch, some 30 ms each.
+# With a local master, Spark's checkpoints are local files.  The default class starts a process for
+# chmod for each file: two files in a micro-batch, some 30 ms each.
 CHECKPOINT_FILES = "spark.sql.streaming.checkpointFileManagerClass"
 PLAIN_FILES = "FileSystemBasedCheckpointFileManager"
 
 
 def configure(builder: Any) -> Any:
-    """Set on a `SparkSession.builder` what the connector runs best with, and return it: settings,
-    and the shim's jar, for which records are columns in the JVM (`kdirect_spark.shim`; set
-    ``spark.kdirect.columnar`` to ``false`` to leave it out).
+    """Add to a `SparkSession.builder` what the connector runs best with, and return the builder.
 
-    Names the running interpreter in PYSPARK_PYTHON where that is not set: Spark's planner otherwise
-    takes the `python3` of PATH, which is another one when the virtual environment is not activated,
-    and finds no format("kdirect").  Call it before the session exists.
+    Adds settings, and the shim's jar, with which records stay columns in the JVM
+    (`kdirect_spark.shim`); set ``spark.kdirect.columnar`` to ``false`` to leave the jar out.  Also
+    sets PYSPARK_PYTHON to the running interpreter unless it is set.  Spark's planner otherwise
+    takes the first `python3` on PATH.  If the virtual environment is not activated, that is another
+    interpreter, which does not find format("kdirect").  Call this before the session exists.
     """
-    from kdirect_spark import shim  # here, so that it can be run by itself
+    from kdirect_spark import shim  # imported here so that `python -m kdirect_spark.shim` works
 
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     set_already = getattr(builder, "_options", {})
@@ -71,8 +71,8 @@ def configure(builder: Any) -> Any:
 
 @cache
 def _spark_class(name: str) -> str | None:
-    """The full name of a class of Spark SQL, which moves between packages from version to version;
-    None where it is not found."""
+    """The full name of a class of Spark SQL, or None.  Spark's versions have it in different
+    packages."""
     import pyspark
 
     for jar in Path(pyspark.__file__).parent.glob("jars/spark-sql_*.jar"):
@@ -84,7 +84,8 @@ def _spark_class(name: str) -> str | None:
 
 
 def session_builder(app_name: str = "kdirect", master: str | None = None) -> Any:
-    """A configured `SparkSession.builder`; `master` such as ``local[2]``, None for spark-submit's."""
+    """A configured `SparkSession.builder`.  `master` is for example ``local[2]``; None leaves the
+    choice to spark-submit."""
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(app_name)

@@ -1,14 +1,14 @@
 """Offsets of a query: pure planning, no I/O.
 
-Law: everything here is a function of its arguments.  What the broker knows (topics, watermarks,
-offsets by time) is fetched by the readers and passed in.  All ranges are half-open: ``start`` is
-read, ``stop`` is not.
+Law: everything here depends on its arguments only.  The readers fetch what the broker knows
+(topics, watermarks, offsets by time) and pass it in.  All ranges are half-open: ``start`` is read,
+``stop`` is not.
 
 Invariants:
-- JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with topics and partitions in
-  order: Spark compares offsets as text, so equal offsets must be equal text.
+- JSON is that of Spark's Kafka connector, ``{"topic":{"0":123}}``, with sorted topics and
+  partitions.  Spark compares offsets as text, so equal offsets must be equal text.
 - A partition that a query has not seen before is read from its earliest record.
-- What may be missing is listed as losses in a plan; the caller decides by `failOnDataLoss`.
+- A plan lists as losses what may be missing; the caller decides by `failOnDataLoss`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from itertools import pairwise
 from typing import Any
 
@@ -28,11 +29,10 @@ Offsets = dict[TopicPartition, int]
 Watermarks = Mapping[TopicPartition, tuple[int, int]]  # log start offset, high watermark
 
 OFFSET_MAX = 2**63 - 1
-LOSS_HINT = 'set option failOnDataLoss to "false" to go on without the missing records'
+LOSS_HINT = 'set option failOnDataLoss to "false" to continue without the missing records'
 
 
-# ----------------------------------------------------------------------------------------------------
-# JSON
+# -- JSON ------------------------------------------------------------------------------------------
 
 
 def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
@@ -44,8 +44,8 @@ def to_json(offsets: Mapping[TopicPartition, int]) -> dict[str, dict[str, int]]:
 
 
 def from_json(value: str | Mapping[str, Any], option: str, *, low: int = 0) -> Offsets:
-    """Parse ``{"topic":{"0":123}}``; numbers below `low` and anything of another shape are
-    ConfigErrors that name `option`."""
+    """Parse ``{"topic":{"0":123}}``.  Raises ConfigError, which names `option`, for a number below
+    `low` and for any other shape."""
     example = '{"topic":{"0":123,"1":456}}'
     loaded = _load(value, option, example)
     out: Offsets = {}
@@ -72,7 +72,7 @@ def from_json(value: str | Mapping[str, Any], option: str, *, low: int = 0) -> O
 
 
 def partitions_from_json(value: str, option: str) -> tuple[TopicPartition, ...]:
-    """Parse ``{"topic":[0,1]}`` of the option `assign`."""
+    """Parse ``{"topic":[0,1]}``, the value of the option `assign`."""
     example = '{"topic":[0,1]}'
     out = set()
     for topic, partitions in _load(value, option, example).items():
@@ -108,7 +108,7 @@ def _no_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name, value in pairs:
         if name in out:
-            raise ValueError(f"{name!r} stands there twice")
+            raise ValueError(f"{name!r} occurs twice")
         out[name] = value
     return out
 
@@ -136,8 +136,7 @@ def _partition(name: Any, topic: str, option: str) -> int:
     return name
 
 
-# --------------------------------------------------------------------------------------------
-# subscription
+# -- subscription ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +148,8 @@ class Assign:
     def resolve(
         self, topics: Mapping[str, int], *, must_exist: bool = True
     ) -> tuple[TopicPartition, ...]:
-        """The partitions among `topics` (name -> number of partitions); UnknownTopicError where
-        `must_exist`."""
+        """Those partitions that exist in `topics` (name -> number of partitions).  With
+        `must_exist`, a missing one raises UnknownTopicError."""
         missing = [tp for tp in self.partitions if tp.partition >= topics.get(tp.topic, 0)]
         if missing and must_exist:
             raise _unknown("assign", [f"{tp.topic}-{tp.partition}" for tp in missing])
@@ -196,12 +195,11 @@ def _unknown(option: str, names: list[str]) -> UnknownTopicError:
     what = "partition" if option == "assign" else "topic"
     return UnknownTopicError(
         f"option {option}: the broker has no {what} {', '.join(names)}",
-        hint="create it first, correct the name, or use subscribePattern for topics that come later",
+        hint="create it first, correct the name, or use subscribePattern for topics of the future",
     )
 
 
-# -------------------------------------------------------------------------------- where a query
-# starts, ends
+# -- where a query starts and ends -----------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,16 +214,16 @@ class Latest:
 
 @dataclass(frozen=True, slots=True)
 class AtOffsets:
-    """By partition; -2 is the earliest, -1 the latest.  `items` is a tuple so that the object is
-    frozen through and through."""
+    """An offset for each partition; -2 is the earliest, -1 the latest.  `items` is a tuple so that
+    the object is immutable and can be hashed."""
 
     items: tuple[tuple[TopicPartition, int], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class AtTimes:
-    """By partition, or with `everywhere` one time for all (ms since 1970).  `strict`: a partition
-    without such a record is an error."""
+    """A time (ms since 1970) for each partition, or `everywhere` as the one for all.  With `strict`
+    a partition that has no record at that time or later is an error."""
 
     items: tuple[tuple[TopicPartition, int], ...] = ()
     everywhere: int | None = None
@@ -241,15 +239,15 @@ Limit = Earliest | Latest | AtOffsets | AtTimes
 
 
 def moves(limit: Limit) -> bool:
-    """True where `limit` may mean the latest offset of a partition: resolved later, it is another
-    one."""
+    """Whether `limit` may mean the latest offset of a partition, which is another offset when it
+    is resolved later."""
     if isinstance(limit, AtOffsets):
         return any(n == LATEST_OFFSET for _, n in limit.items)
     return isinstance(limit, Latest) or (isinstance(limit, AtTimes) and not limit.strict)
 
 
 def named_offsets(limit: Limit) -> frozenset[TopicPartition]:
-    """The partitions for which `limit` says an offset by its number."""
+    """The partitions for which `limit` gives an offset as a number."""
     return (
         frozenset(tp for tp, n in limit.items if n >= 0)
         if isinstance(limit, AtOffsets)
@@ -266,9 +264,9 @@ def resolve_limit(
 ) -> Offsets:
     """One offset for each of `partitions`.
 
-    `by_time` holds the first offset at or after each time, None where there is none; needed for
-    AtTimes only. Raises ConfigError when `limit` names other partitions than `partitions`, or a
-    strict time finds no record.
+    `by_time` is needed for AtTimes only.  It holds the first offset at or after each time, or None
+    if there is no such record.  Raises ConfigError when `limit` names other partitions than
+    `partitions`, or when a strict time finds no record.
     """
     partitions = list(partitions)
     if isinstance(limit, Earliest):
@@ -281,12 +279,12 @@ def resolve_limit(
             set(given),
             set(partitions),
             option,
-            "Use -1 for latest and -2 for earliest where it does not matter",
+            "use -1 for the latest and -2 for the earliest offset where it does not matter",
         )
         special = {EARLIEST_OFFSET: 0, LATEST_OFFSET: 1}
         return {tp: watermarks[tp][special[n]] if n in special else n for tp, n in given.items()}
     times = limit.times(partitions)
-    _same_partitions(set(times), set(partitions), option, "Give a time for each")
+    _same_partitions(set(times), set(partitions), option, "give a time for each")
     found = by_time or {}
     out: Offsets = {}
     for tp in partitions:
@@ -295,7 +293,8 @@ def resolve_limit(
             if limit.strict:
                 raise ConfigError(
                     f"option {option}: {tp} has no record at {times[tp]} ms or later",
-                    hint='choose an earlier time, or set startingOffsetsByTimestampStrategy to "latest"',
+                    hint="choose an earlier time, or set startingOffsetsByTimestampStrategy "
+                    'to "latest"',
                 )
             offset = watermarks[tp][1]
         out[tp] = offset
@@ -319,8 +318,62 @@ def _same_partitions(
     )
 
 
-# -------------------------------------------------------------------------------------------------
-# planning
+class Phase(Enum):
+    """How far a stream's first micro-batch has come in this planner process."""
+
+    NEW = "the engine has not asked where the query starts: it may be a restarted one"
+    STARTING = "the start is resolved, and no micro-batch was offered after it"
+    RUNNING = "the engine has asked for the end of a micro-batch"
+
+
+class QueryStart:
+    """Where a new stream starts, and what is special about its first micro-batch.
+
+    ============  =====================  ========================================================
+    phase         event                  next phase, effect
+    ============  =====================  ========================================================
+    NEW           `resolve(offsets)`     STARTING; the offsets are kept for every later question
+    NEW           `begin(start)`         RUNNING; the checkpoint has the start
+    STARTING      `begin(start)`         RUNNING; True if this micro-batch must be empty
+    STARTING      `repeats_first(start)`  STARTING; True if `start` is the start that was resolved
+    RUNNING       any                    RUNNING; `begin` and `repeats_first` are False
+    ============  =====================  ========================================================
+
+    With `moving`, a start may mean the latest offset of a partition, which changes when it is
+    resolved again.  The engine does not store the initial offset before the first micro-batch ends.
+    The first micro-batch of such a query is therefore empty: once it is in the checkpoint, a crash
+    loses nothing.
+    """
+
+    def __init__(self, moving: bool) -> None:
+        self.phase = Phase.NEW
+        self.offsets: Offsets | None = None
+        self._moving = moving
+
+    def resolve(self, offsets: Offsets) -> None:
+        self.offsets = offsets
+        if self.phase is Phase.NEW:
+            self.phase = Phase.STARTING
+
+    def begin(self, start: Offsets) -> bool:
+        """The engine asks for the end of a micro-batch from `start`.  Whether it must be empty."""
+        empty = self.repeats_first(start) and self._moving
+        self.phase = Phase.RUNNING
+        return empty
+
+    def repeats_first(self, start: Offsets) -> bool:
+        """Whether a micro-batch from `start` is the first one of the query, whose end the engine
+        has from the checkpoint because it did not finish before."""
+        return self.phase is Phase.STARTING and start == self.offsets
+
+    def was_empty(self, stop: Offsets) -> bool:
+        """Whether the first micro-batch, which ended at `stop`, was an empty one: "latest" has
+        moved on since, so the resolved start is not below its end.  The query continues there."""
+        starts = self.offsets or {}
+        return self._moving and all(stop.get(tp, n) <= n for tp, n in starts.items())
+
+
+# -- planning --------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -338,13 +391,13 @@ class OffsetRange:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`ranges` to read, none empty, in order; `losses` says in words what may be missing from them."""
+    """Sorted `ranges` to read, none of them empty, and `losses`: what may be missing, in words."""
 
     ranges: tuple[OffsetRange, ...]
     losses: tuple[str, ...] = ()
 
     def check(self, fail_on_data_loss: bool, warn: Callable[[str], None]) -> Plan:
-        """This plan, after DataLossError or a call of `warn` for each loss."""
+        """Return this plan.  A loss raises DataLossError, or is passed to `warn`."""
         if self.losses and fail_on_data_loss:
             raise DataLossError("records may be missing: " + "; ".join(self.losses), hint=LOSS_HINT)
         for loss in self.losses:
@@ -362,12 +415,13 @@ def plan_stream(
 ) -> Plan:
     """Ranges of one micro-batch.
 
-    `watermarks` holds every partition that exists now.  Partitions of `end` that `start` lacks are
-    new and are read from their earliest record; those of `start` that `end` lacks are gone.  An end
-    before its start means that the partition was deleted and created again (or cut back), and so
-    are, whatever their offsets, the topics in `created_again`: what is there now is read from the
-    earliest record.  With `is_start` nothing was read before: an end before its start is then a
-    start that was asked for and lies beyond the end, and nothing is read.
+    `watermarks` holds every partition that exists now.  Partitions in `end` but not in `start` are
+    new and are read from their earliest record.  Partitions in `start` but not in `end` are gone.
+
+    An end before its start means that the partition was deleted and created again, or cut back.
+    Topics in `created_again` were created again whatever their offsets.  Such partitions are read
+    from their earliest record.  With `is_start` nothing was read before, so an end before its start
+    means that the user asked for a start beyond the end; nothing is read then.
     """
     ranges, losses = [], []
     for tp in sorted(start.keys() - end.keys()):
@@ -392,8 +446,8 @@ def plan_stream(
             begin = min(earliest, stop)
         elif stop < start[tp]:
             losses.append(
-                f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created again, or the "
-                "starting offset lies beyond its end"
+                f"{tp} went back from offset {start[tp]} to {stop}: it was deleted and created "
+                "again, or the starting offset lies beyond its end"
             )
             begin = stop if is_start else min(earliest, stop)
         else:
@@ -405,8 +459,8 @@ def plan_stream(
 def plan_batch(
     start: Mapping[TopicPartition, int], end: Mapping[TopicPartition, int], watermarks: Watermarks
 ) -> Plan:
-    """Ranges of a batch query; `start` and `end` hold the same partitions.  A start beyond its end
-    is an empty range."""
+    """Ranges of a batch query.  `start` and `end` hold the same partitions.  A start beyond its end
+    gives an empty range."""
     losses: list[str] = []
     ranges = [_within(tp, start[tp], end[tp], *watermarks[tp], losses) for tp in sorted(end)]
     return Plan(tuple(r for r in ranges if r.size > 0), tuple(losses))
@@ -415,17 +469,16 @@ def plan_batch(
 def _within(
     tp: TopicPartition, begin: int, stop: int, earliest: int, latest: int, losses: list[str]
 ) -> OffsetRange:
-    """``[begin, stop)`` cut to what the log holds; what is cut off is a loss."""
+    """``[begin, stop)`` limited to what the log holds; the rest is a loss."""
     if begin >= stop:
         return OffsetRange(tp, begin, begin)
     if begin < earliest:
         losses.append(
-            f"{tp} has offsets {begin} to {min(earliest, stop)} no more: its first record is {earliest}"
+            f"{tp} no longer has offsets {begin} to {min(earliest, stop)}: "
+            f"its first record is {earliest}"
         )
     if stop > latest:
-        losses.append(
-            f"{tp} ends at offset {latest}, before offset {stop} that the query is to read up to"
-        )
+        losses.append(f"{tp} ends at offset {latest}, before offset {stop}, where the query ends")
     begin, stop = max(begin, earliest), min(stop, latest)
     return OffsetRange(tp, begin, max(begin, stop))
 
@@ -435,8 +488,8 @@ def new_records(
     end: Mapping[TopicPartition, int],
     earliest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """How many offsets lie between `start` (new partitions: `earliest`) and `end`, by partition,
-    where that is more than none."""
+    """How many offsets lie between `start` (for new partitions `earliest`) and `end`, for each
+    partition that has any."""
     sizes = {tp: stop - start.get(tp, earliest.get(tp, stop)) for tp, stop in end.items()}
     return {tp: size for tp, size in sizes.items() if size > 0}
 
@@ -447,8 +500,8 @@ def rate_limit(
     end: Mapping[TopicPartition, int],
     earliest: Mapping[TopicPartition, int],
 ) -> Offsets:
-    """Ends of a micro-batch of about `limit` records, shared out pro rata of what waits, at least
-    one each (as Spark's Kafka connector)."""
+    """Ends of a micro-batch of about `limit` records.  As in Spark's Kafka connector, the limit is
+    divided in proportion to what each partition has waiting, with at least one record each."""
     sizes = new_records(start, end, earliest)
     total = sum(sizes.values())
     out: Offsets = {}
@@ -464,9 +517,9 @@ def rate_limit(
 def split(
     ranges: Iterable[OffsetRange], min_partitions: int | None, max_records: int | None
 ) -> list[OffsetRange]:
-    """Split ranges into at most `max_records` offsets each, then into `min_partitions` ranges or
-    about so many (as Spark's Kafka connector: large ranges are divided in proportion to their size,
-    small ones stay whole)."""
+    """Split ranges into pieces of at most `max_records` offsets, then into about `min_partitions`
+    ranges.  As in Spark's Kafka connector, large ranges are divided in proportion to their size and
+    small ones stay whole."""
     out = [r for r in ranges if r.size > 0]
     if max_records is not None:
         out = [piece for r in out for piece in _divide(r, -(-r.size // max_records))]

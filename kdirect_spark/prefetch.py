@@ -1,10 +1,14 @@
-"""Decode ahead of Spark, in a thread, within a bound of memory.
+"""Decodes ahead of Spark on a thread, within a bound of memory.
 
-Law: knows iterators of Arrow batches and nothing else.  Invariants: at most `limit_bytes` of
-finished batches wait (one batch is let in whatever its size, or nothing could move), plus the one
-being made and the one the consumer holds; the source iterator runs in one thread at a time and is
-closed by the thread that ran it last; an exception of the source reaches the consumer after every
-batch before it; after `close()` the thread ends at its next batch.
+Law: knows iterators of Arrow batches and nothing else.
+
+Invariants:
+- At most `limit_bytes` of finished batches wait, in addition to the batch that is being decoded and
+  the one that the consumer holds.  One batch is admitted whatever its size, because otherwise a
+  large one could never pass.
+- The source iterator runs in one thread at a time.  The thread that ran it last closes it.
+- An exception of the source reaches the consumer after every batch before it.
+- After `close()` the thread ends at its next batch.
 """
 
 from __future__ import annotations
@@ -19,8 +23,8 @@ JOIN_TIMEOUT_S = 10.0
 
 
 class Prefetch:
-    """Iterates `source` in a thread of its own.  One consumer; `close()` from the consumer's
-    thread, any number of times."""
+    """Iterates `source` on a thread of its own.  It has one consumer, whose thread may call
+    `close()` any number of times."""
 
     def __init__(self, source: Generator[pa.RecordBatch, None, None], limit_bytes: int) -> None:
         self._source = source
@@ -32,7 +36,7 @@ class Prefetch:
         self._error: BaseException | None = None
         self._ended = False
         self._closed = False
-        # A daemon, so that a worker that is told to go does not wait for a READ.
+        # A daemon thread, so that a worker process that has to end does not wait for a READ.
         self._thread = threading.Thread(target=self._run, name="kdirect-prefetch", daemon=True)
         self._thread.start()
 
@@ -87,7 +91,7 @@ class Prefetch:
         raise StopIteration
 
     def close(self) -> None:
-        """Stop the thread, drop what waits."""
+        """Stop the thread and drop the batches that wait."""
         with self._changed:
             self._closed = True
             self._ready.clear()
@@ -102,8 +106,8 @@ def prefetched(
     limit_bytes: int,
     is_last: Callable[[pa.RecordBatch], bool],
 ) -> Iterator[pa.RecordBatch]:
-    """`source`, decoded ahead.  The first batch is made by the caller; a thread starts only where
-    more will follow, so that the small reads of short micro-batches cost no thread."""
+    """`source`, decoded ahead.  The caller decodes the first batch itself.  A thread starts only if
+    more batches follow, so that the small reads of short micro-batches cost no thread."""
     ahead: Prefetch | None = None
     try:
         for batch in source:

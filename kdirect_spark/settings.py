@@ -1,9 +1,9 @@
 """What the options of a query mean: one frozen object for a source, one for a sink.
 
 Law: pure; no I/O.  Names, kinds, defaults and help are rows of `kdirect.options.SPARK` and
-`CLIENT`; here stands what a row cannot say: which options exclude each other, which belong to a
-batch or a stream, which one goes first.  An option that is known but has no effect here is an error
-with its reason, or, where it only tunes a Kafka client, a line in the log.
+`CLIENT`.  This module owns what a row cannot say: which options exclude each other, which belong to
+a batch or a stream, and which takes precedence.  A known option without effect here is an error
+with its reason.  If it only tunes a Kafka client, it is a line in the log instead.
 """
 
 from __future__ import annotations
@@ -35,25 +35,28 @@ FORMAT = "kdirect"
 
 # Kafka client properties that Spark's Kafka connector refuses, with its reasons.
 _START = (
-    "set startingOffsets to earliest or latest: a streaming query keeps its own offsets, so that nothing is missed when topics "
-    "or partitions are added; startingOffsets counts for a new query only, a resumed one goes on where it stopped"
+    "set startingOffsets to earliest or latest: a streaming query keeps its own offsets, so that "
+    "nothing is missed when topics or partitions are added; startingOffsets applies to a new query "
+    "only, and a restarted one continues where it stopped"
 )
 REFUSED_SOURCE = {
     "auto.offset.reset": _START,
     "key.deserializer": "keys are always bytes; decode them with DataFrame operations",
     "value.deserializer": "values are always bytes; decode them with DataFrame operations",
-    "enable.auto.commit": "the source commits no offsets by itself; set kafka.group.id to commit what each micro-batch has read",
-    "interceptor.classes": "keys and values are always bytes, and an interceptor may break the query",
+    "enable.auto.commit": "the source commits no offsets by itself; set kafka.group.id to commit "
+    "what each micro-batch has read",
+    "interceptor.classes": "keys and values are always bytes, and an interceptor may break the "
+    "query",
 }
 REFUSED_SINK = {
     "key.serializer": "keys are strings or bytes; encode them with DataFrame operations",
     "value.serializer": "values are strings or bytes; encode them with DataFrame operations",
     "interceptor.classes": "an interceptor may break the query",
     "transactional.id": "the sink is at-least-once and writes without transactions",
-    "enable.idempotence": "the sink is at-least-once; leave it away or set it to false",
+    "enable.idempotence": "the sink is at-least-once; remove the option or set it to false",
 }
 
-# Kafka client properties by another name of ours.
+# Kafka client properties that have another name here.
 _RENAMED = {
     "batch.size": "batch.bytes",
     "buffer.memory": "send.buffer.bytes",
@@ -61,13 +64,14 @@ _RENAMED = {
     "max.partition.fetch.bytes": "fetch.max.read.bytes",
 }
 
-# They tune a Kafka client in ways that kdirect's client has no part for.  A job keeps running with
-# them; the log says so.
+# These properties tune parts of a Kafka client that kdirect's client does not have.  A job keeps
+# running with them, and the log says that they have no effect.
 _TUNING = """
     check.crcs client.dns.lookup client.rack connections.max.idle.ms default.api.timeout.ms
-    exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms linger.ms max.block.ms
-    max.poll.interval.ms max.poll.records max.request.size partition.assignment.strategy receive.buffer.bytes retries
-    retry.backoff.ms send.buffer.bytes session.timeout.ms socket.connection.setup.timeout.ms
+    exclude.internal.topics fetch.max.bytes fetch.max.wait.ms fetch.min.bytes heartbeat.interval.ms
+    linger.ms max.block.ms max.poll.interval.ms max.poll.records max.request.size
+    partition.assignment.strategy receive.buffer.bytes retries retry.backoff.ms send.buffer.bytes
+    session.timeout.ms socket.connection.setup.timeout.ms
 """
 WITHOUT_EFFECT = frozenset(_TUNING.split())
 
@@ -88,8 +92,8 @@ _SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """A source's options, checked.  `client` are settings for `kdirect.client.connect`,
-    `task_client` the same for Spark's tasks."""
+    """A source's checked options.  `client` holds settings for `kdirect.client.connect`, and
+    `task_client` those for Spark's tasks."""
 
     client: dict[str, Any]
     task_client: dict[str, Any]
@@ -118,7 +122,7 @@ class SourceSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkSettings:
-    """A sink's options, checked.  `topic` None: a column names it."""
+    """A sink's checked options.  If `topic` is None, a column names it."""
 
     client: dict[str, Any]
     topic: str | None = None
@@ -126,15 +130,15 @@ class SinkSettings:
 
 
 def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> SourceSettings:
-    """Check the options of a source; `streaming` None where it is not known yet whether the query
-    is a batch or a stream (then what both refuse is refused).  Raises ConfigError."""
+    """Check the options of a source.  `streaming` is None while it is not known whether the query
+    is a batch or a stream; then only what both refuse is refused.  Raises ConfigError."""
     own, client, warnings = _sort(options, REFUSED_SOURCE, "source")
     given = {SPARK.find(name).name for name in own}
     for name in _SINK_ONLY:
         if name in given:
             raise ConfigError(
                 f"option {name} belongs to a sink",
-                hint="a source names its topics by subscribe, subscribePattern or assign",
+                hint="a source names its topics with subscribe, subscribePattern or assign",
             )
     if "groupIdPrefix" in given:
         raise ConfigError(
@@ -165,9 +169,9 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
         and values["minOffsetsPerTrigger"] > values["maxOffsetsPerTrigger"]
     ):
         raise ConfigError(
-            f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than maxOffsetsPerTrigger "
-            f"({values['maxOffsetsPerTrigger']})",
-            hint="choose one of at most maxOffsetsPerTrigger",
+            f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than "
+            f"maxOffsetsPerTrigger ({values['maxOffsetsPerTrigger']})",
+            hint="choose a number of at most maxOffsetsPerTrigger",
         )
     task_client = dict(client)
     task_client.setdefault("request.timeout.ms", values["kafkaConsumer.pollTimeoutMs"])
@@ -219,14 +223,13 @@ def sink_settings(options: Mapping[str, str]) -> SinkSettings:
     return SinkSettings(client=client, topic=topic, warnings=warnings)
 
 
-# -------------------------------------------------------------------------------------------
-# sorting names
+# -- sorting names ---------------------------------------------------------------------------------
 
 
 def _sort(
     options: Mapping[str, str], refused: Mapping[str, str], room: str
 ) -> tuple[dict[str, str], dict[str, Any], tuple[str, ...]]:
-    """Options of the table SPARK as given, client settings parsed, and what the log has to say."""
+    """The given options of the table SPARK, parsed client settings, and warnings for the log."""
     own: dict[str, str] = {}
     client: dict[str, Any] = {}
     warnings = []
@@ -237,7 +240,7 @@ def _sort(
             if row.name == "path":
                 raise ConfigError(
                     "option path (or an argument of load, save or start) is not available",
-                    hint="name topics by option: subscribe for a source, topic for a sink",
+                    hint="name topics with an option: subscribe for a source, topic for a sink",
                 )
             if row.name == "kafka.bootstrap.servers":
                 client["bootstrap.servers"] = _servers(value)
@@ -298,7 +301,8 @@ def _unknown(name: str) -> ConfigError:
         known |= {f"kafka.{n}": f"kafka.{n}" for n in _client_names()}
         if name.lower().startswith(("kafka.ssl.", "kafka.sasl.", "kafka.security.")):
             return ConfigError(
-                f"option {name} is not available: kdirect's client does not encrypt or authenticate yet",
+                f"option {name} is not available: kdirect's client neither encrypts nor "
+                "authenticates",
                 hint="remove it, or read this broker with Spark's Kafka connector",
             )
     near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.6)
@@ -308,8 +312,7 @@ def _unknown(name: str) -> ConfigError:
     )
 
 
-# -------------------------------------------------------------------------------------------- their
-# meaning
+# -- their meaning ---------------------------------------------------------------------------------
 
 
 def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
@@ -354,7 +357,7 @@ def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
 
 
 def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] | None:
-    """Those of a row's columns that are named, in the row's order; None: all of them."""
+    """The named columns of a row, in the row's order; None means all of them."""
     if names is None:
         return None
     there = {name.lower(): name for name in (*COLUMNS, HEADERS)}
@@ -369,11 +372,11 @@ def _columns(names: list[str] | None, include_headers: bool) -> tuple[str, ...] 
     if not wanted:
         raise ConfigError(
             "option columns names no column",
-            hint="give names separated by commas, or leave it out for all",
+            hint="give names separated by commas, or remove the option to read all columns",
         )
     if HEADERS in wanted and not include_headers:
         raise ConfigError(
-            "option columns: headers are read with includeHeaders only",
+            "option columns: headers are read only with includeHeaders",
             hint="set includeHeaders to true",
         )
     return tuple(name for name in there.values() if name in wanted)

@@ -1,12 +1,14 @@
-"""The JVM shim: compiled for the Spark at hand, by the Scala compiler that comes with it.
+"""The JVM shim, compiled for the installed Spark by the Scala compiler that comes with it.
 
-Owns: the shim's jar in the user's cache.  Law: without it everything works, more slowly; so
-whatever is missing (Java, a Spark whose internals the shim does not know, a place to write) is a
-reason that is told, never an error.  The shim stands on classes that Spark does not promise to
-keep: compiling it against the jars it will run with is the check that they are as expected.
+Owns: the shim's jar in the user's cache.
 
-A jar is never overwritten: its name holds a hash of the sources and of Spark's version, and it
-comes into place whole.
+Law: everything works without the shim, only more slowly.  If something is missing (Java, a Spark
+whose internals the shim knows, a place to write), the log gives the reason; a query never fails
+because of it.  The shim uses classes that Spark does not promise to keep.  Compiling it against the
+jars that it will run with checks that they are as expected.
+
+A jar is never overwritten.  Its name contains a hash of the sources and of Spark's version, and it
+is moved into place complete.
 """
 
 from __future__ import annotations
@@ -31,15 +33,12 @@ log = logging.getLogger("kdirect_spark")
 
 CONF = "spark.kdirect.columnar"
 COMPILE_LIMIT_S = 300
-FIRST_SPARK = (
-    4,
-    2,
-)  # before it PySpark's streams have no admission control, which the shim hands on
+FIRST_SPARK = (4, 2)  # PySpark's streams have admission control, which the shim needs, since 4.2
 
 
 def jar() -> Path:
-    """The shim's jar for the Spark that this process would start, compiled now (some seconds)
-    unless it was before.  ShimError with the reason."""
+    """The shim's jar for the Spark that this process would start.  Compiles it (some seconds)
+    unless it is in the cache.  Raises ShimError with the reason if it is not available."""
     jars = _spark_jars()
     name = next((path.name for path in sorted(jars.glob("spark-sql_*.jar"))), "")
     version = re.fullmatch(r"spark-sql_2\.13-(([0-9]+)\.([0-9]+)\..*)\.jar", name)
@@ -58,23 +57,23 @@ def jar() -> Path:
         if not out.exists():
             home.mkdir(mode=0o700, parents=True, exist_ok=True)
             _compile(jars, sources, out)
-        # Spark runs what it holds: nobody else may have put it there.
+        # Spark runs the code in the jar, so no other user may have put it there.
         if out.stat().st_uid != os.getuid():
             raise ShimError(
                 f"{out} belongs to another user",
-                hint="remove it, or set XDG_CACHE_HOME to a directory of yours",
+                hint="remove it, or set XDG_CACHE_HOME to a directory of your own",
             )
     except (OSError, RuntimeError) as e:  # RuntimeError: there is no home directory
         raise ShimError(
-            f"the shim's jar cannot be kept: {e}",
-            hint="set XDG_CACHE_HOME to a directory that can be written",
+            f"the shim's jar cannot be stored: {e}",
+            hint="set XDG_CACHE_HOME to a directory that you can write",
         ) from None
     return out
 
 
 @cache
 def jar_or_none() -> Path | None:
-    """As `jar`, once a process; None, and a line in the log, where it cannot be had."""
+    """Like `jar`, but once in a process, and None with a line in the log if it is not available."""
     try:
         return jar()
     except ShimError as e:
@@ -96,8 +95,8 @@ def _spark_jars() -> Path:
 
 
 def _sources() -> dict[Path, str]:
-    """The shim's files, and their names below src/main: those of the package, or of the tree it was
-    run from."""
+    """The shim's files with their names below src/main, from the package or from the source tree
+    that this module lies in."""
     here = Path(__file__).resolve().parent
     for root in (here / "jvm_shim", here.parent / "jvm_shim"):
         found = sorted(path for path in (root / "src" / "main").rglob("*") if path.is_file())
@@ -149,7 +148,7 @@ def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
             said = " ".join((done.stderr or done.stdout).split())[:600]
             raise ShimError(
                 f"the shim does not compile for {jars}: {said}",
-                hint="this Spark is not known to the shim yet",
+                hint="this Spark is not known to the shim yet; Spark reads rows instead",
             )
         with zipfile.ZipFile(made, "a") as archive:
             for path, entry in sources.items():
@@ -160,8 +159,8 @@ def _compile(jars: Path, sources: dict[Path, str], out: Path) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Compile the shim and say where it is: for clusters (``spark-submit --jars``), and so that no
-    session waits for it."""
+    """Compile the shim and print where it is: for clusters (``spark-submit --jars``), and so that
+    no session has to wait for the compiler."""
     parser = argparse.ArgumentParser(prog="python -m kdirect_spark.shim", description=main.__doc__)
     parser.add_argument("--output", type=Path, help="copy the jar to this file")
     chosen = parser.parse_args(argv)

@@ -1,11 +1,11 @@
 """Writers of Spark's Python Data Source API: a batch write and the micro-batches of a stream.
 
-Law: rows come as Arrow batches and leave through the producer of this worker process
-(`kdirect.client`); no loop over records.
+Law: rows arrive as Arrow batches and leave through the producer of this worker process
+(`kdirect.client`).  There is no loop over records.
 
-At-least-once: a task returns its commit message after the broker has acknowledged every record, and
-what a task has sent before it failed stays in the topic, so that a task or a micro-batch that runs
-again leaves duplicates.  commit() and abort() have nothing to do.
+At-least-once: a task returns its commit message after the broker has acknowledged every record.
+Records that a failed task had sent stay in the topic, so a task or a micro-batch that runs again
+leaves duplicates.  commit() has nothing to do, and abort() only logs.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ COLUMNS = ("value", "key", "headers", "topic", "partition")
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What a task has had acknowledged."""
+    """How many rows of a task the broker has acknowledged."""
 
     rows: int
 
 
 def check_schema(schema: StructType, settings: SinkSettings) -> None:
-    """ConfigError unless `schema` has the columns of Spark's Kafka sink with types that can be
-    written; others are left out."""
+    """Raise ConfigError unless `schema` has the columns of Spark's Kafka sink, with types that can
+    be written.  Other columns are ignored."""
     types = {field.name: field.dataType for field in schema.fields}
     if "value" not in types:
         raise ConfigError(
             f"the data to write has no column value (it has {', '.join(types) or 'none'})",
-            hint="name one, for example with to_json(struct(...)) AS value",
+            hint="create it, for example with to_json(struct(...)) AS value",
         )
     for name in ("value", "key"):
         if name in types and not isinstance(types[name], StringType | BinaryType):
@@ -85,7 +85,7 @@ def _wrong_type(column: str, found: DataType, wanted: str, remedy: str) -> Confi
 
 
 class _Writer:
-    """The part that both writers share; pickled into every task, so it holds settings only."""
+    """What both writers share.  It is pickled into every task, so it holds settings only."""
 
     def __init__(self, schema: StructType, overwrite: bool, settings: SinkSettings) -> None:
         if overwrite:
@@ -113,7 +113,7 @@ class _Writer:
             if producer is not None:
                 producer.flush()
         except BaseException:
-            # Nothing of this task may be sent, or fail, in the next one.
+            # The next task must not send records of this one, nor see its failures.
             worker.drop_producer(settings.client)
             raise
         finally:
@@ -121,18 +121,19 @@ class _Writer:
         return Written(rows)
 
     def commit(self, messages: Any, *_: int) -> None:
-        """Nothing: the records are there already."""
+        """Nothing to do: the records are in the topic already."""
 
     def abort(self, messages: Any, *_: int) -> None:
         done = sum(m.rows for m in messages if m is not None)
         log.warning(
-            "a write failed; %d records of its finished tasks stay in the topic (the sink is at-least-once)",
+            "a write failed; %d records of its finished tasks stay in the topic "
+            "(the sink is at-least-once)",
             done,
         )
 
 
 def outgoing(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The columns of Spark's Kafka sink; others, even a timestamp, are left out as there."""
+    """The columns of Spark's Kafka sink.  As there, others are ignored, even a timestamp."""
     return batch.select([name for name in COLUMNS if name in batch.schema.names])
 
 
@@ -146,7 +147,7 @@ if hasattr(api, "DataSourceStreamArrowWriter"):
         """Stream write, at-least-once: a micro-batch that runs again after a failure is written
         again."""
 
-else:  # pyspark 4.0 hands rows to a stream's writer
+else:  # pyspark 4.0 passes rows to a stream's writer
 
     class KdirectStreamWriter(_Writer, api.DataSourceStreamWriter):  # type: ignore[no-redef]
         """Stream write, at-least-once: a micro-batch that runs again after a failure is written

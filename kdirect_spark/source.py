@@ -1,13 +1,13 @@
 """Readers of Spark's Python Data Source API: a batch and a stream of micro-batches.
 
-Law: planning (topics, offsets, ranges) runs in the driver's planner process, reading in Spark's
-tasks; both reach the broker through `kdirect.client.connect` only, lazily, because Spark builds
-readers in one process and uses them in another.  What is planned is decided in `offsets`; here is
-the I/O around it.
+Law: planning (topics, offsets, ranges) runs in the driver's planner process, and reading runs in
+Spark's tasks.  Both reach the broker through `kdirect.client.connect` only, at first use, because
+Spark builds readers in one process and uses them in another.  `offsets` decides what is planned;
+this module does the I/O.
 
-Life of a stream in the planner process: initialOffset (a new query), then latestOffset, partitions
-and commit over and over.  Each record between two checkpointed offsets is read exactly once; a
-replayed micro-batch reads the same offsets again.
+Life of a stream in the planner process: initialOffset for a new query, then latestOffset,
+partitions and commit in turn.  Each record between two checkpointed offsets is read exactly once.
+A micro-batch that is repeated reads the same offsets again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from kdirect_spark.offsets import AtTimes, Limit, OffsetRange, Offsets, Plan
 from kdirect_spark.prefetch import prefetched
 from kdirect_spark.settings import SourceSettings
 
-try:  # pyspark 4.2 and later: the engine hands the start offset and a read limit to latestOffset
+try:  # pyspark 4.2 and later: the engine passes the start offset and a read limit to latestOffset
     from pyspark.sql.streaming.datasource import (
         ReadAllAvailable,
         ReadMaxRows,
@@ -65,8 +65,8 @@ class RangePartition(InputPartition):
 
 
 class BrokerView:
-    """What a planner knows of the broker: topics, refreshed now and then, and offsets, asked for
-    each time.  One thread."""
+    """What a planner knows of the broker.  Topics are listed again after a while; offsets are
+    requested each time.  Used from one thread."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -79,21 +79,21 @@ class BrokerView:
         return worker.session(self._settings.client)
 
     def look(self, call: Any) -> Any:
-        """`call(session)`, repeated after failures that may pass (options fetchOffset.numRetries
-        and retryIntervalMs)."""
+        """`call(session)`, repeated after transient failures (options fetchOffset.numRetries and
+        fetchOffset.retryIntervalMs)."""
         for retries_left in range(self._settings.retries, -1, -1):
             try:
                 return call(self.session())
             except KdirectError as e:
                 if not e.retriable or not retries_left:
                     raise
-                log.warning("looking at the broker's offsets failed, trying again: %s", e)
+                log.warning("the request for the broker's offsets failed, trying again: %s", e)
                 time.sleep(self._settings.retry_interval_ms / 1000)
         raise AssertionError("not reached")
 
     def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
-        """The partitions of the subscription; topics are listed anew when `refresh` or when the
-        last list is old."""
+        """The partitions of the subscription.  Lists the topics again if `refresh` is set or the
+        last list is older than partitionDiscoveryIntervalMs."""
         now = time.monotonic()
         if (
             refresh
@@ -115,8 +115,7 @@ class BrokerView:
         return self._topics
 
     def take_created_again(self) -> frozenset[str]:
-        """Topics that were deleted and created again since the last call, as far as this process
-        has seen."""
+        """Topics that this process saw deleted and created again since the last call."""
         out = frozenset(self._created_again)
         self._created_again.clear()
         return out
@@ -124,13 +123,13 @@ class BrokerView:
     def watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Log start offset and high watermark of those of `partitions` that exist."""
+        """Log start offset and high watermark of each existing partition in `partitions`."""
         wanted = list(partitions)
         if not wanted:
             return {}
         try:
             return self.look(lambda s: s.watermarks(wanted, same=True))
-        except UnknownTopicError:  # deleted; perhaps there is another one of its name
+        except UnknownTopicError:  # deleted; a new topic may have its name
             existing = self._list_topics()
             wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
             return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
@@ -142,7 +141,7 @@ class BrokerView:
         partitions: Iterable[TopicPartition],
         watermarks: Mapping[TopicPartition, tuple[int, int]],
     ) -> Offsets:
-        """Offsets of a start or an end, see `offsets.resolve_limit`."""
+        """Offsets of a start or an end; see `offsets.resolve_limit`."""
         partitions = list(partitions)
         by_time = None
         if isinstance(limit, AtTimes):
@@ -161,14 +160,14 @@ class BrokerView:
 
 
 class KdirectBatchReader(DataSourceReader):
-    """Reads from the starting to the ending offsets once."""
+    """Reads once from the starting to the ending offsets."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
 
     def partitions(self) -> list[InputPartition]:
         settings = self._settings
-        _say(settings.warnings)
+        _log_warnings(settings.warnings)
         view = BrokerView(settings)
         partitions = view.partitions(must_exist=True)
         watermarks = view.watermarks(partitions)
@@ -184,55 +183,85 @@ class KdirectBatchReader(DataSourceReader):
         return read_range(self._settings, partition)
 
 
+class GroupOffsets:
+    """The offsets that a query commits for `kafka.group.id`, so that tools show its lag.
+
+    The checkpoint alone decides where a query continues.  A failed commit is therefore logged and
+    tried again later, and never fails the query.
+    """
+
+    def __init__(self, view: BrokerView, group_id: str | None) -> None:
+        self._view = view
+        self._group_id = group_id
+        self._committed: Offsets | None = None
+        self._retry_at = 0.0
+
+    def commit(self, done: Offsets) -> None:
+        """Commit `done`, unless there is no group or it is committed already."""
+        now = time.monotonic()
+        if self._group_id is None or done == self._committed or now < self._retry_at:
+            return
+        try:
+            self._view.session().admin.commit_offsets(self._group_id, done)
+            self._committed = done
+        except KdirectError as e:
+            self._retry_at = now + GROUP_RETRY_S
+            log.warning("offsets of group %s could not be committed: %s", self._group_id, e)
+
+
 class _StreamReader(DataSourceStreamReader):
-    """What all versions of the API share.  `_initial` and what follows it live in the planner
-    process only."""
+    """What all versions of the API share.  Only the planner process changes its state:
+
+    - `_start`: where a new query starts, and whether a micro-batch has begun since;
+    - `_target`: the end that Trigger.AvailableNow fixed;
+    - `_seen`: the high watermarks of the last look at the broker;
+    - `_planned`: the start of the last planned micro-batch, with the topics that were found to be
+      created again before it, so that planning it again gives the same ranges.
+    """
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
         self._view = BrokerView(settings)
-        self._initial: Offsets | None = None
+        self._start = offsets.QueryStart(offsets.moves(settings.starting))
         self._target: Offsets | None = None
         self._seen: Offsets | None = None
-        self._begun = False
         self._planned: tuple[dict, frozenset[str]] | None = None
-        self._noted: Offsets | None = None  # as the group's
-        self._note_again_at = 0.0
+        self._group = GroupOffsets(self._view, settings.group_id)
 
     def initialOffset(self) -> dict:
-        """Where a new query starts.  The engine asks until the first micro-batch has run, and gets
-        the same answer each time."""
-        if self._initial is None:
+        """Where a new query starts.  The engine asks again until the first micro-batch has run, and
+        gets the same answer each time."""
+        if self._start.offsets is None:
             settings = self._settings
-            _say(settings.warnings)
+            _log_warnings(settings.warnings)
             partitions = self._view.partitions(must_exist=True, refresh=True)
             watermarks = self._view.watermarks(partitions)
             initial = self._view.resolve(
                 settings.starting, settings.starting_option, partitions, watermarks
             )
             if (ceiling := self._ceiling()) is not None:
-                # Records that came since the ends were asked for belong to what comes after them.
+                # The engine already knows the ends.  Records that arrived since then belong to a
+                # later micro-batch, so the start may not lie beyond those ends.
                 named = offsets.named_offsets(settings.starting)
                 initial = {
                     tp: n if tp in named else min(n, ceiling.get(tp, n))
                     for tp, n in initial.items()
                 }
-            self._initial = initial
-        return offsets.to_json(self._initial)
+            self._start.resolve(initial)
+        return offsets.to_json(self._start.offsets)
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
         if start == end:
             return []
         begin, stop = offsets.from_json(start, "start offset"), offsets.from_json(end, "end offset")
-        is_start = begin == self._initial
-        if (
-            is_start and not self._begun
-        ):  # the first micro-batch, which did not end, runs again; where it starts was asked for anew
-            if self._is_first_run_again(begin, stop):
+        is_start = begin == self._start.offsets
+        if self._start.repeats_first(begin):
+            # The first micro-batch did not finish and runs again.  Its end is in the checkpoint,
+            # but its start was resolved again.
+            if self._start.was_empty(stop):
                 return []
-            begin = {
-                tp: n for tp, n in begin.items() if tp in stop
-            }  # partitions that were added since come with the next one
+            # Partitions that were added since then belong to the next micro-batch.
+            begin = {tp: n for tp, n in begin.items() if tp in stop}
         watermarks = self._view.watermarks(sorted(begin.keys() | stop.keys()))
         if self._planned is None or self._planned[0] != start:
             self._planned = (start, self._view.take_created_again())
@@ -244,45 +273,31 @@ class _StreamReader(DataSourceStreamReader):
         return read_range(self._settings, partition)
 
     def commit(self, end: dict) -> None:
-        """With `kafka.group.id`: note `end` as the group's offsets, for tools that show lag.  The
-        checkpoint alone decides where a query goes on, so a failure is said and no more.  The
-        engine calls it when it makes the next micro-batch."""
-        self._note_group(offsets.from_json(end, "end offset"))
+        """With `kafka.group.id`, commit `end` as the group's offsets.  The engine calls this when
+        it makes the next micro-batch."""
+        self._commit_group(offsets.from_json(end, "end offset"))
 
-    def _note_group(self, done: Offsets) -> None:
-        now = time.monotonic()
-        if (
-            self._settings.group_id is None
-            or done in (self._noted, self._initial)
-            or now < self._note_again_at
-        ):
-            return
-        try:
-            self._view.session().admin.commit_offsets(self._settings.group_id, done)
-            self._noted = done
-        except KdirectError as e:
-            self._note_again_at = now + GROUP_RETRY_S
-            log.warning(
-                "offsets of group %s could not be committed: %s", self._settings.group_id, e
-            )
+    def _commit_group(self, done: Offsets) -> None:
+        if done != self._start.offsets:  # nothing was read up to the start
+            self._group.commit(done)
 
     def stop(self) -> None:
-        """Best effort: the planner process ends right after."""
+        """Best effort: the planner process ends right afterwards."""
         try:
             if self._seen is not None:
                 self._view.session().close()
         except Exception as e:
             log.debug("closing the planner's session: %s", e)
 
-    # -- for the versions below
+    # -- what the versions below override or share
 
     def _ceiling(self) -> Offsets | None:
-        """Ends that the engine was told of before it asked where the query starts: it may not start
-        behind them."""
+        """Ends that the engine got before it asked where the query starts.  The query may not start
+        at higher offsets."""
         return self._target
 
     def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
-        """Ends of everything that can be read after `start`, and the earliest offsets."""
+        """Ends of everything that can be read from `start` on, and the earliest offsets."""
         if self._target is not None:
             partitions: Iterable[TopicPartition] = self._target
             return dict(self._target), {
@@ -296,35 +311,16 @@ class _StreamReader(DataSourceStreamReader):
                 high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()
             ):
                 break
-            # A watermark behind what was read: a leader that is just taking over, or a topic
-            # created anew.  Look again before calling it a loss.
+            # A high watermark below what was read: a leader is just taking over, or the topic was
+            # created again.  Look again before calling it a loss.
             time.sleep(self._settings.retry_interval_ms / 1000)
         self._seen = {tp: high for tp, (_, high) in watermarks.items()}
         return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
 
-    def _is_first_run_again(self, begin: Offsets, stop: Offsets) -> bool:
-        """The first micro-batch of a query that starts at the latest offset is empty (see below).
-        When it runs again after a crash, "latest" has moved on and lies behind its end, which the
-        checkpoint holds and where the query goes on."""
-        return offsets.moves(self._settings.starting) and all(
-            stop.get(tp, n) <= n for tp, n in begin.items()
-        )
-
-    def _is_first_of_moving(self, start: Offsets) -> bool:
-        """True once, for a new query that starts at the latest offset of some partition.
-
-        Its first micro-batch is kept empty, so that the checkpoint holds where the query started
-        before any record counts on it: the engine itself does not keep the initial offset."""
-        first = (
-            not self._begun and start == self._initial and offsets.moves(self._settings.starting)
-        )
-        self._begun = True
-        return first
-
 
 class KdirectLegacyStreamReader(_StreamReader):
-    """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without saying where the
-    query stands."""
+    """For pyspark 4.0 and 4.1, whose engine asks for the latest offset without passing the offsets
+    that the query has reached."""
 
     def __init__(self, settings: SourceSettings) -> None:
         for value, option in (
@@ -363,11 +359,11 @@ if ADMISSION_CONTROL:
 
         def latestOffset(self, start: dict, limit: Any) -> dict:
             begin = offsets.from_json(start, "start offset")
-            self._note_group(
-                begin
-            )  # everything before it has been processed, the last micro-batch too, for which no commit() may follow
-            if self._is_first_of_moving(begin):
-                return offsets.to_json(begin)
+            # Everything before `begin` has been processed.  That includes the last micro-batch,
+            # for which the engine may never call commit().
+            self._commit_group(begin)
+            if self._start.begin(begin):
+                return offsets.to_json(begin)  # the first micro-batch is empty: see QueryStart
             end, earliest = self._available(begin)
             if isinstance(limit, ReadAllAvailable):
                 return offsets.to_json(end)
@@ -378,9 +374,9 @@ if ADMISSION_CONTROL:
             return offsets.to_json(end)
 
         def prepareForTriggerAvailableNow(self) -> None:
-            self._view.partitions(
-                must_exist=False, refresh=True
-            )  # a new query asks for its initial offset next, which looks for them
+            # The topics need not exist here: a new query asks for its initial offset next, which
+            # requires them.
+            self._view.partitions(must_exist=False, refresh=True)
             self._target = None
             self._target = self._available({})[0]
 
@@ -388,8 +384,8 @@ if ADMISSION_CONTROL:
             return None if self._seen is None else offsets.to_json(self._seen)
 
         def _hold_back(self, start: Offsets, end: Offsets, earliest: Offsets) -> bool:
-            """minOffsetsPerTrigger: wait for more, maxTriggerDelay at most; never the first time
-            nor where the end is set."""
+            """Whether minOffsetsPerTrigger delays the micro-batch, at most for maxTriggerDelay.
+            The first one is never delayed, nor one whose end is fixed."""
             wanted = self._settings.min_offsets
             now = time.monotonic()
             if (
@@ -410,15 +406,14 @@ def stream_reader(settings: SourceSettings) -> _StreamReader:
     )
 
 
-# ------------------------------------------------------------------------------------------------
-# in a task
+# -- in a task -------------------------------------------------------------------------------------
 
 
 def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    """The records of one RangePartition as Arrow batches of the wanted columns of Spark's Kafka
-    row, decoded ahead in a thread."""
+    """The records of one RangePartition as Arrow batches with the selected columns of Spark's Kafka
+    row.  A thread decodes them ahead."""
     if not isinstance(partition, RangePartition):
-        return  # Spark makes one empty partition of a plan that has none
+        return  # Spark passes one empty partition for a plan without partitions
     tp = TopicPartition(partition.topic, partition.partition)
     work = OffsetRange(tp, partition.start, partition.stop)
     done = _Done(work.start)
@@ -489,7 +484,7 @@ def _next_offset(batch: pa.RecordBatch) -> int:
 
 
 def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:
-    """One JSON line of what a task's reader did, into the directory of the option
+    """Append one JSON line with what a task's reader did, in the directory of the option
     taskStatisticsDir."""
     if settings.statistics_dir is None:
         return
@@ -509,6 +504,6 @@ def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any
         f.write(json.dumps(line) + "\n")
 
 
-def _say(warnings: Iterable[str]) -> None:
+def _log_warnings(warnings: Iterable[str]) -> None:
     for warning in warnings:
         log.warning("%s", warning)

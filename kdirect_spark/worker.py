@@ -1,8 +1,7 @@
-"""What lives in a Spark worker process from task to task.
+"""What a Spark worker process keeps from task to task.
 
-Law: all state here belongs to one process id; Spark forks its workers, so nothing is opened at
-import and nothing of a parent is used.  The sessions themselves are cached by
-`kdirect.client.connect`.
+Law: all state belongs to one process id.  Spark forks its workers, so nothing is opened at import
+and nothing of a parent process is used.  `kdirect.client.connect` caches the sessions.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ from kdirect.errors import KdirectError
 
 log = logging.getLogger("kdirect_spark")
 
-# Spark's daemon runs gc.collect() after every task, which takes 45 ms over the modules of pyspark
-# and pyarrow.  Frozen objects are not looked at.  Repeated in the first tasks, when the last
-# modules have been imported.
+# Spark's daemon runs gc.collect() after every task, which takes 45 ms for the objects of pyspark's
+# and pyarrow's modules.  The collector skips frozen objects.  Freezing is repeated in the first
+# tasks, because they import the last modules.
 SETTLING_TASKS = 4
 
 _tasks = 0
@@ -29,7 +28,7 @@ _producers: dict[tuple, Any] = {}
 
 
 def settle() -> None:
-    """Called at the end of a worker's tasks: keeps Spark's collections cheap."""
+    """Keep Spark's garbage collections cheap.  Called at the end of each task."""
     global _tasks
     _own_process()
     if _tasks < SETTLING_TASKS:
@@ -39,15 +38,14 @@ def settle() -> None:
 
 def session(settings: dict[str, Any]) -> Any:
     """The session of this process for `settings`."""
-    # Imported when first needed: Spark imports this package in every session, to see which formats
-    # there are.
+    # Imported at first use: Spark imports this package in every session to list its formats.
     from kdirect.client.session import connect
 
     return connect(settings)
 
 
 def producer(settings: dict[str, Any]) -> Any:
-    """The producer of this process for `settings`, kept across tasks."""
+    """The producer of this process for `settings`; it is kept across tasks."""
     key = _key(settings)
     with _lock:
         _own_process()
@@ -58,7 +56,7 @@ def producer(settings: dict[str, Any]) -> Any:
 
 
 def drop_producer(settings: dict[str, Any]) -> None:
-    """Forget the producer after a failure, with everything it may still hold."""
+    """Drop the producer after a failure, with every record that it still holds."""
     with _lock:
         found = _producers.pop(_key(settings), None) if _pid == os.getpid() else None
     if found is not None:

@@ -18,7 +18,9 @@ from kdirect_spark.offsets import (
     Earliest,
     Latest,
     OffsetRange,
+    Phase,
     Plan,
+    QueryStart,
     Subscribe,
     SubscribePattern,
     from_json,
@@ -119,7 +121,8 @@ def test_limits():
 
 def test_limits_must_cover_exactly_what_is_read():
     with pytest.raises(
-        ConfigError, match=r"startingOffsets must name exactly .* it lacks a-1; Use -1 for latest"
+        ConfigError,
+        match=r"startingOffsets must name exactly .* it lacks a-1; use -1 for the latest",
     ):
         resolve_limit(AtOffsets(((A0, 1),)), "startingOffsets", [A0, A1], WATERMARKS)
     with pytest.raises(ConfigError, match=r"names the unknown b-0"):
@@ -151,9 +154,9 @@ def test_a_stream_plan_reads_new_partitions_from_the_earliest():
             {A0: 5},
             {A0: 30},
             [OffsetRange(A0, 10, 30)],
-            "a-0 has offsets 5 to 10 no more: its first record is 10",
+            "a-0 no longer has offsets 5 to 10: its first record is 10",
         ),
-        ({A0: 2}, {A0: 7}, [], "a-0 has offsets 2 to 7 no more: its first record is 10"),
+        ({A0: 2}, {A0: 7}, [], "a-0 no longer has offsets 2 to 7: its first record is 10"),
         (
             {A0: 20, B0: 3},
             {A0: 30},
@@ -307,3 +310,36 @@ def test_splits_as_sparks_kafka_connector():
         OffsetRange(A0, 5, 6),
         OffsetRange(A0, 6, 7),
     ]
+
+
+# -- where a stream starts -------------------------------------------------------------------------
+
+
+def test_only_the_first_micro_batch_of_a_moving_start_is_empty() -> None:
+    start = QueryStart(moving=True)
+    start.resolve({A0: 5})
+    assert start.phase is Phase.STARTING
+    assert start.begin({A0: 5})
+    assert start.phase is Phase.RUNNING
+    assert not start.begin({A0: 5}) and not start.repeats_first({A0: 5})
+
+
+def test_no_micro_batch_of_a_fixed_start_or_a_restarted_query_is_empty() -> None:
+    fixed = QueryStart(moving=False)
+    fixed.resolve({A0: 5})
+    assert not fixed.begin({A0: 5})
+    restarted = QueryStart(moving=True)
+    assert not restarted.begin({A0: 7})
+    restarted.resolve({A0: 9})  # asked late: the checkpoint has a start already
+    assert restarted.phase is Phase.RUNNING and not restarted.repeats_first({A0: 9})
+
+
+def test_a_first_micro_batch_that_runs_again_was_empty_if_its_end_is_not_above_the_start() -> None:
+    start = QueryStart(moving=True)
+    start.resolve({A0: 9, A1: 3})
+    assert start.repeats_first({A0: 9, A1: 3}) and not start.repeats_first({A0: 8, A1: 3})
+    assert start.was_empty({A0: 5, A1: 3}) and start.was_empty({A0: 5})
+    assert not start.was_empty({A0: 10, A1: 3})
+    fixed = QueryStart(moving=False)
+    fixed.resolve({A0: 9})
+    assert not fixed.was_empty({A0: 5})
