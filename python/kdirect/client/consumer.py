@@ -6,7 +6,7 @@ Bytes and positions are `reading`'s, the group's protocol is `group`'s.
 
 Names and habits are confluent-kafka's: timeouts are **seconds** (None or negative: for ever), a
 record is a `Message` with methods, offsets to commit are those of the next record.  What differs,
-and why, is a table in docs/clients.md; the rules that matter:
+and why, is a table in docs/python-api.md; the rules that matter:
 
 - What goes wrong is raised, never handed out as a message.  An error of one partition is raised
   once and sets that partition aside.

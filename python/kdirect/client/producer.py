@@ -6,7 +6,7 @@ datapath, and what is repeated when that breaks is `produce_paths`; how many par
 `topics`.
 
 Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs
-inside `poll` and `flush`.  What differs is a table in docs/clients.md; the rules that matter:
+inside `poll` and `flush`.  What differs is a table in docs/python-api.md; the rules that matter:
 
 - With linger.ms=0 (the default) a plain record over RDMA leaves inside `produce`, as a batch of its
   own.  Everything else is gathered by partition and leaves when a batch is full, when linger.ms is
