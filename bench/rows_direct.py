@@ -397,13 +397,13 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                 for _ in range(
                     count // 4
                 ):  # the first pages of a machine that has just started cost more than any later one
-                    produce(topic, value, None, 0)
+                    produce(topic, value, None, partition=0)
                 producer.flush()
                 cpu = _cpu_seconds(pid)
                 while not rates or time.perf_counter() < end:
                     begin = time.perf_counter()
                     for _ in range(count):
-                        produce(topic, value, None, 0)
+                        produce(topic, value, None, partition=0)
                     producer.flush()
                     rates.append(count / (time.perf_counter() - begin))
                     done += count

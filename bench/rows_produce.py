@@ -79,7 +79,7 @@ def produce_cpu(seconds: float, quick: bool) -> list[Row]:
                     while len(per_request) < 2 or time.perf_counter() < end:
                         before, begin = clock(pid), time.perf_counter()
                         for _ in range(count):
-                            producer.produce("cpu", b"v" * 100, None, 0)
+                            producer.produce("cpu", b"v" * 100, None, partition=0)
                         producer.flush()
                         rates.append(count / (time.perf_counter() - begin))
                         per_request.append((clock(pid) - before) / count * 1e6)
@@ -137,7 +137,7 @@ def produce_exclusive(seconds: float, quick: bool) -> list[Row]:
             ):  # in turn, so that a busy machine is busy for all
                 begin = time.perf_counter()
                 for _ in range(count):
-                    producer.produce("one", value, None, 0)
+                    producer.produce("one", value, None, partition=0)
                 producer.flush()
                 rates.append(count * RECORD_BYTES / (time.perf_counter() - begin))
                 session.admin.delete_records({_tp("one"): -1})
@@ -398,7 +398,7 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
 def _latency(producer: Any, topic: str, data: bytes, seconds: float) -> list[float]:
     """One request at a time, from the call to its answer."""
     tp = _tp(topic)
-    send, finish = producer.paths.send, producer.paths.finish
+    send, finish = producer._driver.send, producer._driver.finish
     clock = time.perf_counter_ns
     samples: list[float] = []
     for _ in range(5):
@@ -418,7 +418,7 @@ def _goodput(
 ) -> float:
     """Bytes of records a second, as many requests under way as may be."""
     tp = _tp(topic)
-    send: Callable[..., None] = producer.paths.send
+    send: Callable[..., None] = producer._driver.send
     at_once = max(1, min(64, (4 << 20) // len(data)))
     count = 0
     touch(2 * GOODPUT_BYTES)
@@ -428,7 +428,7 @@ def _goodput(
             send(tp, data, 1)
         count += at_once
         now = time.perf_counter()
-    producer.paths.flush()
+    producer._driver.flush()
     rate = count * size / (time.perf_counter() - begin)
     session.admin.delete_records({tp: -1})
     return rate
@@ -451,7 +451,7 @@ def child(servers: str) -> None:
         elif order["do"] == "go":
             begin = time.monotonic_ns()
             for _ in range(order["count"]):
-                producer.produce(topic, value, None, 0)
+                producer.produce(topic, value, None, partition=0)
             producer.flush()
             answer = (begin, time.monotonic_ns())
         else:

@@ -82,7 +82,7 @@ def fill_one_by_one(both: Pair, topic: str, size: int, records: int) -> None:
     value = b"v" * size
     with both.kdirect.session.producer() as ours:
         for _ in range(records):
-            ours.produce(topic, value, None, 0)
+            ours.produce(topic, value, None, partition=0)
     theirs = Producer(
         {
             "bootstrap.servers": both.kafka.address,
@@ -122,7 +122,7 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                 ) -> list[int]:
                     samples = []
                     for _ in range(per_round):
-                        producer.produce_sync(topic, value, None, 0)
+                        producer.produce_sync(topic, value, None, partition=0)
                         begin = time.perf_counter_ns()
                         message = opened.poll(1)
                         samples.append(time.perf_counter_ns() - begin)

@@ -30,7 +30,7 @@ def one_at_a_time(system: System, topic: str) -> tuple[Callable[[bytes], Any], C
         import kdirect
 
         ours = kdirect.Producer({"bootstrap.servers": system.address, "transport": "shm"})
-        return lambda value: ours.produce_sync(topic, value, None, 0), ours.close
+        return lambda value: ours.produce_sync(topic, value, None, partition=0), ours.close
     from confluent_kafka import Producer
 
     theirs = Producer({"bootstrap.servers": system.address, **LOW_LATENCY})
@@ -220,7 +220,7 @@ def _ours(both: Pair, producer: Any, topic: str, value: bytes) -> Callable[[int]
             piece = min(records - done, max(1000, (256 << 20) // (len(value) + 80)))
             begin = time.perf_counter()
             for _ in range(piece):
-                produce(topic, value, None, 0)
+                produce(topic, value, None, partition=0)
             producer.flush()
             spent += time.perf_counter() - begin
             done += piece

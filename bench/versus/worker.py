@@ -72,7 +72,7 @@ def open_producer(
         ours = kdirect.Producer({"bootstrap.servers": address, "transport": "shm"})
         produce = ours.produce
         return (
-            lambda topic, value, partition: produce(topic, value, None, partition),
+            lambda topic, value, partition: produce(topic, value, None, partition=partition),
             lambda: None,
             lambda: (ours.flush(60), ours.close()),
         )

@@ -287,6 +287,13 @@ METRICS: tuple[Metric, ...] = (
     Metric("send_bytes", "bytes", "producer", "Bytes of their record batches."),
     Metric("send_requests", "requests", "producer", "Requests that carried them."),
     Metric(
+        "paths",
+        "",
+        "producer",
+        "No number, but how each partition that the producer has written is written now: a mapping "
+        "from `TopicPartition` to `exclusive`, `shared`, `two-sided`, `tcp`, `lost` or `idle`.",
+    ),
+    Metric(
         "waiting_records",
         "records",
         "producer",

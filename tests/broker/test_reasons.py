@@ -45,7 +45,7 @@ def test_a_client_that_goes_is_no_fault_and_not_counted(broker, caplog):
         {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
     ) as producer:
         producer.produce_sync("t", b"v", partition=0)
-        producer.paths._channel.qp.close()
+        next(iter(producer._driver.links)).channel.qp.close()
         until = time.monotonic() + 10
         while (
             not any("has disconnected" in r.message for r in caplog.records)

@@ -448,7 +448,7 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
     inside = busy[0] | 1
     busy[0] = inside
     began = time.monotonic()
-    producer.paths.path(kdirect.TopicPartition("a", 0)).channel.connection._socket.shutdown(
+    producer._driver.appender(kdirect.TopicPartition("a", 0)).channel.connection._socket.shutdown(
         socket.SHUT_RDWR
     )
     while len(access._grants):

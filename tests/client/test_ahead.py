@@ -23,7 +23,7 @@ import pytest
 from kdirect.broker.head_access import HeadAccess
 from kdirect.broker.produce_access import ProduceAccess
 from kdirect.client import connect
-from kdirect.client.paths import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
+from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT
 from kdirect.errors import KdirectError
 from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
@@ -243,13 +243,13 @@ def fill_until_granted_ahead(producer, first: int, *, second_half: bool) -> int:
     acknowledgements go into the first half of the ring, unless `second_half`.  The next number."""
     for i in range(first, first + 20 * A_SEGMENT):
         assert producer.produce_sync("t", value(i), partition=0) == i
-        path = producer.paths.path(TP)
+        path = producer._driver.appender(TP)
         if (
             (path.writer.other_half > 0) == second_half
-            and path._next is not None
-            and path._next.wait(5000)
+            and path.next_asked is not None
+            and path.next_asked.wait(5000)
         ):
-            assert not path._next.result(0).error_code
+            assert not path.next_asked.result(0).error_code
             return i + 1
     raise AssertionError("no file was granted ahead")
 
@@ -275,7 +275,7 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(
         session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
         with session.producer() as producer, session.producer(**{"rdma.produce": "off"}) as plain:
             count = fill_until_granted_ahead(producer, 0, second_half=second_half)
-            path = producer.paths.path(TP)
+            path = producer._driver.appender(TP)
             monkeypatch.setattr(HeadAccess, "fence", fence_slowly)
             assert (
                 plain.produce_sync("t", value(count), partition=0) == count
@@ -334,7 +334,7 @@ def test_the_next_file_may_have_the_id_of_the_one_before_the_present(broker):
             while reused < 5:
                 assert producer.produce_sync("t", value(count), partition=0) == count
                 count += 1
-                file_id = producer.paths.path(TP).writer.file_id
+                file_id = producer._driver.appender(TP).writer.file_id
                 if file_id != present:
                     reused += file_id == before
                     before, present = present, file_id
@@ -527,14 +527,14 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
         for i in range(20 * A_SEGMENT):
             producer.produce("t", value(i), partition=0)
             producer.flush()
-            path = producer.paths.path(TP)
+            path = producer._driver.appender(TP)
             if (
-                path._next is not None
-                and path._next.wait(5000)
-                and not path._next.result(0).error_code
+                path.next_asked is not None
+                and path.next_asked.wait(5000)
+                and not path.next_asked.result(0).error_code
             ):
                 break
-        assert path._next is not None and i < 20 * A_SEGMENT - 1
+        assert path.next_asked is not None and i < 20 * A_SEGMENT - 1
         router, writer = path.router, path.writer
         if gone_on:
             while writer.try_record(value(0)) != NO_ROOM_FILE:
@@ -561,7 +561,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
             finally:
                 broker.process.send_signal(signal.SIGCONT)
             assert writer.wait_acknowledged(writer.appended - 1, 5000)
-        producer.paths.give_back(TP)
+        producer._driver.give_back(TP)
         with session.producer(**{"rdma.produce": mode}) as other:
             other.produce("t", value(0), partition=0)
             other.flush()
@@ -570,7 +570,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
             assert not router.broken
         producer.produce("t", value(1), partition=0)
         producer.flush()
-        assert producer.paths._router is router and not router.broken
+        assert next(iter(producer._driver.links)).router is router and not router.broken
     until(lambda: len(leftovers(broker)) <= 3, "the file ahead is discarded")
 
 
@@ -600,11 +600,11 @@ def test_a_recall_that_meets_the_release_finds_a_ring(broker, monkeypatch, mode,
             assert producer.produce_sync("t", value(0), partition=0) == 0
             if ahead and mode == "exclusive":
                 fill_until_granted_ahead(producer, 1, second_half=True)
-            router = producer.paths.path(TP).router
+            router = producer._driver.appender(TP).router
             monkeypatch.setattr(ProduceAccess, "release", recall_first)
-            producer.paths.give_back(TP)
+            producer._driver.give_back(TP)
             assert met
             assert producer.produce_sync("other", value(1), partition=0) == 1
             router.drain()
-            assert producer.paths._router is router and not router.broken
+            assert next(iter(producer._driver.links)).router is router and not router.broken
         assert broker.statistics()["rdma_clients_cut"] == 0

@@ -408,7 +408,7 @@ def test_a_refused_batch_fails_alone_and_the_ones_behind_it_arrive(served):
     producer = session.producer()
     producer.produce_sync("t", b"before", partition=0)
     for data in (good[0], bytes(bad), good[1], good[2]):
-        producer.paths.send(TP, data, 1)
+        producer._driver.send(TP, data, 1)
     with pytest.raises(DeliveryError, match=r"t-0.*CORRUPT_MESSAGE"):
         producer.flush()
     producer.close()
@@ -422,22 +422,22 @@ def test_a_forged_file_id_is_cut_and_others_go_on(embedded):
         victim.produce_sync("other", b"mine", partition=0)
         attacker = session.producer()
         attacker.produce_sync("t", b"one", partition=0)
-        writer = attacker.paths.open(TP).writer
-        victim_id = victim.paths.open(TopicPartition("other", 0)).writer.file_id
-        channel = attacker.paths._channel
+        writer = attacker._driver.open(TP).writer
+        victim_id = victim._driver.open(TopicPartition("other", 0)).writer.file_id
+        channel = next(iter(attacker._driver.links)).channel
         memory = channel.local_memory(4096)
         channel.qp.post_write_imm(9, memory, 0, 0, 0, 0, victim_id << 16 | 1)
         deadline = time.monotonic() + 10
-        while not attacker.paths._router.broken and time.monotonic() < deadline:
-            attacker.paths._router.drain()
+        while not next(iter(attacker._driver.links)).router.broken and time.monotonic() < deadline:
+            next(iter(attacker._driver.links)).router.drain()
             time.sleep(0.01)
-        assert attacker.paths._router.broken
+        assert next(iter(attacker._driver.links)).router.broken
         assert broker.statistics()["rdma_clients_cut"] >= 1
         assert victim.produce_sync("other", b"still", partition=0) == 1
         assert (
             attacker.produce_sync("t", b"two", partition=0) == 1
         )  # it may come back by the front door
-        assert writer is not attacker.paths.open(TP).writer
+        assert writer is not attacker._driver.open(TP).writer
         attacker.close()
     assert values_of(session, TopicPartition("other", 0)) == [b"mine", b"still"]
 
@@ -455,18 +455,18 @@ def test_a_malformed_notice_is_cut_and_others_go_on(embedded, caplog, size, file
         attacker = session.producer(rdma_notify="send")
         attacker.produce_sync("t", b"one", partition=0)
         if file_id:
-            file_id = victim.paths.open(TopicPartition("other", 0)).writer.file_id
+            file_id = victim._driver.open(TopicPartition("other", 0)).writer.file_id
         else:
-            file_id = attacker.paths.open(TP).writer.file_id
-        channel = attacker.paths._channel
+            file_id = attacker._driver.open(TP).writer.file_id
+        channel = next(iter(attacker._driver.links)).channel
         memory = channel.local_memory(4096)
         memoryview(memory.memory)[:8] = struct.pack("<HHI", file_id, 1, length)
         channel.qp.post_send(9, memory, 0, size)
         deadline = time.monotonic() + 10
-        while not attacker.paths._router.broken and time.monotonic() < deadline:
-            attacker.paths._router.drain()
+        while not next(iter(attacker._driver.links)).router.broken and time.monotonic() < deadline:
+            next(iter(attacker._driver.links)).router.drain()
             time.sleep(0.01)
-        assert attacker.paths._router.broken
+        assert next(iter(attacker._driver.links)).router.broken
         assert broker.statistics()["rdma_clients_cut"] == 1 and why in caplog.text
         assert victim.produce_sync("other", b"still", partition=0) == 1
         assert (
@@ -681,13 +681,13 @@ def test_watermarks_of_a_topic_that_was_deleted_and_created_again(broker):
         tp = TopicPartition(name, 0)
         session.admin.create_topic(name, 1)
         with session.producer() as producer:
-            producer.produce_sync(name, b"old", None, 0)
+            producer.produce_sync(name, b"old", None, partition=0)
         assert session.watermarks([tp], same=True) == {tp: (0, 1)}
         session.admin.delete_topic(name)
         session.admin.create_topic(name, 1)
         with session.producer() as producer:
-            producer.produce_sync(name, b"new", None, 0)
-            producer.produce_sync(name, b"new", None, 0)
+            producer.produce_sync(name, b"new", None, partition=0)
+            producer.produce_sync(name, b"new", None, partition=0)
         if same:
             with pytest.raises(UnknownTopicError, match="asked-0 was deleted"):
                 session.watermarks([tp], same=True)

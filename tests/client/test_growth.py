@@ -250,7 +250,7 @@ def test_a_producer_that_falls_silent_does_not_keep_the_file_that_it_was_granted
             ):
                 producer.produce_sync("small", b"%d " % count + b"." * 1000, partition=0)
                 count += 1
-            assert waiting() and producer.paths.path(tp)._next is not None
+            assert waiting() and producer._driver.appender(tp).next_asked is not None
             segment = partition.head
             leave_alone(broker, partition, lambda: not waiting())
             assert partition.head is segment

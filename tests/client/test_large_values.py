@@ -62,7 +62,7 @@ def make_room(producer):
     stands grants no more; how often."""
     for count in range(1, 1000):
         producer.produce_sync("t", FIRST, partition=0)
-        writer = producer.paths.path(TP).writer
+        writer = producer._driver.appender(TP).writer
         if writer.length - writer.position > ROOM:
             return count
     pytest.fail("the head does not grow")
@@ -83,9 +83,9 @@ def test_values_of_all_sizes_arrive_as_they_are(served, seed, mode, notify):
     with kdirect.Producer({**settings, "rdma.produce": mode, "rdma.notify": notify}) as producer:
         for i, (key, value) in enumerate(sent):
             if i % 100 == 99:
-                producer.produce_sync("t", value, key, 0)
+                producer.produce_sync("t", value, key, partition=0)
             else:
-                producer.produce("t", value, key, 0)
+                producer.produce("t", value, key, partition=0)
         producer.flush()
         statistics = producer.statistics()
     assert statistics["rdma_records"] == len(sent) and not statistics.get("tcp_records")
@@ -125,7 +125,7 @@ def test_large_values_under_way_are_repeated_by_themselves(served, seed):
         count = make_room(producer)
         stop(broker)
         for i, size in enumerate(sizes):
-            producer.produce("t", bytes([i]) * size, b"%d" % i, 0)
+            producer.produce("t", bytes([i]) * size, b"%d" % i, partition=0)
         broker.kill()
         broker.start()
         producer.flush()

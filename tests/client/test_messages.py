@@ -75,9 +75,9 @@ def test_many_under_way_in_large_and_small_messages(served):
         sent = []
         for i in range(400):
             value = b"%d " % i + b"x" * (0, 10, 60_000)[i % 3]
-            producer.paths.send(TP, encode_records([(None, value, [], 1)]), 1)
+            producer._driver.send(TP, encode_records([(None, value, [], 1)]), 1)
             sent.append(value)
-        producer.paths.flush()
+        producer._driver.flush()
     assert log_of(session) == sent
 
 
@@ -115,21 +115,21 @@ def test_a_request_that_waits_for_a_receive_goes_on_when_nothing_else_is_sent(ho
         ):
             session.admin.create_topic("t", 1)
             producer.produce_sync("t", b"0", partition=0)
-            messages = producer.paths._messages
+            messages = next(iter(producer._driver.links)).messages_at_hand
             assert messages.count == count
             with broker_full_of(broker, bound):
                 for i in range(1, count + 1):
                     producer.produce_sync("t", b"%d" % i, partition=0)
-                producer.paths.send(TP, encode_records([(None, b"waiting", [], 1)]), 1)
+                producer._driver.send(TP, encode_records([(None, b"waiting", [], 1)]), 1)
                 time.sleep(0.05)
-                producer.paths.outcomes()
+                producer._driver.outcomes()
                 assert len(messages._pending) == 1, "no receive is left for it"
             until = time.monotonic() + 20
             while how == "polls" and messages._pending:
-                producer.paths.outcomes()
+                producer._driver.outcomes()
                 assert time.monotonic() < until, "a look at the answers brings it on"
-            producer.paths.flush()
-            assert producer.paths._messages is messages, (
+            producer._driver.flush()
+            assert next(iter(producer._driver.links)).messages_at_hand is messages, (
                 "it was not sent again over another queue pair"
             )
             assert producer.produce_sync("t", b"last", partition=0) == count + 2
@@ -166,7 +166,7 @@ def test_a_receive_is_posted_before_its_answer_leaves(monkeypatch):
         ):
             session.admin.create_topic("t", 1)
             producer.produce_sync("t", b"first", partition=0)
-            messages = producer.paths._messages
+            messages = next(iter(producer._driver.links)).messages_at_hand
             assert messages.count == 1
             waited = 0
             for _ in range(50):
@@ -184,10 +184,12 @@ def test_an_idempotent_producer_repeats_over_a_new_queue_pair_what_it_lost(serve
     session, settings, _ = served()
     with kdirect.Producer(settings) as producer:
         for i in range(600):
-            producer.paths.send(TP, encode_records([(None, b"%d" % i, [], 1)]), 1)
+            producer._driver.send(TP, encode_records([(None, b"%d" % i, [], 1)]), 1)
             if i % 100 == 50:
-                producer.paths._messages.channel.qp.close()  # requests and answers are under way
-        producer.paths.flush()
+                next(
+                    iter(producer._driver.links)
+                ).messages_at_hand.channel.qp.close()  # requests and answers are under way
+        producer._driver.flush()
         assert producer.statistics()["send_requests"] == 600
     assert log_of(session) == [b"%d" % i for i in range(600)]
 
@@ -199,7 +201,7 @@ def test_a_request_that_is_too_large_is_told_at_once(served):
             DeliveryError,
             match=r"batch of \d+ bytes is too large for a message .*batch\.bytes 65536",
         ):
-            producer.paths.send(TP, encode_records([(None, b"x" * 70_000, [], 1)]), 1)
+            producer._driver.send(TP, encode_records([(None, b"x" * 70_000, [], 1)]), 1)
         assert producer.produce_sync("t", b"small", partition=0) == 0
     assert log_of(session) == [b"small"]
 
@@ -223,7 +225,7 @@ def test_the_queue_pair_ends_with_its_control_connection_and_is_opened_again(ser
     session, settings, _ = served()
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"0", partition=0)
-        first = producer.paths._messages
+        first = next(iter(producer._driver.links)).messages_at_hand
         first.channel.connection.close()
         sent = [b"0"]
         until = time.monotonic() + 20
@@ -251,7 +253,7 @@ def test_a_message_that_is_no_produce_request_is_cut_and_others_go_on(served, ho
     ):
         other.produce_sync("t", b"other", partition=0)
         producer.produce_sync("t", b"mine", partition=0)
-        messages = producer.paths._messages
+        messages = next(iter(producer._driver.links)).messages_at_hand
         channel = messages.channel
         memory = channel.local_memory(4096)
         memoryview(memory.memory)[: len(frame)] = frame

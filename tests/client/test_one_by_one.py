@@ -37,12 +37,12 @@ def test_each_committed_record_is_the_next_poll_and_two_reads(alone, seed):
     rng = random.Random(seed)
     for _ in range(3):
         assert consumer.poll(0) is None
-    producer.produce_sync("t", b"first", None, 0)
+    producer.produce_sync("t", b"first", None, partition=0)
     assert consumer.poll(5).value() == b"first"
     rolled = 0
     for i in range(1, 400):
         value = rng.randbytes(rng.choice((0, 10, 900, 5000)))
-        producer.produce_sync("t", value, None, 0)
+        producer.produce_sync("t", value, None, partition=0)
         before = consumer.statistics()
         message = consumer.poll(5)
         assert (message.offset(), message.value()) == (i, value)
@@ -63,10 +63,10 @@ def test_each_committed_record_is_the_next_poll_and_two_reads(alone, seed):
 def test_what_changes_the_assignment_ends_the_short_way(alone):
     _, producer, consumer = alone
     for i in range(3):
-        producer.produce_sync("t", b"%d" % i, None, 0)
+        producer.produce_sync("t", b"%d" % i, None, partition=0)
     assert [consumer.poll(5).value() for _ in range(3)] == [b"0", b"1", b"2"]
     consumer.pause([TP])
-    producer.produce_sync("t", b"3", None, 0)
+    producer.produce_sync("t", b"3", None, partition=0)
     assert consumer.poll(0) is None
     assert consumer.poll(0.05) is None
     consumer.resume([TP])
@@ -76,13 +76,13 @@ def test_what_changes_the_assignment_ends_the_short_way(alone):
     consumer.assign({TP: 2})
     assert consumer.poll(5).value() == b"2"
     connect(consumer.settings).admin.create_topic("u", 1)
-    producer.produce_sync("u", b"of u", None, 0)
+    producer.produce_sync("u", b"of u", None, partition=0)
     consumer.incremental_assign({TopicPartition("u", 0): 0})
-    producer.produce_sync("t", b"4", None, 0)
+    producer.produce_sync("t", b"4", None, partition=0)
     assert {consumer.poll(5).value() for _ in range(3)} == {b"3", b"4", b"of u"}
     consumer.incremental_unassign([TP])
-    producer.produce_sync("t", b"5", None, 0)
-    producer.produce_sync("u", b"again", None, 0)
+    producer.produce_sync("t", b"5", None, partition=0)
+    producer.produce_sync("u", b"again", None, partition=0)
     assert consumer.poll(5).value() == b"again"
     consumer.unassign()
     assert consumer.poll(0) is None
@@ -91,9 +91,9 @@ def test_what_changes_the_assignment_ends_the_short_way(alone):
 def test_errors_come_out_of_the_short_way_too(alone):
     broker, producer, consumer = alone
     for i in range(2):
-        producer.produce_sync("t", b"x" * 100 + b"%d" % i, None, 0)
+        producer.produce_sync("t", b"x" * 100 + b"%d" % i, None, partition=0)
         assert consumer.poll(5).offset() == i
-    producer.produce_sync("t", b"x" * 101, None, 0)
+    producer.produce_sync("t", b"x" * 101, None, partition=0)
     (log,) = Path(broker.log_dirs[0], "t-0").glob("*.log")
     with open(log, "r+b") as file:
         at = file.read().rindex(b"x" * 101)
@@ -102,7 +102,7 @@ def test_errors_come_out_of_the_short_way_too(alone):
         consumer.poll(5)
     assert consumer.position(TP) == 2
     consumer.seek(TP, 3)
-    producer.produce_sync("t", b"good", None, 0)
+    producer.produce_sync("t", b"good", None, partition=0)
     assert consumer.poll(5).value() == b"good"
     connect(consumer.settings).admin.delete_topic("t")
     with pytest.raises(UnknownTopicError, match="t-0"):
@@ -125,10 +125,10 @@ def test_how_long_a_poll_looks_again_is_an_option(broker, spin_us, looks):
     }
     with session.producer() as producer, kdirect.Consumer(settings) as consumer:
         consumer.assign({TP: 0})
-        producer.produce_sync("t", b"a", None, 0)
+        producer.produce_sync("t", b"a", None, partition=0)
         assert consumer.poll(5).value() == b"a"
         before = consumer.statistics()["slot_reads"]
         assert consumer.poll(0.3) is None
         assert consumer.statistics()["slot_reads"] - before in looks
-        producer.produce_sync("t", b"b", None, 0)
+        producer.produce_sync("t", b"b", None, partition=0)
         assert consumer.poll(5).value() == b"b"

@@ -65,11 +65,13 @@ def test_a_control_connection_that_ends_is_told_and_what_is_under_way_is_repeate
     producer = make(transport="shm")
     producer.produce("t", b"before", partition=0)
     producer.flush()
-    (path,) = producer.paths._paths.values()
+    (partition,) = producer._driver._partitions.values()
     for value in (b"one", b"two", b"three"):
         producer.produce("t", value, partition=0)
-    path.channel.connection.abort(BrokerUnavailableError("the cable is out", hint="put it in"))
-    producer.paths.recover(path)
+    partition.appender.channel.connection.abort(
+        BrokerUnavailableError("the cable is out", hint="put it in")
+    )
+    producer._driver._recover(partition)
     producer.produce("t", b"after", partition=0)
     assert producer.flush() == 0
     assert [m.value() for m in kafka_messages(broker.bootstrap_servers, "t")] == [

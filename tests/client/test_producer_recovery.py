@@ -115,7 +115,7 @@ def test_what_was_under_way_when_the_queue_pair_broke_is_repeated_by_itself(serv
     broker, settings = served(transport="shm")
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
-        (path,) = producer.paths._paths.values()
+        path = producer._driver.appender(TopicPartition("t", 0))
         with stopped(broker):
             future = producer.send("t", b"under way")
             path.channel.qp.close()
@@ -180,7 +180,7 @@ def test_what_comes_after_requests_that_were_given_up_does_not_wait_for_the_brok
             wait_until(
                 lambda: (
                     producer.poll(0.01)
-                    or producer.paths.path(TopicPartition("t", 0))._appender._connection is None
+                    or producer._driver.appender(TopicPartition("t", 0)).connected is False
                 )
             )
             producer.purge()

@@ -15,7 +15,8 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
-from kdirect.client.produce_paths import DirectPath, TcpPath
+from kdirect.client.direct_append import DirectAppender
+from kdirect.client.request_append import RequestAppender
 from kdirect.errors import BufferFullError, DeliveryError
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
@@ -72,12 +73,12 @@ class StopsWhenRepeated:
         self._thread = threading.Thread(target=self._run, args=(broker, producer))
 
     def _run(self, broker, producer):
-        old = producer.paths.path(TP)
+        old = producer._driver.appender(TP)
         while not self._ends.is_set():
-            path = producer.paths.path(TP)
+            path = producer._driver.appender(TP)
             if path is not old and (
-                (isinstance(path, DirectPath) and path.writer.appended)
-                or (isinstance(path, TcpPath) and path._requests)
+                (isinstance(path, DirectAppender) and path.writer.appended)
+                or (isinstance(path, RequestAppender) and path.requests)
             ):
                 stop(broker)
                 self.happened.set()
@@ -254,7 +255,7 @@ def test_a_full_file_of_a_broker_that_stands_holds_nobody_up(broker_process):
     with kdirect.Producer(settings) as producer:
         sent = [b"%d " % 0 + b"v" * 1000]
         producer.produce_sync("t", sent[0], partition=0)
-        writer = producer.paths.path(TP).writer
+        writer = producer._driver.appender(TP).writer
         while writer.length - writer.position > 1300:
             sent.append(b"%d " % len(sent) + b"v" * 1000)
             producer.produce_sync("t", sent[-1], partition=0)
@@ -291,7 +292,7 @@ def test_a_partition_that_is_given_back_while_its_next_file_is_asked_for(broker_
     }
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"v" * 1000, partition=0)
-        writer = producer.paths.path(TP).writer
+        writer = producer._driver.appender(TP).writer
         while writer.length - writer.position > 1300:
             producer.produce_sync("t", b"v" * 1000, partition=0)
         stop(broker)
@@ -300,7 +301,7 @@ def test_a_partition_that_is_given_back_while_its_next_file_is_asked_for(broker_
         assert time.monotonic() - began < 5
         threading.Timer(0.2, os.kill, (broker.pid, signal.SIGCONT)).start()
         producer.purge()
-        producer.paths.give_back(TP)
+        producer._driver.give_back(TP)
         with kdirect.Producer(settings) as other:
             assert other.produce_sync("t", b"other", partition=0) > 25
 
@@ -320,13 +321,13 @@ def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_
         kdirect.Producer({**settings, "transport": "tcp"}) as other,
     ):
         producer.produce_sync("t", b"v" * 1000, partition=0)
-        path = producer.paths.path(TP)
+        path = producer._driver.appender(TP)
         while path.writer.length - path.writer.position > 1300:
             producer.produce_sync("t", b"v" * 1000, partition=0)
         old = path.writer.file_id
         with producer._lock:  # its thread takes no answer meanwhile
             with contextlib.suppress(BufferFullError):
-                producer.paths.send(
+                producer._driver.send(
                     TP, encode_records([(None, b"v" * 1400, None, 0)]), 1, None, 0.0
                 )
             time.sleep(0.3)  # the file is granted by now
@@ -336,7 +337,7 @@ def test_a_file_that_is_recalled_before_its_grant_is_known_is_given_back(broker_
                 path.router.drain()
                 time.sleep(0.01)
             assert path.router.strays, "the recall did not overtake the answer"
-            producer.paths.send(TP, encode_records([(None, b"taken", None, 0)]), 1)
+            producer._driver.send(TP, encode_records([(None, b"taken", None, 0)]), 1)
             assert path.writer.file_id != old
         assert other.flush() == producer.flush() == 0
         producer.produce_sync("t", b"last", partition=0)

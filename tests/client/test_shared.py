@@ -204,13 +204,13 @@ def test_two_producers_in_auto_mode_share_and_one_alone_writes_exclusively(broke
         for i in range(100):
             first.produce("auto", b"first %d" % i, partition=0)
         first.flush()
-        assert not first.paths.open(tp).writer.shared
+        assert first.statistics()["paths"] == {tp: "exclusive"}
         for i in range(100):
             second.produce("auto", b"second %d" % i, partition=0)
             first.produce("auto", b"first %d" % (100 + i), partition=0)
         first.flush()
         second.flush()
-        assert first.paths.open(tp).writer.shared and second.paths.open(tp).writer.shared
+        assert first.statistics()["paths"] == second.statistics()["paths"] == {tp: "shared"}
         assert (
             first.statistics()["rdma_records"] == 200 and second.statistics()["rdma_records"] == 100
         )
@@ -354,9 +354,9 @@ n = 0
 while reserved is None:
     producer.produce_sync("t", b"victim %d" % n, partition=0)
     n += 1
-    if not producer.paths.is_direct(tp):
+    if not producer._driver.is_direct(tp):
         continue
-    path = producer.paths.open(tp)
+    path = producer._driver.open(tp)
     memory = path.channel.local_memory(4096)
     reserved = reserve(path)
 order, position = reserved

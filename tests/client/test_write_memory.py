@@ -140,7 +140,7 @@ def test_a_large_value_arrives_whether_the_transport_takes_it_from_where_it_is_o
     assert ends.writer.try_record(value, b"key") == 0
     assert sys.getrefcount(value) == before + (how == "taken")
     arrived = ends.arrives()
-    [(data, records)] = ends.writer.unacknowledged()
+    [(data, records, _)] = ends.writer.unacknowledged()
     assert (records, len(data)) == (1, arrived.byte_len)
     assert data == bytes(memoryview(ends.file.memory)[: arrived.byte_len])
     assert [(r.key, r.value) for r in decode_records(data, "t", 0)[0]] == [(b"key", value)]

@@ -27,9 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import kdirect.broker.produce_access
-import kdirect.client.paths
-import kdirect.client.produce_paths
-import kdirect.client.tcp_append
 from kdirect.broker.access import AccessManager
 from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
@@ -401,6 +398,7 @@ class SimSession:
     ) -> None:
         self.settings = settings
         self.cluster = self
+        self.environment = simulation.environment
         self._simulation = simulation
         self._actor = actor
 
@@ -409,6 +407,14 @@ class SimSession:
 
     def topic(self, name: str, *, refresh: bool = False) -> Any:
         return types.SimpleNamespace(partitions=[0])
+
+    def transport_to(self, tp: TopicPartition) -> str:
+        return "sim"
+
+    def leader_address(self, tp: TopicPartition) -> tuple[str, int]:
+        return "sim", 1
+
+    leader_address_at_hand = leader_address
 
     def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
         control = Control(self._simulation)
@@ -618,20 +624,7 @@ class Simulation:
             sleep=self.sleep,
             time=lambda: self.network.now_ns / 1e9,
         )
-        for module in (
-            kdirect.client.paths,
-            kdirect.client.produce_paths,
-            kdirect.client.tcp_append,
-            kdirect.broker.produce_access,
-        ):
-            monkeypatch.setattr(module, "time", clock)
-        monkeypatch.setattr(
-            kdirect.client.produce_paths,
-            "Connection",
-            lambda *address: types.SimpleNamespace(close=lambda: None),
-        )
-        for module in (kdirect.client.produce_paths, kdirect.client.tcp_append):
-            monkeypatch.setattr(module, "Attempt", SimAttempt)
+        monkeypatch.setattr(kdirect.broker.produce_access, "time", clock)
         self._open()
 
     def _open(self) -> None:

@@ -21,7 +21,7 @@ from collections import defaultdict
 import pytest
 from harness import TP, Actor, Simulation
 
-from kdirect.client.produce_paths import ProducePaths
+from kdirect.client.produce_driver import ProduceDriver
 from kdirect.errors import DeliveryError, KdirectError
 from kdirect.format import layout
 from kdirect.format.codec import encode_records
@@ -115,10 +115,10 @@ def producer(
     def body(actor: Actor) -> None:
         random = simulation.random
         session = simulation.session(**settings)
-        paths = ProducePaths(session, session.settings)  # type: ignore[arg-type]
+        driver = ProduceDriver(session, session.settings)  # type: ignore[arg-type]
 
         def take() -> None:
-            for tag, _, error in paths.outcomes():
+            for tag, _, error in driver.outcomes():
                 if error is None:
                     model.acknowledged.update(tag)
                 else:
@@ -145,8 +145,8 @@ def producer(
             alone = len(values) == 1 and not damage and random.random() < 0.5
             while True:
                 try:
-                    if not (alone and paths.try_record(TP, values[0], None, 1, values)):
-                        paths.send(TP, data, len(values), values)
+                    if not (alone and driver.try_record(TP, values[0], None, 1, values)):
+                        driver.send(TP, data, len(values), values)
                     break
                 except DeliveryError:
                     model.given_up.add(name)
@@ -158,14 +158,14 @@ def producer(
             if random.random() < 0.3:
                 simulation.give_way()
             if random.random() < 0.1:
-                paths.settle(50)
+                driver.wait_answered(50)
             take()
         for _ in range(1000):
-            if paths.settle(100):
+            if driver.wait_answered(100):
                 break
-        assert paths.in_flight == 0, f"{name} waits for ever"
+        assert driver.in_flight == 0, f"{name} waits for ever"
         take()
-        paths.abort()
+        driver.abort()
 
     return simulation.spawn(name, body)
 
@@ -180,9 +180,9 @@ def vandal(simulation: Simulation, model: Model, how: str):
     def break_in() -> None:
         random = simulation.random
         session = simulation.session(**{"rdma.produce": "shared"})
-        paths = ProducePaths(session, session.settings)  # type: ignore[arg-type]
+        driver = ProduceDriver(session, session.settings)  # type: ignore[arg-type]
         simulation.sleep(random.random() * 0.002)
-        path = paths.open(TP)
+        path = driver.open(TP)
         writer = getattr(path, "writer", None)
         if writer is None or not writer.shared:
             return

@@ -5,15 +5,15 @@ from kdirect.rdma.contract cimport CompletionQueue, QueuePair
 
 cdef enum:
     FILES = 65536              # file ids are 16 bits
-    CLAIM = 1                  # in the upper half of a work request's id: the atomic of a reservation,
-    DATA = 2                   # or the WRITE before a notice
+    # In the upper half of a work request's id:
+    CLAIM = 1                  # the atomic of a reservation
+    DATA = 2                   # the WRITE before a notice
 
 
 cdef class AckReceiver:
-    cdef volatile bint claimed     # the atomic of a reservation has completed
-
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil
     cdef void c_send_done(self) noexcept nogil
+    cdef void c_reservation_done(self) noexcept nogil
 
 
 cdef class AckRouter:
@@ -25,8 +25,11 @@ cdef class AckRouter:
     cdef uint8_t _stray[FILES]     # 1: news came of a file that no writer has
     cdef readonly uint64_t strays  # how often it did
     cdef readonly uint64_t sends_under_way
-    cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit` receives posted
+    cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit`
+                                                       # receives posted
     cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
     cdef int64_t _spin_ns
+    cdef object _monotonic         # the environment's clock, for waits that are longer than a spin
 
     cdef int c_drain(self) noexcept nogil
+    cdef void c_fail(self, int error) noexcept nogil

@@ -12,10 +12,18 @@ entries``, says in whose ring how many entries are new.
 One thread at a time, as `direct_write` says.
 """
 
+import time
+
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.format.layout cimport IMM_FILE_ID_SHIFT
-from kdirect.rdma.contract cimport WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion
+from kdirect.rdma.contract cimport (
+    WC_RECV_RDMA_WITH_IMM,
+    WC_SUCCESS,
+    CompletionQueue,
+    QueuePair,
+    work_completion,
+)
 
 from kdirect.rdma.contract import STATUS_NAMES
 
@@ -34,18 +42,27 @@ cdef class AckReceiver:
     cdef void c_send_done(self) noexcept nogil:
         """A WRITE has completed."""
 
+    cdef void c_reservation_done(self) noexcept nogil:
+        """The atomic of a reservation has completed."""
+
 
 cdef class AckRouter:
     """Polls one queue pair's completions and hands acknowledgements to the writer whose file they
-    are for."""
+    are for.
 
-    def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq, int receives, int limit, spin_us=50):
+    `receives` are posted at once; `limit`: requests that may be under way over all writers;
+    `spin_us`: how long a wait polls before it sleeps; `monotonic`: the clock (seconds) of waits.
+    """
+
+    def __init__(self, QueuePair qp, CompletionQueue send_cq, CompletionQueue recv_cq,
+                 int receives, int limit, spin_us=50, monotonic=time.monotonic):
         self._qp = qp
         self._send_cq = send_cq
         self._recv_cq = recv_cq
         self._writers = {}
         self.limit = limit
         self._spin_ns = int(spin_us) * 1000
+        self._monotonic = monotonic
         for _ in range(receives):
             qp.post_recv(0)
 
@@ -65,8 +82,8 @@ cdef class AckRouter:
         self._stray[file_id] = 0
 
     def take_stray(self, uint16_t file_id):
-        """Has news come of a file that no writer had?  What its ring says cannot be told any more,
-        so it is not to be opened."""
+        """Has news come of a file that no writer had?  Nobody can say any more which entries of
+        its ring are new, so the file is not to be opened."""
         stray, self._stray[file_id] = self._stray[file_id] != 0, 0
         return stray
 
@@ -80,6 +97,7 @@ cdef class AckRouter:
         queue pair broke."""
         cdef work_completion wcs[POLL]
         cdef int i, n, got = 0
+        cdef uint16_t file_id
         cdef void* w
         while self.sends_under_way > 0:
             n = self._send_cq.c_poll(wcs, POLL)
@@ -91,7 +109,7 @@ cdef class AckRouter:
                 w = self._by_file[<uint16_t> wcs[i].wr_id]
                 if w != NULL:
                     if wcs[i].wr_id >> 32 == CLAIM:
-                        (<AckReceiver> w).claimed = True
+                        (<AckReceiver> w).c_reservation_done()
                     elif wcs[i].wr_id >> 32 != DATA:
                         (<AckReceiver> w).c_send_done()
             self.sends_under_way -= <uint64_t> n
@@ -108,16 +126,21 @@ cdef class AckRouter:
                     continue
                 self._qp.c_post_recv(0, 0, 0, 0)
                 if wcs[i].opcode == WC_RECV_RDMA_WITH_IMM:
-                    w = self._by_file[wcs[i].imm_data >> IMM_FILE_ID_SHIFT]
+                    file_id = <uint16_t> (wcs[i].imm_data >> IMM_FILE_ID_SHIFT)
+                    w = self._by_file[file_id]
                     if w != NULL:
-                        got += (<AckReceiver> w).c_take_acks(<uint16_t> (wcs[i].imm_data >> IMM_FILE_ID_SHIFT),
-                                                            <uint16_t> wcs[i].imm_data)
+                        got += (<AckReceiver> w).c_take_acks(file_id, <uint16_t> wcs[i].imm_data)
                     else:
-                        self._stray[wcs[i].imm_data >> IMM_FILE_ID_SHIFT] = 1
+                        self._stray[file_id] = 1
                         self.strays += 1
             if n < POLL:
                 break
         return -1 if self._status != 0 else got
+
+    cdef void c_fail(self, int error) noexcept nogil:
+        """A post was refused with this errno: the queue pair cannot be used any more."""
+        if self._status == 0:
+            self._status = <uint32_t> (1000 + error)
 
     def drain(self):
         """Take what is there without waiting; the number of acknowledgements."""

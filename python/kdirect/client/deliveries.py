@@ -1,9 +1,9 @@
 """What became of records: futures, delivery reports, and the batches that carry them.
 
-Owns: `Delivery` (a future that its own `result` drives forward), `Gathering`, a partition's open
-batch with those who want to hear of its records, and `Sent`, the tag under which a request travels
-and by which its outcome finds the records again.  No I/O and no lock: the producer calls in with
-its own held, and runs callbacks without it.
+Owns: `Delivery` (a future whose own `result` does the producer's work), `Gathering`, the open batch
+of a partition with the callbacks and futures of its records, and `Sent`, the tag under which a
+request travels and by which its outcome finds the records again.  No I/O and no lock: the producer
+calls in with its own lock held, and runs callbacks without it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kdirect.client.gather import RecordBuilder
 from kdirect.client.message import Message
 from kdirect.errors import DeliveryError, KdirectError, TimedOutError
 from kdirect.model import CREATE_TIME, TopicPartition
 
-if TYPE_CHECKING:
-    from kdirect.client.producer import Producer
-
 OnDelivery = Callable[[KdirectError | None, Message], None]
 
 
 class DeliveredBatch(NamedTuple):
-    """What a callback of `send_arrow` is told: `records` of one partition from `base_offset` on
-    (-1: not delivered, or acks=0)."""
+    """What a callback of `send_arrow` gets: `records` of one partition from `base_offset` on (-1: not
+    delivered, or acks=0)."""
 
     topic: str
     partition: int
@@ -42,9 +39,10 @@ class Delivery(Future):
     it also does the producer's work, so that it is there soonest.  It cannot be cancelled.
     """
 
-    def __init__(self, producer: Producer) -> None:
+    def __init__(self, drive: Callable[[Delivery, float | None], bool]) -> None:
+        """`drive(delivery, timeout)` works until it is done, for so many seconds; whether it is."""
         super().__init__()
-        self._producer = producer
+        self._drive = drive
         self.set_running_or_notify_cancel()
 
     def result(self, timeout: float | None = None) -> Message:
@@ -56,7 +54,7 @@ class Delivery(Future):
         return super().exception(0)
 
     def _await(self, timeout: float | None) -> None:
-        if not self.done() and not self._producer.await_delivery(self, timeout):
+        if not self.done() and not self._drive(self, timeout):
             raise TimedOutError(
                 f"the record is not delivered after {timeout} s",
                 hint="wait longer; it is still on its way",
@@ -69,15 +67,16 @@ class Delivery(Future):
             self.set_result(message)
 
 
-# index in the batch, whom to tell, key, value, headers, timestamp
+# A record whose outcome somebody wants: its index in the batch, the callback or future, its key,
+# value, headers and timestamp.
 Report = tuple[int, Any, bytes | None, bytes | None, Any, int]
-# whom to tell, and what
-Word = tuple[Any, KdirectError | None, Any]
+# A callback or future that is due, with the error and the message that it is called with.
+Call = tuple[Any, KdirectError | None, Any]
 
 
 class Sent:
-    """A request and those who want to hear of it.  `held` bytes count against buffer.memory until
-    it is answered; `data` is kept until it was handed to a path."""
+    """A request, with the callbacks and futures of its records.  `held` bytes count against
+    buffer.memory until it is answered; `data` is kept until it was handed to the driver."""
 
     __slots__ = ("_reports", "_whole", "data", "deadline", "done", "held", "records", "tp")
 
@@ -104,8 +103,8 @@ class Sent:
         self,
         base_offset: int,
         error: DeliveryError | None,
-        ready: deque[Word],
-        resolved: deque[Word],
+        ready: deque[Call],
+        resolved: deque[Call],
     ) -> bool:
         """Put the reports of callbacks into `ready`, and those of futures into `resolved`.  True
         when somebody hears of the error."""

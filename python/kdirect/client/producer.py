@@ -28,58 +28,39 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import random
 import threading
-import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from kdirect.client.admin import TopicInfo
-from kdirect.client.arrow_rows import by_partition, by_topic, timestamps_ms
-from kdirect.client.deliveries import DeliveredBatch, Delivery, Gathering, OnDelivery, Sent, Word
+from kdirect.client.deliveries import Call, DeliveredBatch, Delivery, Gathering, OnDelivery, Sent
 from kdirect.client.gather import as_bytes
-from kdirect.client.partitioner import Keys, murmur2
-from kdirect.client.produce_paths import DirectPath, ProducePaths
+from kdirect.client.partitioner import Keys
+from kdirect.client.produce_driver import ProduceDriver
+from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
+from kdirect.client.send_columns import ColumnEncoder
 from kdirect.client.session import Session, connect
 from kdirect.client.topics import Topics
-from kdirect.errors import (
-    AccessDeniedError,
-    BufferFullError,
-    ConfigError,
-    DeliveryError,
-    KdirectError,
-)
-from kdirect.format.codec import ArrowEncoder
+from kdirect.errors import BufferFullError, DeliveryError, KdirectError
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
 
 log = logging.getLogger("kdirect.client")
 
-STICKY_BYTES = (
-    8 << 20
-)  # records without a key stay with one partition for so long: access to another costs two requests
-LEAST_MOVE_MS = 50  # for access to another partition, when max.block.ms is shorter
 SLICE_MS = 10.0  # longest wait with the lock held, but for room
-TURN_S = (
-    0.0002  # between two such waits, for those who want the lock: it is not handed on by itself
-)
-FIRST_PAUSE_S, LONGEST_PAUSE_S = (
-    0.0005,
-    0.01,
-)  # of the thread between two looks at what is under way
-REPORTS_AHEAD = 1000  # reports that may wait for poll before produce serves them
+# Between two such waits, for other threads that want the lock: Python does not hand it on.
+TURN_S = 0.0002
+# Of the producer's thread, between two looks at what is under way.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01
+REPORTS_AHEAD = 1000  # reports that may wait for poll before produce runs their callbacks
 ERRORS_KEPT = 100
 EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
-RECORD_OVERHEAD = 64  # beside key and value, about
-IDLE, LINGERING, BUSY = range(
-    3
-)  # what the thread waits for: to be roused, for linger.ms, for room and answers
+# What the producer's thread waits for: to be woken, for linger.ms, for room and answers.
+IDLE, LINGERING, BUSY = range(3)
 Header = tuple[str, bytes | None]
 
 _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
@@ -88,7 +69,7 @@ _alive: weakref.WeakSet[Producer] = weakref.WeakSet()
 def _forked() -> None:
     for producer in list(_alive):
         producer._lock = threading.RLock()  # another thread of the parent may have held it
-        producer.topics.close()
+        producer._topics.close()
         producer._open = {}
         producer._closed = True
 
@@ -133,15 +114,11 @@ class Producer:
         self._session = session if session is not None else connect(self.settings)
         self._lock = threading.RLock()
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
-        self._java_keys = self._keys.is_default
         self._on_delivery = on_delivery
-        self.topics = Topics(self._session, self.settings)
-        self._partition_count, self._place, self._check = (
-            self.topics.count,
-            self.topics.place,
-            self.topics.check,
-        )
-        self._sticky: dict[str, list[int]] = {}
+        self._environment = self._session.environment
+        self._monotonic = self._environment.monotonic
+        self._topics = Topics(self._session, self.settings)
+        self._partition_of, self._check = self._topics.partition_of, self._topics.check
         self._compression: str = self.settings["compression.type"]
         self._batch_bytes: int = self.settings["batch.bytes"]
         self._linger_s: float = self.settings["linger.ms"] / 1000
@@ -149,21 +126,32 @@ class Producer:
         self._most_held: int = self.settings["buffer.memory"]
         self._delivery_s: float = self.settings["delivery.timeout.ms"] / 1000
         self._at_once = self._linger_s == 0 and self._compression == "none"
-        self._encoder = ArrowEncoder(compression=self._compression, batch_bytes=self._batch_bytes)
         self._open: dict[TopicPartition, Gathering] = {}  # those with records
         self._idle_builders: dict[TopicPartition, Gathering] = {}
-        self._sent: deque[Sent] = deque()  # handed to a path, oldest first
+        self._sent: deque[Sent] = deque()  # handed to the driver, oldest first
         self._held = 0
-        self._reports: deque[Word] = deque()
-        self._resolved: deque[Word] = deque()  # futures that are told when the lock is free
-        self._telling: set[int] = set()  # threads that are at it
-        self._serving = False
+        self._reports: deque[Call] = deque()  # callbacks that are due
+        self._resolved: deque[Call] = deque()  # futures that get their result without the lock
+        self._resolving: set[int] = set()  # threads that are at it
+        self._calling_back = False
         self._failed = 0
         self._closed = False
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._thread_state = IDLE
-        self.paths = ProducePaths(self._session, self.settings)
+        self._driver = ProduceDriver(self._session, self.settings)
+        self._runs = RunPartitions(
+            self._environment,
+            self._driver,
+            self._topics,
+            self._keys,
+            self._block_ms,
+            self._send_gathered,
+        )
+        self._choose = self._runs.choose
+        self._columns = ColumnEncoder(
+            self.settings, self._topics, self._keys, self._runs.next_of_run
+        )
         _alive.add(self)
 
     def __enter__(self) -> Producer:
@@ -178,7 +166,7 @@ class Producer:
     def __len__(self) -> int:
         """Records not delivered yet."""
         with self._lock:
-            return sum(g.records for g in self._open.values()) + self.paths.in_flight
+            return sum(g.records for g in self._open.values()) + self._driver.in_flight
 
     def __bool__(self) -> bool:
         return True
@@ -190,6 +178,7 @@ class Producer:
         topic: str,
         value: bytes | str | None = None,
         key: bytes | str | None = None,
+        *,
         partition: int | None = None,
         headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
         timestamp: int | None = None,
@@ -212,34 +201,43 @@ class Producer:
         with self._lock:
             if partition is None or partition == -1:
                 partition = self._choose(topic, key, len(value) if value is not None else 0)  # type: ignore[arg-type]
-            tp = self._place(topic, partition)
+            tp = self._partition_of(topic, partition)
             sent = False
             if self._at_once and not headers and tp not in self._open:
                 stamp = -1 if timestamp is None else timestamp
                 if on_delivery is not None:
                     sent = self._send_tagged(tp, value, key, stamp, on_delivery)
-                elif self.paths.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
+                elif self._driver.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
                     return
             if not sent:
                 self._gather(tp, value, key, headers, timestamp, on_delivery)
         if self._resolved:
-            self._tell()
+            self._resolve_futures()
         if len(self._reports) > REPORTS_AHEAD:
-            self._serve()
+            self._run_callbacks()
 
     def send(
         self,
         topic: str,
         value: bytes | str | None = None,
         key: bytes | str | None = None,
+        *,
         partition: int | None = None,
         headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
         timestamp: int | None = None,
     ) -> Delivery:
         """As `produce`; a future whose result is the `Message` with its offset."""
-        delivery = Delivery(self)
-        self.produce(topic, value, key, partition, headers, timestamp, delivery)
-        self._rouse(sent=True)
+        delivery = Delivery(self._await_delivery)
+        self.produce(
+            topic,
+            value,
+            key,
+            partition=partition,
+            headers=headers,
+            timestamp=timestamp,
+            on_delivery=delivery,
+        )
+        self._wake_thread(sent=True)
         return delivery
 
     def produce_sync(
@@ -247,6 +245,7 @@ class Producer:
         topic: str,
         value: bytes | str | None = None,
         key: bytes | str | None = None,
+        *,
         partition: int | None = None,
         headers: Sequence[Header] | Mapping[str, bytes | None] | None = None,
         timestamp: int | None = None,
@@ -262,15 +261,23 @@ class Producer:
             with self._lock:
                 if partition is None or partition == -1:
                     partition = self._choose(topic, key, len(value))  # type: ignore[arg-type]
-                tp = self._place(topic, partition)
+                tp = self._partition_of(topic, partition)
                 if tp not in self._open:
-                    offset = self.paths.record_sync(
+                    offset = self._driver.record_sync(
                         tp, value, key, -1 if timestamp is None else timestamp
                     )  # type: ignore[arg-type]
                     if offset is not None:
                         return offset
-        delivery = Delivery(self)
-        self.produce(topic, value, key, partition, headers, timestamp, delivery)
+        delivery = Delivery(self._await_delivery)
+        self.produce(
+            topic,
+            value,
+            key,
+            partition=partition,
+            headers=headers,
+            timestamp=timestamp,
+            on_delivery=delivery,
+        )
         return int(delivery.result(self._delivery_s + 1).offset())
 
     def send_arrow(
@@ -290,35 +297,18 @@ class Producer:
             self._check()
             if data.num_rows == 0:
                 return 0
-            now = timestamp if timestamp is not None else time.time_ns() // 1_000_000
-            for name, columns, rows in by_topic(data, topic):
-                given = columns.get("partition")
-                highest = (
-                    (pc.max(given).as_py() or 0)
-                    if given is not None and pa.types.is_integer(given.type)
-                    else 0
-                )
-                count = self.topics.count_for(name, highest)
-                for partition, part in by_partition(
-                    name, columns, rows, count, self._keys, partial(self._run, name, count)
-                ):
-                    self._send_columns(self._place(name, partition), part, now, on_delivery)
-        self._tell()
+            now = timestamp if timestamp is not None else self._environment.time_ms()
+            for tp, columns in self._columns.split(data, topic):
+                self._send_columns(tp, columns, now, on_delivery)
+        self._resolve_futures()
         return int(data.num_rows)
 
     def _send_columns(
         self, tp: TopicPartition, columns: dict[str, Any], now: int, on_delivery: Any
     ) -> None:
-        batches = self._encoder.encode(
-            columns["value"],
-            columns.get("key"),
-            columns.get("headers"),
-            timestamps_ms(columns.get("timestamp")),
-            default_timestamp_ms=now,
-        )
         if tp in self._open:
-            self._push(self._open[tp], self._delivery_s * 1000)
-        for batch in batches:
+            self._send_batches(self._open[tp], self._delivery_s * 1000)
+        for batch in self._columns.encode(columns, now):
             tag = None
             if on_delivery is not None:
                 tag = Sent(
@@ -326,11 +316,11 @@ class Producer:
                     None,
                     batch.records_count,
                     [],
-                    time.monotonic() + self._delivery_s,
+                    self._monotonic() + self._delivery_s,
                     0,
                     on_delivery,
                 )
-            self.paths.send(tp, batch.data, batch.records_count, tag)
+            self._driver.send(tp, batch.data, batch.records_count, tag)
             if tag is not None:
                 self._sent.append(tag)
 
@@ -338,15 +328,15 @@ class Producer:
         """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing
         is remembered."""
         if stamp < 0:
-            stamp = time.time_ns() // 1_000_000
+            stamp = self._environment.time_ms()
         tag = Sent(
-            tp, None, 1, [(0, sink, key, value, None, stamp)], time.monotonic() + self._delivery_s
+            tp, None, 1, [(0, sink, key, value, None, stamp)], self._monotonic() + self._delivery_s
         )
-        if not self.paths.try_record(tp, value, key, stamp, tag, self._block_ms):
+        if not self._driver.try_record(tp, value, key, stamp, tag, self._block_ms):
             return False
         self._sent.append(tag)
         if len(self._sent) & 127 == 0:
-            self._drive()
+            self._take_outcomes()
         return True
 
     # -- batches -----------------------------------------------------------------------------------
@@ -372,10 +362,10 @@ class Producer:
         )
         if self._held + size > self._most_held and self._held:
             self._wait_for_room(size)
-        at_once = self._linger_s == 0 and self._leads_direct(
+        at_once = self._linger_s == 0 and self._is_written_directly(
             tp
         )  # asked before the record is taken: what it raises is not sent
-        stamp = timestamp if timestamp is not None else time.time_ns() // 1_000_000
+        stamp = timestamp if timestamp is not None else self._environment.time_ms()
         gathering = self._open.get(tp)
         if gathering is None:
             gathering = self._idle_builders.get(tp)
@@ -384,10 +374,10 @@ class Producer:
         builder = gathering.builder
         if builder.records and builder.size + size > self._batch_bytes:
             gathering.close_batch()
-            self._push(gathering, 0.0)
-            self._rouse(sent=True)
+            self._send_batches(gathering, 0.0)
+            self._wake_thread(sent=True)
         if not builder.records:
-            now = time.monotonic()
+            now = self._monotonic()
             gathering.due = now + self._linger_s
             gathering.deadline = now + self._delivery_s
         filled = builder.add(key, value, headers, stamp)
@@ -397,20 +387,20 @@ class Producer:
         self._held += size
         self._open[tp] = gathering
         if filled >= self._batch_bytes or at_once:
-            self._push(gathering, float(self._block_ms))
-            self._rouse(sent=True)
+            self._send_batches(gathering, float(self._block_ms))
+            self._wake_thread(sent=True)
         else:
-            self._rouse()
+            self._wake_thread()
 
-    def _leads_direct(self, tp: TopicPartition) -> bool:
+    def _is_written_directly(self, tp: TopicPartition) -> bool:
         try:
-            return isinstance(self.paths.open(tp), DirectPath)
+            return self._driver.leads_direct(tp)
         except KdirectError as e:
             if e.retriable:
                 return False  # the broker is away: the record is kept for it
             raise
 
-    def _push(self, gathering: Gathering, room_ms: float) -> bool:
+    def _send_batches(self, gathering: Gathering, room_ms: float) -> bool:
         """Hand a partition's batches to its path, in order; False when there is no room for one
         within `room_ms`."""
         gathering.close_batch()
@@ -418,12 +408,12 @@ class Producer:
         while full:
             sent = full[0]
             try:
-                if time.monotonic() >= sent.deadline:
+                if self._monotonic() >= sent.deadline:
                     raise DeliveryError(
                         f"{sent.tp}: {sent.records} records were not sent within delivery.timeout.ms",
                         hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
                     )
-                self.paths.send(sent.tp, sent.data, sent.records, sent, room_ms)
+                self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms)
             except BufferFullError:
                 return False
             except KdirectError as e:
@@ -437,7 +427,7 @@ class Producer:
                 )
                 if error is not e:
                     error.__cause__ = e
-                self._resolve(sent, -1, error)
+                self._answer(sent, -1, error)
                 continue
             full.popleft()
             sent.data = None
@@ -447,54 +437,56 @@ class Producer:
         return True
 
     def _wait_for_room(self, size: int) -> None:
-        deadline = time.monotonic() + self._block_ms / 1000
+        deadline = self._monotonic() + self._block_ms / 1000
         while self._held + size > self._most_held:
             for gathering in list(self._open.values()):
-                self._push(gathering, 0.0)
-            left_ms = (deadline - time.monotonic()) * 1000
-            self.paths.settle(max(0.0, min(left_ms, SLICE_MS)))
-            self._drive()
+                self._send_batches(gathering, 0.0)
+            left_ms = (deadline - self._monotonic()) * 1000
+            self._driver.wait_answered(max(0.0, min(left_ms, SLICE_MS)))
+            self._take_outcomes()
             self._lock.release()  # `produce` holds it once
             try:
-                time.sleep(TURN_S if left_ms > 0 else 0.0)
+                self._environment.sleep(TURN_S if left_ms > 0 else 0.0)
             finally:
                 self._lock.acquire()
             self._check()  # another thread may have closed it meanwhile
             if left_ms <= 0 and self._held + size > self._most_held:
-                self._rouse(sent=True)  # whose futures were resolved here are told by the thread
+                self._wake_thread(
+                    sent=True
+                )  # whose futures were resolved here are told by the thread
                 raise BufferFullError(
                     f"{self._held} bytes of records are not acknowledged after {self._block_ms} ms",
                     hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms or buffer.memory",
                 )
 
-    def _drive(self) -> bool:
+    def _take_outcomes(self) -> bool:
         """Take in outcomes, and give up what is overdue.  True when there were any."""
         sent = self._sent
-        outcomes = self.paths.outcomes()
+        outcomes = self._driver.outcomes()
         for tag, base_offset, error in outcomes:
-            self._resolve(tag, base_offset, error)
-        while sent and (sent[0].done or time.monotonic() >= sent[0].deadline):
+            self._answer(tag, base_offset, error)
+        while sent and (sent[0].done or self._monotonic() >= sent[0].deadline):
             head = sent.popleft()
             if not head.done:
-                self.paths.expire(head.tp)
-                for tag, base_offset, error in self.paths.outcomes():
-                    self._resolve(tag, base_offset, error)
+                self._driver.expire(head.tp)
+                for tag, base_offset, error in self._driver.outcomes():
+                    self._answer(tag, base_offset, error)
         return bool(outcomes)
 
-    def _resolve(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
+    def _answer(self, sent: Sent, base_offset: int, error: DeliveryError | None) -> None:
         self._held -= sent.held
         heard = sent.answer(base_offset, error, self._reports, self._resolved)
         if error is not None:
             self._failed += sent.records
             if not heard:
-                if len(self.paths.errors) < ERRORS_KEPT:
-                    self.paths.errors.append(error)
+                if len(self._driver.errors) < ERRORS_KEPT:
+                    self._driver.errors.append(error)
                 else:
                     log.error("%s", error)
 
     # -- the thread --------------------------------------------------------------------------------
 
-    def _rouse(self, *, sent: bool = False) -> None:
+    def _wake_thread(self, *, sent: bool = False) -> None:
         """There is something for the thread: the first record of a batch, or a request under way
         whose answer is awaited."""
         if self._thread_state == IDLE or (sent and self._thread_state == LINGERING):
@@ -508,78 +500,35 @@ class Producer:
                 self._thread.start()
             self._wake.set()
 
-    def work(self, pause: float) -> float | None:
+    def _work(self, pause: float) -> float | None:
         """One turn of the thread: send what is due, take in outcomes.  How long to wait before the
         next; None: until roused."""
         with self._lock:
             if self._closed:
                 return None
-            now = time.monotonic()
+            now = self._monotonic()
             stuck = False
             due = float("inf")
             for gathering in list(self._open.values()):
                 if gathering.full or now >= gathering.due:
-                    stuck |= not self._push(gathering, 0.0)
+                    stuck |= not self._send_batches(gathering, 0.0)
                 else:
                     due = min(due, gathering.due)
-            moved = self._drive()
+            moved = self._take_outcomes()
             if not self._open and not self._sent:
                 self._thread_state = IDLE
                 return None
             self._thread_state = BUSY if self._sent or stuck else LINGERING
             if self._sent or stuck:
                 due = min(due, now + (FIRST_PAUSE_S if moved else pause))
-            return max(0.0, due - time.monotonic())
+            return max(0.0, due - self._monotonic())
 
     # -- partitions --------------------------------------------------------------------------------
 
-    def _choose(self, topic: str, key: bytes | None, size: int = 0) -> int:
-        """The partition of a record with `key` and about `size` bytes."""
-        count = self._partition_count(topic)
-        if self._java_keys:
-            if key is not None:
-                return (murmur2(key) & 0x7FFFFFFF) % count
-        elif (wanted := self._keys.of(key, count)) >= 0:
-            return wanted
-        return self._run(topic, count, size)
-
-    def _run(self, topic: str, count: int, size: int) -> int:
-        """The partition for `size` more bytes of records that have no preference."""
-        sticky = self._sticky.get(topic)
-        if sticky is None or sticky[0] >= count:
-            sticky = self._sticky[topic] = [random.randrange(count), STICKY_BYTES]
-        sticky[1] += size + RECORD_OVERHEAD
-        if sticky[1] > STICKY_BYTES:
-            sticky[1] = 0
-            sticky[0] = self._next_free(topic, sticky[0], count)
-        return sticky[0]
-
-    def _next_free(self, topic: str, current: int, count: int) -> int:
-        """The next partition that can be written by RDMA, giving back the current one; the next at
-        all if there is none.  Waits up to max.block.ms (a little in any case) for the broker; when
-        that does not answer, the run goes on where it is."""
-        place = self._place(topic, current)
-        if count > 1 and self._session.transport != "tcp":
-            until = time.monotonic() + max(self._block_ms, LEAST_MOVE_MS) / 1000
-            for step in range(1, count):
-                partition = (current + step) % count
-                try:
-                    if not self.paths.is_direct(
-                        self._place(topic, partition), max(0.0, (until - time.monotonic()) * 1000)
-                    ):
-                        continue
-                except AccessDeniedError:
-                    continue  # another has it for itself
-                except KdirectError as e:
-                    log.debug("%s keeps the run: %s", place, e)
-                    return current
-                if place in self._open:
-                    self._push(self._open[place], 0.0)
-                self.paths.give_back(place)
-                return partition
-            if isinstance(self.paths.path(place), DirectPath):
-                return current
-        return (current + 1) % count
+    def _send_gathered(self, tp: TopicPartition) -> None:
+        """Send what is gathered for `tp`, as far as there is room now."""
+        if tp in self._open:
+            self._send_batches(self._open[tp], 0.0)
 
     def list_topics(self) -> dict[str, TopicInfo]:
         """All topics that are not internal."""
@@ -592,26 +541,28 @@ class Producer:
         """Call back for what was delivered or has failed; the number of callbacks.  Waits up to
         `timeout` seconds for a first one, as long as something is under way; a negative one: for
         ever."""
-        deadline = time.monotonic() + timeout if timeout >= 0 else float("inf")
+        deadline = self._monotonic() + timeout if timeout >= 0 else float("inf")
         while True:
             with self._lock:
                 self._check()
-                self._drive()
+                self._take_outcomes()
                 pending = bool(self._sent or self._open or self._resolved)
                 if not self._reports and pending and timeout != 0:
-                    self.paths.settle(max(0.0, min(SLICE_MS, (deadline - time.monotonic()) * 1000)))
-                    self._drive()
-            self._tell()
-            served = self._serve()
-            if served or not pending or time.monotonic() >= deadline:
+                    self._driver.wait_answered(
+                        max(0.0, min(SLICE_MS, (deadline - self._monotonic()) * 1000))
+                    )
+                    self._take_outcomes()
+            self._resolve_futures()
+            served = self._run_callbacks()
+            if served or not pending or self._monotonic() >= deadline:
                 return served
-            time.sleep(TURN_S if self._sent else FIRST_PAUSE_S)
+            self._environment.sleep(TURN_S if self._sent else FIRST_PAUSE_S)
 
-    def _serve(self) -> int:
+    def _run_callbacks(self) -> int:
         """Run the callbacks that are ready, outside of the lock; none inside of another."""
-        if self._serving:
+        if self._calling_back:
             return 0
-        self._serving = True
+        self._calling_back = True
         served = 0
         try:
             while self._reports:
@@ -619,18 +570,18 @@ class Producer:
                 served += 1
                 sink(error, what)
         finally:
-            self._serving = False
+            self._calling_back = False
         return served
 
-    def _tell(self, *, within: bool = False) -> None:
+    def _resolve_futures(self, *, within: bool = False) -> None:
         """Resolve futures, outside of the lock: what is done then may wait for another thread,
         which produces.  A callback that sends again leaves the next to the call that it is in,
         however many there are, unless it waits (`within`)."""
         me = threading.get_ident()
-        outer = me not in self._telling
+        outer = me not in self._resolving
         if not self._resolved or not (outer or within):
             return
-        self._telling.add(me)
+        self._resolving.add(me)
         try:
             while self._resolved:
                 try:
@@ -640,25 +591,25 @@ class Producer:
                 future(error, message)
         finally:
             if outer:
-                self._telling.discard(me)
+                self._resolving.discard(me)
 
-    def await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
+    def _await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
         """Work until `delivery` is done, for at most `timeout` seconds; whether it is."""
-        deadline = float("inf") if timeout is None else time.monotonic() + timeout
+        deadline = float("inf") if timeout is None else self._monotonic() + timeout
         while not delivery.done():
-            left_ms = (deadline - time.monotonic()) * 1000
+            left_ms = (deadline - self._monotonic()) * 1000
             with self._lock:
                 if self._closed:
                     break
                 for gathering in list(self._open.values()):
-                    self._push(gathering, 0.0)
-                self.paths.settle(max(0.0, min(left_ms, SLICE_MS)))
-                self._drive()
-            self._tell(within=True)
+                    self._send_batches(gathering, 0.0)
+                self._driver.wait_answered(max(0.0, min(left_ms, SLICE_MS)))
+                self._take_outcomes()
+            self._resolve_futures(within=True)
             if left_ms <= 0:
                 break
             if not delivery.done():
-                time.sleep(TURN_S)
+                self._environment.sleep(TURN_S)
         return delivery.done()
 
     def flush(self, timeout: float | None = None) -> int:
@@ -668,40 +619,42 @@ class Producer:
         was told."""
         if timeout is not None and timeout < 0:
             timeout = None
-        deadline = time.monotonic() + (self._delivery_s if timeout is None else timeout)
+        deadline = self._monotonic() + (self._delivery_s if timeout is None else timeout)
         while True:
             with self._lock:
                 self._check()
-                left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+                left_ms = max(0.0, (deadline - self._monotonic()) * 1000)
                 stuck = False
                 for gathering in list(self._open.values()):
-                    stuck |= not self._push(gathering, 0.0 if stuck else min(left_ms, SLICE_MS))
-                done = self.paths.settle(
-                    min(max(0.0, (deadline - time.monotonic()) * 1000), SLICE_MS)
+                    stuck |= not self._send_batches(
+                        gathering, 0.0 if stuck else min(left_ms, SLICE_MS)
+                    )
+                done = self._driver.wait_answered(
+                    min(max(0.0, (deadline - self._monotonic()) * 1000), SLICE_MS)
                 )
                 if self._sent:
-                    self._drive()
+                    self._take_outcomes()
                 if done and not stuck and not self._open:
                     break
-                if time.monotonic() >= deadline:
+                if self._monotonic() >= deadline:
                     if timeout is None:
-                        self._give_up_all()
+                        self._expire_all()
                     break
-            self._tell()
-            time.sleep(TURN_S)
-        self._tell()
+            self._resolve_futures()
+            self._environment.sleep(TURN_S)
+        self._resolve_futures()
         if self._reports:
-            self._serve()
+            self._run_callbacks()
         with self._lock:
-            self.paths.raise_errors()
+            self._driver.raise_errors()
             return 0 if done and not self._open else len(self)
 
-    def _give_up_all(self) -> None:
-        for tp in {sent.tp for sent in self._sent} | set(self.topics.places()):
-            self.paths.expire(tp)
+    def _expire_all(self) -> None:
+        for tp in {sent.tp for sent in self._sent} | set(self._topics.partitions()):
+            self._driver.expire(tp)
         for gathering in list(self._open.values()):
-            self._push(gathering, 0.0)
-        self._drive()
+            self._send_batches(gathering, 0.0)
+        self._take_outcomes()
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
         """Give up records: those not sent yet (`in_queue`) were not committed; those under way
@@ -712,19 +665,19 @@ class Producer:
             if in_queue:
                 self._drop_gathered("the record was purged")
             if in_flight:
-                for tp in self.topics.places():
-                    self.paths.expire(tp)
-                self._drive()
-            self.paths.errors.clear()
-        self._tell()
-        self._serve()
+                for tp in self._topics.partitions():
+                    self._driver.expire(tp)
+                self._take_outcomes()
+            self._driver.errors.clear()
+        self._resolve_futures()
+        self._run_callbacks()
 
     def _drop_gathered(self, why: str) -> None:
         for tp, gathering in list(self._open.items()):
             gathering.close_batch()
             while gathering.full:
                 sent = gathering.full.popleft()
-                self._resolve(sent, -1, DeliveryError(f"{sent.tp}: {why}", hint="it was not sent"))
+                self._answer(sent, -1, DeliveryError(f"{sent.tp}: {why}", hint="it was not sent"))
             del self._open[tp]
 
     def close(self, timeout: float | None = None) -> None:
@@ -735,10 +688,10 @@ class Producer:
         try:
             if self.flush(timeout) == 0:
                 with self._lock:
-                    self.paths.release()
+                    self._driver.release()
         finally:
             self.abort()
-        self.paths.raise_errors()
+        self._driver.raise_errors()
 
     def abort(self) -> None:
         """Give access back without waiting.  Records not sent are dropped, those under way may or
@@ -748,22 +701,23 @@ class Producer:
                 return
             self._drop_gathered("the producer was closed")
             self._closed = True
-            self.topics.close()
-            self.paths.abort()
-            for tag, base_offset, error in self.paths.outcomes():
-                self._resolve(tag, base_offset, error)
+            self._topics.close()
+            self._driver.abort()
+            for tag, base_offset, error in self._driver.outcomes():
+                self._answer(tag, base_offset, error)
             self._sent.clear()
             self._wake.set()
-        self._tell()
-        self._serve()
+        self._resolve_futures()
+        self._run_callbacks()
 
-    def statistics(self) -> dict[str, int]:
+    def statistics(self) -> dict[str, Any]:
         """Records, bytes and requests acknowledged, by path (`rdma_records`, `tcp_bytes`, ...), and
-        what waits; see docs/metrics.md."""
+        what waits; `paths` says for each partition written so far which path it uses now.  See
+        docs/metrics.md."""
         with self._lock:
-            out = self.paths.statistics()
+            out: dict[str, Any] = {**self._driver.statistics(), "paths": self._driver.paths()}
             out["waiting_records"] = sum(g.records for g in self._open.values())
-            out["in_flight_records"] = self.paths.in_flight
+            out["in_flight_records"] = self._driver.in_flight
             out["failed_records"] = self._failed
             out["waiting_reports"] = len(self._reports)
             return out
@@ -777,13 +731,13 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
         if p is None or p._closed:
             return
         try:
-            wait = p.work(pause)
+            wait = p._work(pause)
         except (
             KdirectError
         ) as e:  # of a path that cannot be had now: records wait for their delivery timeout
             log.info("%s", e)
             wait = LONGEST_PAUSE_S
-        p._tell()
+        p._resolve_futures()
         pause = FIRST_PAUSE_S if wait is None else min(2 * pause, LONGEST_PAUSE_S)
         if wait is None:
             del p  # nothing is under way: the producer may go
@@ -795,4 +749,4 @@ def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -
         wake.clear()
 
 
-__all__ = ["ConfigError", "DeliveredBatch", "Delivery", "Producer"]
+__all__ = ["DeliveredBatch", "Delivery", "Producer"]

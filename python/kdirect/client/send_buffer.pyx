@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """The bytes of a writer's requests, from the call that sends them until nobody needs them any more.
 
-Owns: the ring of registered memory that requests are encoded into, the window of requests, and the
-values that are not copied. What may not enter: when a request is done with
+Owns: the ring of registered memory that requests are encoded into, the window of requests with
+their tags, and the values that are not copied.  What may not enter: when a request is done with
 (`kdirect.client.direct_write` says so), and the transport.
 
 A request takes one contiguous stretch of the ring.  Where the transport reads a large value from
@@ -10,6 +10,13 @@ where the caller has it, the stretch has a *hole* of the value's length: nobody 
 value itself, a `bytes`, which never changes, is kept here by reference for as long as the request
 may have to be repeated.  The hole takes its room of the ring all the same, so that the values that
 are kept are never more than the ring holds.
+
+A request may have a *tag*, any object but None, under which its outcome is told.  The slot of the
+request holds the writer's one reference to the tag, in a list, so that the garbage collector sees
+it.  Whoever takes an acknowledgement has no GIL and touches no reference: the base offset or the
+error goes into the slot, and `collect` and `take_refused`, which have the GIL, hand the tag on.  A
+slot with a tag is not used again before that (`c_tags_fill`).  What is in flight when the writer is
+dropped loses its tag with `clear`, or with this object.
 
 A value is given up at the next call that has the GIL after its request's bytes were freed (`drop`),
 not by whoever takes the acknowledgement, who has none.  One thread at a time, as `direct_write`
@@ -25,14 +32,16 @@ from kdirect.rdma.contract cimport MemoryRegion
 
 cdef class SendBuffer:
     """See the module.  Requests are named by their sequence numbers; `window` (a power of two)
-    bounds those that are not freed."""
+    bounds those that are not freed.  `outcomes`: where the outcomes of requests with a tag go."""
 
     def __cinit__(self):
         self.requests = NULL
 
-    def __init__(self, uint64_t window):
+    def __init__(self, uint64_t window, list outcomes):
         self.window = window
         self._values = [None] * window
+        self._tags = [None] * window
+        self._outcomes = outcomes
         self.requests = <request_t*> calloc(window, sizeof(request_t))
         if self.requests == NULL:
             raise MemoryError()
@@ -47,11 +56,14 @@ cdef class SendBuffer:
         self.clear()
 
     cdef clear(self):
-        """Free everything."""
+        """Free everything, and forget the tags."""
         self._taken = self._write_at = self._free_from = 0
         if self._kept > self._dropped:
             self._values = [None] * self.window
         self._dropped = self._kept = 0
+        if self._tagged:
+            self._tags = [None] * self.window
+        self._tagged = 0
 
     cdef bytes copy(self, uint64_t sequence):
         """The bytes of a request that is not freed."""
@@ -80,6 +92,60 @@ cdef class SendBuffer:
             self._values[self._dropped & (self.window - 1)] = None
             self._dropped += 1
 
+    cdef set_tag(self, uint64_t sequence, tag):
+        """Remember under which tag this request, the latest, was sent."""
+        if self._tagged == 0:
+            self._collected = sequence
+        self._tags[sequence & (self.window - 1)] = tag
+        self._tagged += 1
+
+    cdef bint collect(self, uint64_t acknowledged) except -1:
+        """Hand on the tags of the requests before `acknowledged` that were not refused, as outcomes
+        (tag, base offset, None).  Was there any slot to look at?"""
+        cdef request_t* r
+        cdef uint64_t slot
+        if self._tagged == 0 or self._collected >= acknowledged:
+            return False
+        while self._collected < acknowledged:
+            slot = self._collected & (self.window - 1)
+            r = &self.requests[slot]
+            if r.error == 0 and self._tags[slot] is not None:
+                self._outcomes.append((self._tags[slot], r.base_offset, None))
+                self._tags[slot] = None
+                self._tagged -= 1
+            self._collected += 1
+        return True
+
+    cdef list requests_between(self, uint64_t first, uint64_t end):
+        """[(bytes, records, tag)] of these requests, which are not freed."""
+        cdef uint64_t s
+        return [
+            (self.copy(s), self.c_request(s).records, self._tags[s & (self.window - 1)])
+            for s in range(first, end)
+        ]
+
+    cdef list take_refused(self, uint64_t first, uint64_t end):
+        """[(bytes, records, tag, error code)] of those among these requests that were refused; they
+        are like the others then, and have no tag."""
+        cdef uint64_t s, slot
+        cdef request_t* r
+        out = []
+        for s in range(first, end):
+            slot = s & (self.window - 1)
+            r = &self.requests[slot]
+            if r.error:
+                tag = self._tags[slot]
+                if tag is not None:
+                    self._tags[slot] = None
+                    self._tagged -= 1
+                out.append((self.copy(s), r.records, tag, r.error))
+                r.error = 0
+        return out
+
+    cdef bint c_tags_fill(self, uint64_t appended) noexcept nogil:
+        """Would the next request take the slot of one whose tag was not handed on?"""
+        return self._tagged != 0 and appended - self._collected >= self.window
+
     cdef request_t* c_request(self, uint64_t sequence) noexcept nogil:
         return &self.requests[sequence & (self.window - 1)]
 
@@ -96,9 +162,9 @@ cdef class SendBuffer:
     cdef void c_take(self, uint64_t start, uint64_t length) noexcept nogil:
         """So many bytes from where `c_reserve` found room are a request's."""
         if self._taken == 0:
-            self._free_from = start         # also where the buffer became empty after room was found
+            self._free_from = start     # also where the buffer became empty after room was found
         elif start != self._write_at:
-            self._taken += self.capacity - self._write_at     # too little was left at the ring's end
+            self._taken += self.capacity - self._write_at  # too little was left at the ring's end
         self._write_at = start + length
         self._taken += length
 

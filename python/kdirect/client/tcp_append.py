@@ -26,7 +26,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections import deque
 from typing import Any
 
@@ -107,7 +106,7 @@ class Append:
     def result(self) -> int:
         """Wait until the broker has answered: the base offset (-1 with acks=0).  DeliveryError when
         it gave up."""
-        return self._appender._settle(self)
+        return self._appender._wait_done(self)
 
 
 class Route:
@@ -160,6 +159,8 @@ class TcpAppender:
         self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
         self._cluster = cluster
+        self._environment = cluster.environment
+        self._monotonic = cluster.environment.monotonic
         self._identity = identity
         self._max_bytes: int = settings["send.buffer.bytes"]
         self._lock = threading.RLock()
@@ -178,6 +179,11 @@ class TcpAppender:
         self._closed = False
         self._batches = self._bytes = self._retries = 0
 
+    @property
+    def connected(self) -> bool:
+        """Has it a connection to the leader of its partition?"""
+        return self._connection is not None
+
     def append(self, data: Any) -> int:
         """Write whole batches (one, as a rule) and wait: the base offset.  Errors as
         `Append.result`."""
@@ -186,11 +192,11 @@ class TcpAppender:
     def submit(self, data: Any, room_ms: float | None = None) -> Append:
         """Send batches without waiting for their acknowledgement; waits only while the window is
         full, BufferFullError after `room_ms`. `data` must not change until the Append is done."""
-        room = None if room_ms is None else time.monotonic() + room_ms / 1000
+        room = None if room_ms is None else self._monotonic() + room_ms / 1000
         with self._lock:
             self._check()
             data = memoryview(data).cast("B")
-            append = Append(self, data, time.monotonic() + self.timeout_ms / 1000)
+            append = Append(self, data, self._monotonic() + self.timeout_ms / 1000)
             size = len(data)
             while self._queue and (
                 len(self._queue) >= self.window or self._queued_bytes + size > self._max_bytes
@@ -199,7 +205,7 @@ class TcpAppender:
                 self._step()
                 if len(self._queue) < before:
                     continue
-                if room is None or time.monotonic() < room:
+                if room is None or self._monotonic() < room:
                     self._wait(room)
                 else:
                     raise BufferFullError(
@@ -232,7 +238,7 @@ class TcpAppender:
     def flush(self, timeout_ms: float | None = None) -> None:
         """Wait for all batches given so far.  Raises the first DeliveryError that no `result` has
         raised yet; TimedOutError after `timeout_ms`, and the batches stay under way."""
-        deadline = None if timeout_ms is None else time.monotonic() + timeout_ms / 1000
+        deadline = None if timeout_ms is None else self._monotonic() + timeout_ms / 1000
         with self._lock:
             self._check()
             while self._queue:
@@ -240,7 +246,7 @@ class TcpAppender:
                 self._step()
                 if len(self._queue) < before:
                     continue
-                if deadline is not None and time.monotonic() >= deadline:
+                if deadline is not None and self._monotonic() >= deadline:
                     raise TimedOutError(
                         f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged after {timeout_ms:.0f} ms",
                         hint="wait longer, or look at the broker",
@@ -280,7 +286,7 @@ class TcpAppender:
 
     # -- within: all with the lock held ------------------------------------------------------------
 
-    def _settle(self, append: Append) -> int:
+    def _wait_done(self, append: Append) -> int:
         with self._lock:
             while not append.done:
                 self._check()
@@ -306,9 +312,9 @@ class TcpAppender:
             and first._pending is not None
             and first._pending.done
         ):
-            self._heard = time.monotonic()
-            self._take_in(first, first._pending)
-        now = time.monotonic()
+            self._heard = self._monotonic()
+            self._handle_answer(first, first._pending)
+        now = self._monotonic()
         overdue = first is not None and first is queue[0] and now >= first._deadline
         if overdue or (first is not None and now >= self._heard + self._cluster.timeout_ms / 1000):
             waited_ms = (now - self._heard) * 1000
@@ -317,7 +323,7 @@ class TcpAppender:
                 hint="see the broker's log, or raise request.timeout.ms",
             )
             self._lose(silent)
-            self._again(queue[0], silent)
+            self._retry(queue[0], silent)
         while queue and now >= queue[0]._deadline:
             self._give_up(
                 queue[0],
@@ -330,12 +336,12 @@ class TcpAppender:
         """Wait until an answer is here, or there is something else to do; no longer than `until`."""
         if not self._queue:
             return
-        first, now = self._first_under_way(), time.monotonic()
+        first, now = self._first_under_way(), self._monotonic()
         end = self._queue[0]._deadline if until is None else min(until, self._queue[0]._deadline)
         if first is None and self._reaching is not None:
             self._reaching.wait(end - now)
         elif first is None or first._pending is None:
-            time.sleep(max(0.0, min(end, self._not_before) - now))
+            self._environment.sleep(min(end, self._not_before) - now)
         elif not first._pending.done:
             end = min(
                 end,
@@ -352,7 +358,7 @@ class TcpAppender:
         is told by the batches."""
         waiting = [a for a in self._queue if a._pending is None]
         under_way = len(self._queue) - len(waiting)
-        if not waiting or time.monotonic() < self._not_before:
+        if not waiting or self._monotonic() < self._not_before:
             return
         if under_way and (self._out_of_sequence or waiting[0] is not self._queue[under_way]):
             return  # those under way lie behind one that was refused: first their answers
@@ -372,7 +378,7 @@ class TcpAppender:
                 append._attempts += 1
                 append._pending = self._connection.submit_later(self._message(append))
                 if not under_way:
-                    self._heard = time.monotonic()
+                    self._heard = self._monotonic()
                 under_way += 1
                 append._maybe_committed |= self.acks == 0
         except KdirectError as e:
@@ -381,7 +387,7 @@ class TcpAppender:
                 return
             head = self._queue[0]
             if e.retriable:
-                self._again(head, e)
+                self._retry(head, e)
             else:
                 self._give_up(head, e)
         else:
@@ -391,7 +397,7 @@ class TcpAppender:
                     and (pending := self._queue[0]._pending) is not None
                     and pending.done
                 ):
-                    self._take_in(self._queue[0], pending)
+                    self._handle_answer(self._queue[0], pending)
 
     def _reach(self) -> Connection | None:
         """A connection to the leader; None while it is looked for."""
@@ -403,7 +409,7 @@ class TcpAppender:
             if not route.reached:
                 return route.connect()
             connect_ms = self._cluster.settings["connect.timeout.ms"]
-            self._reaching = Attempt(lambda: route.connect(connect_ms))
+            self._reaching = self._environment.spawn(lambda: route.connect(connect_ms))
         if not self._reaching.done:
             return None
         reaching, self._reaching = self._reaching, None
@@ -437,24 +443,24 @@ class TcpAppender:
             ],
         )
 
-    def _take_in(self, append: Append, pending: Pending) -> None:
+    def _handle_answer(self, append: Append, pending: Pending) -> None:
         """The answer to `append`, or its failure, is here."""
         try:
             if self.acks == 0:
                 pending.result(0)
                 self._done(append)
                 return
-            error = self._take(append, self._answer(pending))
+            error = self._apply(append, self._answer(pending))
         except KdirectError as e:
             head = self._queue[0]
             self._lose(e)
             if e.retriable:
-                self._again(head, e)
+                self._retry(head, e)
             else:
                 self._give_up(append, e)
             return
         if error is not None and self._queue[0] is append:
-            self._again(append, error)
+            self._retry(append, error)
 
     def _answer(self, pending: Pending) -> Any:
         response = pending.result(0)
@@ -468,7 +474,7 @@ class TcpAppender:
             hint="see the broker's log",
         )
 
-    def _take(self, append: Append, answer: Any) -> KdirectError | None:
+    def _apply(self, append: Append, answer: Any) -> KdirectError | None:
         """Settle `append` by its answer; returns the error, and settles nothing, when it may be
         sent again."""
         append._pending = None
@@ -517,10 +523,10 @@ class TcpAppender:
             self._connection.abort(error)
         self._connection = None
 
-    def _again(self, head: Append, error: KdirectError) -> None:
+    def _retry(self, head: Append, error: KdirectError) -> None:
         """There will be another attempt, later, or `head` is given up when its time is over before."""
         head._cause = error
-        now = time.monotonic()
+        now = self._monotonic()
         pause = self._cluster.backoff((head._deadline - now) * 1000, head._attempts).pause()
         if pause is None:
             self._give_up(head, error)

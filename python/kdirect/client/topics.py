@@ -1,22 +1,21 @@
-"""The topics that a producer writes: how many partitions each has, and their places.
+"""The topics that a producer writes, and how many partitions each has.
 
-Owns: the counts, asked anew every metadata.max.age.ms (partitions can become more) and before it is
-said that a partition does not exist, and one `TopicPartition` each.  Which of them a record goes to
-is the producer's.
+Owns: the counts, which are asked for again every metadata.max.age.ms (a topic can get more
+partitions) and before a partition is said not to exist, and one `TopicPartition` for each partition.
+Which of them a record goes to is decided elsewhere (`kdirect.client.run_partition`).
 
-Law: every record passes `place`, so a producer that was closed or forked is told there, at no cost
-to the others: the places are gone.
+Law: every record passes `partition_of`.  A producer that was closed or forked raises ClosedError
+there, at no cost to the others: its table of partitions is empty.
 """
 
 from __future__ import annotations
 
 import logging
 import os
-import time
 from typing import Any
 
 from kdirect.client.partitioner import check_partition
-from kdirect.client.session import Session
+from kdirect.client.producing_session import ProducingSession
 from kdirect.errors import ClosedError, KdirectError
 from kdirect.model import TopicPartition, check_topic_name
 
@@ -28,14 +27,15 @@ LEAST_PATIENCE_MS, MOST_PATIENCE_MS = 100, 1000  # for news of a topic that is k
 class Topics:
     """See the module.  One thread at a time: the producer's lock."""
 
-    def __init__(self, session: Session, settings: dict[str, Any]) -> None:
+    def __init__(self, session: ProducingSession, settings: dict[str, Any]) -> None:
         self._session = session
+        self._monotonic = session.environment.monotonic
         self._age_s: float = settings["metadata.max.age.ms"] / 1000
         self._create: bool = settings["allow.auto.create.topics"]
         self._block_ms: int = max(LEAST_PATIENCE_MS, settings["max.block.ms"])
         self._counts: dict[str, int] = {}
-        self._places: dict[str, list[TopicPartition]] = {}
-        self._again_at = 0.0
+        self._partitions: dict[str, list[TopicPartition]] = {}
+        self._refresh_at = 0.0
         self._pid = os.getpid()
         self.closed = False
 
@@ -52,20 +52,20 @@ class Topics:
     def close(self) -> None:
         """The producer has ended, here or in the process that was forked from."""
         self.closed = True
-        self._places = {}
+        self._partitions = {}
 
     def count(self, topic: str) -> int:
         """How many partitions `topic` has.  While its broker is away, or does not answer, the old
         count stands."""
-        now = time.monotonic()
-        if now >= self._again_at:
-            self._again_at = now + self._age_s
+        now = self._monotonic()
+        if now >= self._refresh_at:
+            self._refresh_at = now + self._age_s
             if self._counts:
                 self._refresh(list(self._counts), min(MOST_PATIENCE_MS, self._block_ms))
         return self._counts.get(topic) or self._first(topic)
 
     def count_for(self, topic: str, highest: int) -> int:
-        """How many partitions `topic` has, asked anew when `highest` is none of them."""
+        """How many partitions `topic` has, asked for again when `highest` is none of them."""
         if highest >= self.count(topic):
             self._refresh([topic], self._block_ms)
         return self._counts[topic]
@@ -77,7 +77,7 @@ class Topics:
         return len(found)
 
     def _refresh(self, topics: list[str], timeout_ms: float) -> None:
-        """Ask anew about topics that are known."""
+        """Ask again about topics that are known."""
         self.check()
         try:
             found = self._session.cluster.refresh(topics, timeout_ms=timeout_ms)
@@ -91,20 +91,20 @@ class Topics:
     def _learn(self, topic: str, count: int) -> None:
         if count != self._counts.get(topic):
             self._counts[topic] = count
-            self._places[topic] = [TopicPartition(topic, i) for i in range(count)]
+            self._partitions[topic] = [TopicPartition(topic, i) for i in range(count)]
 
-    def place(self, topic: str, partition: int) -> TopicPartition:
-        """The partition; UnknownTopicError when there is none such."""
-        places = self._places.get(topic)
-        if places is None:
+    def partition_of(self, topic: str, partition: int) -> TopicPartition:
+        """The partition; UnknownTopicError when the topic has no such partition."""
+        partitions = self._partitions.get(topic)
+        if partitions is None:
             self.check()
             self.count(topic)
-            places = self._places[topic]
-        if not 0 <= partition < len(places):
+            partitions = self._partitions[topic]
+        if not 0 <= partition < len(partitions):
             check_partition(topic, partition, self.count_for(topic, partition))
-            places = self._places[topic]
-        return places[partition]
+            partitions = self._partitions[topic]
+        return partitions[partition]
 
-    def places(self) -> list[TopicPartition]:
+    def partitions(self) -> list[TopicPartition]:
         """Every partition of the topics written so far."""
-        return [tp for places in self._places.values() for tp in places]
+        return [tp for partitions in self._partitions.values() for tp in partitions]

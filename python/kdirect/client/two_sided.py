@@ -19,7 +19,6 @@ again.  Both end with the channel.
 from __future__ import annotations
 
 import struct
-import time
 from collections import deque
 from collections.abc import Mapping
 from typing import Any
@@ -65,6 +64,7 @@ class MessageConnection(Connection):
             control.timeout_ms,
             control.max_response_bytes,
         )
+        self._environment = environment
         self._versions = control._versions
         self._spin_us = spin_us
         requests = min(requests, MAX_REQUESTS)
@@ -113,7 +113,7 @@ class MessageConnection(Connection):
         try:
             while True:
                 self._take_sent()
-                now = time.monotonic()
+                now = self._environment.monotonic()
                 if (
                     len(self._pending) - len(self._unsent) >= self.count
                 ):  # those that are at the broker; this one is among both
@@ -160,7 +160,7 @@ class MessageConnection(Connection):
                     self._arrived.append(answer[4:])
                     self._post_receive(completion.wr_id)
                 if not self._arrived:
-                    left_ms = (deadline - time.monotonic()) * 1000
+                    left_ms = (deadline - self._environment.monotonic()) * 1000
                     if left_ms <= 0 or self._error is not None:
                         return None
                     cq.wait(max(1, min(1000, int(left_ms))), self._spin_us)

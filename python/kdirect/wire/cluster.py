@@ -627,6 +627,16 @@ class Cluster:
         """(host, port) at which the leader of `tp` is reached; raises as `leader` does."""
         return self._address_of(self.leader(tp))
 
+    def leader_address_at_hand(self, tp: TopicPartition) -> tuple[str, int] | None:
+        """What `leader_address` returns, where nobody has to be asked; None otherwise."""
+        topic = self._known(tp.topic)
+        if topic is None:
+            return None
+        try:
+            return self._address_of(self._leader_in(topic, tp))
+        except KdirectError:
+            return None
+
     def _address_of(self, node: Node) -> tuple[str, int]:
         state = self._state()
         if len(state.nodes) == 1 and state.control is not None:

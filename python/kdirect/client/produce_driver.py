@@ -1,0 +1,729 @@
+"""How encoded requests reach their partitions: the I/O of a producer.
+
+Owns: for each partition written a `PartitionWriter`, which decides, and an appender, which sends;
+and for each broker that leads one a `BrokerLink`.  A request whose acknowledgement was lost with its
+connection may have been committed and is sent again; with `enable.idempotence`, the default, it was
+stamped when it was first sent (`kdirect.client.idempotence`), and the broker drops what it has.
+What may not enter: records, columns, the choice of partitions.
+
+`rdma.produce` says how RDMA is used: exclusively, shared, or as the broker likes.  Where the broker
+refuses (it is switched off, the partition is written over another transport) records travel over
+TCP, and RDMA is tried again after a second.
+
+The face to the layer above is `ProduceDriver`: `send` takes an encoded request and may wait for room
+(`room_ms`), never for its answer; a request sent with a `tag` is answered by exactly one outcome
+from `outcomes`, in order within its partition; errors of requests without a tag are raised by
+`flush`.  No call waits longer than it is told: while a broker is away its requests are kept in the
+backlog of their `PartitionWriter`, and each call tries once to send them.  Where the new way takes
+fewer at a time than the one that ended, every look at outcomes sends as many as there is room for,
+nothing newer overtakes the rest, and the rest fails when the delivery timeout is over.  Callers hold
+one lock around every call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from dataclasses import replace
+from typing import Any
+
+from kdirect.client.broker_link import BrokerLink, BrokerLinks
+from kdirect.client.direct_append import RELEASE_WAIT_MS, Answers, DirectAppender, Sending
+from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
+from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.partition_writer import (
+    Close,
+    Closing,
+    DirectWanted,
+    Drain,
+    Drained,
+    DropLink,
+    Effect,
+    Event,
+    Expired,
+    GiveBack,
+    Looked,
+    Needed,
+    NotTaken,
+    Open,
+    Opened,
+    OpenFailed,
+    PartitionWriter,
+    Probe,
+    Raise,
+    Reached,
+    Renew,
+    Resend,
+    Resent,
+    Returned,
+    State,
+    TakeBack,
+    Tell,
+    Unreached,
+    Way,
+)
+from kdirect.client.producing_session import ProducingSession
+from kdirect.client.request_append import RequestAppender
+from kdirect.errors import (
+    AccessDeniedError,
+    BufferFullError,
+    ClosedError,
+    ConfigError,
+    DeliveryError,
+    KdirectError,
+    QueuePairError,
+    TimedOutError,
+    TransportError,
+)
+from kdirect.format import layout
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.client")
+
+DRAIN_S = 0.1  # how long requests under way over TCP may hold up the return to RDMA
+DIRECT_ATTEMPTS = 5
+EXCLUSIVE_WAIT_S = 1.0  # for an exclusive holder that is about to leave, or was lost
+MODES = {
+    "exclusive": layout.PRODUCE_EXCLUSIVE,
+    "shared": layout.PRODUCE_SHARED,
+    "auto": layout.PRODUCE_AUTO,
+    "off": -1,
+}
+
+# What became of a request that was sent with a tag: the tag; the offset of its first record, which
+# is -1 after an error and where the broker did not say; the error.
+Outcome = tuple[Any, int, DeliveryError | None]
+
+
+class _Partition:
+    """A partition that is written: who decides, and what carries out."""
+
+    __slots__ = ("appender", "link", "tp", "writer")
+
+    def __init__(self, tp: TopicPartition, writer: PartitionWriter) -> None:
+        self.tp = tp
+        self.writer = writer
+        self.appender: DirectAppender | RequestAppender | None = None
+        self.link: BrokerLink | None = None  # of the last DirectAppender
+
+    @property
+    def in_flight(self) -> int:
+        """Records not answered."""
+        backlog = self.writer.backlog_records if self.writer.backlog else 0
+        return backlog + self.appender.in_flight if self.appender is not None else backlog
+
+    @property
+    def path(self) -> str:
+        """How the partition is written: exclusive, shared, two-sided, tcp, lost or idle."""
+        return self.appender.path if self.appender is not None else self.writer.state.value
+
+
+class ProduceDriver:
+    """See the module.  `settings` are resolved CLIENT options."""
+
+    def __init__(self, session: ProducingSession, settings: dict[str, Any]) -> None:
+        self.session = session
+        self.settings = settings
+        self.timeout_ms: int = settings["delivery.timeout.ms"]
+        self.errors: list[KdirectError] = []
+        self.links = BrokerLinks(session, settings)
+        self._environment = session.environment
+        self._monotonic = session.environment.monotonic
+        self._partitions: dict[TopicPartition, _Partition] = {}
+        # Those to which a record may go at once: RDMA access, and nothing is to be repeated before.
+        self._direct: dict[TopicPartition, DirectAppender] = {}
+        self._mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
+        self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
+        self._idempotent = _idempotent(settings)
+        self._producer_id: tuple[int, int] | None = None
+        self._identities: dict[TopicPartition, ProducerIdentity] = {}
+        self._outcomes: list[Outcome] = []  # appenders hold this very list
+        self._retired: dict[str, int] = {}  # what appenders that have ended had counted
+        self._closed = False
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def send(
+        self,
+        tp: TopicPartition,
+        data: Any,
+        records: int,
+        tag: Any = None,
+        room_ms: float | None = None,
+    ) -> None:
+        """Send one request of whole batches, through whatever it takes.  Waits for room, not for
+        the answer: BufferFullError when there is none within `room_ms` (None: the delivery
+        timeout).  DeliveryError when the request can never be taken.  Neither has an outcome."""
+        waits_ms = self.timeout_ms if room_ms is None else room_ms
+        deadline = self._monotonic() + waits_ms / 1000
+        p = self._partitions.get(tp) or self._add(tp)
+        writer = p.writer
+        while True:
+            if (
+                writer.direct_retry_at is not None
+                and writer.state is State.TCP
+                and self._monotonic() >= writer.direct_retry_at
+            ):
+                self._feed(p, DirectWanted())
+            appender = p.appender
+            if appender is None:
+                self._make_way(p, deadline)
+                continue
+            if writer.backlog and not self._resend(p, deadline):
+                self._require_time(tp, deadline)
+                continue
+            sending = appender.submit(data, records, tag, deadline)
+            if sending is Sending.SENT:
+                return
+            if sending is Sending.FULL:
+                raise _no_room(tp)
+            self._recover(p)
+
+    def try_record(
+        self,
+        tp: TopicPartition,
+        value: bytes | None,
+        key: bytes | None,
+        timestamp_ms: int,
+        tag: Any = None,
+        room_ms: int = 60000,
+    ) -> bool:
+        """Send one record at once as a batch of its own, where the way is RDMA; False: not taken,
+        use `send`.  BufferFullError when there is no room within `room_ms`."""
+        appender = self._direct.get(tp) or self._open_direct_way(tp)
+        if appender is None:
+            return False
+        writer = appender.writer
+        while (code := writer.try_record(value, key, timestamp_ms, tag)) != SENT:
+            if code == SENT_AND_ASK:
+                appender.ask_next()
+                break
+            try:
+                if code == NO_ROOM_FILE and appender.take_next(self._monotonic() + room_ms / 1000):
+                    continue
+                # Wait for a quarter of the window, so that a full one costs one sleep and not one a
+                # record.
+                if code != NO_ROOM_BUFFER or not writer.in_flight:
+                    return False
+                quarter = writer.acknowledged + (writer.in_flight >> 2)
+                if not writer.wait_acknowledged(quarter, room_ms):
+                    return False
+            except TimedOutError:
+                raise _no_room(tp, room_ms) from None
+        return True
+
+    def record_sync(
+        self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int
+    ) -> int | None:
+        """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the
+        broker did not say.  None: not taken, use `send` and `finish`."""
+        appender = self._direct.get(tp) or self._open_direct_way(tp)
+        if appender is None:
+            return None
+        writer = appender.writer
+        if writer.in_flight:
+            return None
+        code = writer.try_record(value, key, timestamp_ms)
+        if code == NO_ROOM_FILE:
+            try:
+                if appender.take_next(self._monotonic() + self.timeout_ms / 1000):
+                    code = writer.try_record(value, key, timestamp_ms)
+            except TimedOutError:
+                return None
+        if code == SENT_AND_ASK:
+            appender.ask_next()
+        elif code != SENT:
+            return None
+        try:
+            if writer.wait_acknowledged(writer.appended - 1, self.timeout_ms):
+                return int(writer.last_offset_base)
+        except TimedOutError as e:
+            self._expire_silently(tp)
+            raise DeliveryError(e.message, hint=e.hint, maybe_committed=True) from e
+        return self.finish(tp)
+
+    def _make_way(self, p: _Partition, deadline: float) -> None:
+        """Open a way to a partition that has none, or wait until there is something to try.  Raises
+        when none can be opened; BufferFullError at the deadline."""
+        if p.writer.state is State.LOST:
+            self._feed(p, Looked())
+            if p.writer.state is State.LOST:
+                self._require_time(p.tp, deadline)
+                self._wait_for_attempt(p, deadline)
+        elif self._closed:
+            raise ClosedError("the producer is closed", hint="make a new one")
+        else:
+            self._feed(p, Needed())
+
+    def _open_direct_way(self, tp: TopicPartition) -> DirectAppender | None:
+        """What sends records of `tp` at once, opened now if there is no way yet; None: use
+        `send`."""
+        self._open_way(tp)
+        return self._direct.get(tp)
+
+    def _open_way(self, tp: TopicPartition, timeout_ms: float | None = None) -> _Partition:
+        p = self._partitions.get(tp) or self._add(tp)
+        if p.writer.state is State.IDLE:
+            self._feed(p, Needed(timeout_ms))
+        return p
+
+    def _add(self, tp: TopicPartition) -> _Partition:
+        writer = PartitionWriter(str(tp), self.timeout_ms, idempotent=self._idempotent)
+        p = self._partitions[tp] = _Partition(tp, writer)
+        return p
+
+    def _require_time(self, tp: TopicPartition, deadline: float) -> None:
+        if self._monotonic() >= deadline:
+            raise _no_room(tp)
+
+    # -- answers -----------------------------------------------------------------------------------
+
+    def outcomes(self) -> list[Outcome]:
+        """Take the outcomes that are known, without waiting for more, and send again what was lost:
+        whoever looks for outcomes need not call anything else to have them."""
+        for link in self.links:
+            link.drain()
+        for p in list(self._partitions.values()):
+            appender = p.appender
+            if appender is not None and not appender.collect():
+                self._recover(p)
+            elif p.writer.backlog or p.writer.state is State.LEAVING:
+                self._feed(p, Looked(answered=not p.in_flight))
+        taken = self._outcomes[:]
+        self._outcomes.clear()
+        return taken
+
+    @property
+    def in_flight(self) -> int:
+        """Records sent and not answered."""
+        return sum(p.in_flight for p in self._partitions.values())
+
+    def wait_answered(self, timeout_ms: float) -> bool:
+        """Wait until everything sent is answered, at most about `timeout_ms`; True when it is.
+        Errors become outcomes, or wait for `raise_errors`."""
+        deadline = self._monotonic() + timeout_ms / 1000
+        return all(self._wait_answered(p, deadline) for p in list(self._partitions.values()))
+
+    def _wait_answered(self, p: _Partition, deadline: float) -> bool:
+        while p.in_flight:
+            if not self._wait_some(p, deadline) and self._monotonic() >= deadline:
+                return False
+        return True
+
+    def _wait_some(self, p: _Partition, deadline: float) -> bool:
+        """Wait until everything of `p` is answered, or something has changed; whether it is."""
+        appender = p.appender
+        if appender is None:
+            self._feed(p, Looked())
+            if p.writer.state is State.LOST:
+                self._wait_for_attempt(p, deadline)
+            return False
+        if p.writer.backlog and not self._resend(p, deadline):
+            return False
+        answers = appender.wait_answered(deadline)
+        if answers is Answers.ENDED:
+            self._recover(p)
+        return answers is Answers.ALL
+
+    def flush(self) -> None:
+        """Wait until everything sent is answered, for the delivery timeout; what is not by then has
+        failed.  Raises the first error of a request without a tag."""
+        if not self.wait_answered(self.timeout_ms):
+            for tp in list(self._partitions):
+                self.expire(tp)
+        self.raise_errors()
+
+    def finish(self, tp: TopicPartition) -> int:
+        """Wait for the answers of one partition, as `flush` does; the base offset of its last
+        request."""
+        p = self._partitions.get(tp)
+        if p is not None and not self._wait_answered(p, self._monotonic() + self.timeout_ms / 1000):
+            self.expire(tp)
+        self.raise_errors()
+        return p.appender.last_offset if p is not None and p.appender is not None else -1
+
+    def expire(self, tp: TopicPartition) -> None:
+        """Give up everything of `tp` that is not answered: it may have been committed all the
+        same."""
+        p = self._partitions.get(tp)
+        if p is not None and p.in_flight:
+            self._take_back(p, p.writer.overdue())
+
+    def _expire_silently(self, tp: TopicPartition) -> None:
+        """As `expire`, where the caller raises the error itself."""
+        kept = len(self.errors)
+        self.expire(tp)
+        del self.errors[kept:]
+
+    def raise_errors(self) -> None:
+        """Raise the first error of a request without a tag, if there is one; log the others."""
+        if self.errors:
+            errors = self.errors[:]
+            self.errors.clear()
+            if len(errors) > 1:
+                log.error(
+                    "%d more requests failed: %s",
+                    len(errors) - 1,
+                    "; ".join(map(str, errors[1:10])),
+                )
+            raise errors[0]
+
+    # -- ways --------------------------------------------------------------------------------------
+
+    def paths(self) -> dict[TopicPartition, str]:
+        """How each partition that was written so far is written now: exclusive, shared, two-sided,
+        tcp, lost or idle."""
+        return {tp: p.path for tp, p in self._partitions.items()}
+
+    def appender(self, tp: TopicPartition) -> DirectAppender | RequestAppender | None:
+        """What sends to `tp`, if there is a way to it."""
+        p = self._partitions.get(tp)
+        return p.appender if p is not None else None
+
+    def open(
+        self, tp: TopicPartition, timeout_ms: float | None = None
+    ) -> DirectAppender | RequestAppender | None:
+        """As `appender`, with a way opened if there is none yet.  TimedOutError when the broker
+        does not grant access within `timeout_ms`."""
+        return self._open_way(tp, timeout_ms).appender
+
+    def leads_direct(self, tp: TopicPartition) -> bool:
+        """Is `tp` written by RDMA?  Opens a way if there is none yet."""
+        return self._open_way(tp).writer.state in (State.DIRECT, State.LEAVING)
+
+    def has_direct(self, tp: TopicPartition) -> bool:
+        """Is `tp` written by RDMA now?  Opens nothing."""
+        p = self._partitions.get(tp)
+        return p is not None and p.writer.state in (State.DIRECT, State.LEAVING)
+
+    def is_direct(self, tp: TopicPartition, timeout_ms: float | None = None) -> bool:
+        """Can `tp` be written by RDMA now?  Opens a way; tries again where it was refused a while
+        ago.  TimedOutError when that is not known in time."""
+        p = self._partitions.get(tp) or self._add(tp)
+        self._feed(p, DirectWanted(timeout_ms))
+        return p.writer.state is State.DIRECT
+
+    def has_rdma(self, tp: TopicPartition) -> bool:
+        """Is there RDMA to the leader of `tp`?  While nobody knows the leader, what was so before
+        holds: to ask a broker that is away would wait for it."""
+        known = self._rdma.get(tp)
+        if known is None or self.session.cluster.leader_address_at_hand(tp) is not None:
+            known = self._rdma[tp] = self.session.transport_to(tp) != "tcp"
+        return known
+
+    def give_back(self, tp: TopicPartition) -> None:
+        """End RDMA access to `tp`, if there is any, once everything under way is answered.  Does
+        not wait for that."""
+        p = self._partitions.get(tp)
+        if p is not None:
+            self._feed(p, GiveBack(answered=not p.in_flight))
+
+    def release(self) -> None:
+        """Give all access back, for nothing is under way; waits for each broker a moment."""
+        held: dict[BrokerLink, list[int]] = {}
+        for p in self._partitions.values():
+            appender = p.appender
+            if (
+                isinstance(appender, DirectAppender)
+                and appender.writer.granted
+                and not appender.broken
+                and not appender.in_flight
+            ):
+                held.setdefault(appender.link, []).append(appender.writer.file_id)
+        for link, file_ids in held.items():
+            try:
+                if link.channel is not None:
+                    link.channel.release(file_ids, RELEASE_WAIT_MS)
+            except KdirectError as e:
+                log.debug("release of %d partitions: %s", len(file_ids), e)
+
+    # -- idempotence -------------------------------------------------------------------------------
+
+    def _identity(self, tp: TopicPartition) -> ProducerIdentity | None:
+        """Under which this producer writes `tp`; None without idempotence."""
+        identity = self._identities.get(tp)
+        if identity is None and self._idempotent:
+            if self._producer_id is None:
+                self._producer_id = self.session.new_producer_id()
+                if self._producer_id is None:
+                    log.warning(
+                        "the broker gives out no producer ids: what is repeated may be there twice"
+                    )
+                    self._idempotent = False
+                    return None
+            identity = self._identities[tp] = ProducerIdentity(
+                *self._producer_id, self.session.new_producer_id
+            )
+        return identity
+
+    # -- the driver of the machines ----------------------------------------------------------------
+
+    def _feed(self, p: _Partition, event: Event) -> None:
+        """Give an event to the machine of `p`, and carry out what follows."""
+        events: deque[Event] = deque((event,))
+        failed: KdirectError | None = None
+        while events:
+            for effect in p.writer.on(events.popleft(), self._monotonic()):
+                if isinstance(effect, Raise):
+                    failed = effect.error
+                elif (answer := self._carry_out(p, effect)) is not None:
+                    events.append(answer)
+        appender = p.appender
+        if (
+            isinstance(appender, DirectAppender)
+            and p.writer.state is State.DIRECT
+            and not p.writer.backlog
+        ):
+            self._direct[p.tp] = appender
+        else:
+            self._direct.pop(p.tp, None)
+        if failed is not None:
+            raise failed
+
+    def _carry_out(self, p: _Partition, effect: Effect) -> Event | None:
+        """Do what the machine wants; the event that answers it, if there is one."""
+        match effect:
+            case Tell(tag, error):
+                self._tell(tag, error)
+            case Renew():
+                identity = self._identities.get(p.tp)
+                if identity is not None:
+                    log.info("%s: what follows goes on under a new sequence", p.tp)
+                    identity.renew()
+            case Resend():
+                self._resend(p, 0.0)
+            case Open(direct, timeout_ms):
+                try:
+                    return self._open(p, direct, timeout_ms)
+                except BaseException:  # an interrupt, or what nobody expects
+                    p.writer.on(OpenFailed(ClosedError("opening was interrupted")), 0.0)
+                    raise
+            case Close():
+                self._close_appender(p)
+            case Probe(doubted):
+                return self._probe(p, doubted)
+            case DropLink():
+                if p.link is not None:
+                    self._drop(p.link)
+            case Drain(timeout_ms):
+                most = DRAIN_S if timeout_ms is None else min(DRAIN_S, timeout_ms / 1000)
+                answered = self._wait_answered(p, self._monotonic() + most)
+                # Requests that were given up meanwhile are no hindrance, but their way is.
+                return Drained(answered, timeout_ms) if p.writer.state is State.TCP else None
+            case TakeBack(error):
+                return Expired(self._taken_back(p), error)
+        return None
+
+    def _tell(self, tag: Any, error: DeliveryError) -> None:
+        """One request failed for good."""
+        if tag is None:
+            self.errors.append(error)
+        else:
+            self._outcomes.append((tag, -1, error))
+
+    def _resend(self, p: _Partition, until: float) -> bool:
+        """Send the backlog of `p`, in order, and wait for room `until` then (monotonic seconds).
+
+        True when all of it is on its way; False when there is no room for the rest, or the way has
+        ended and the next one has the rest."""
+        writer, appender = p.writer, p.appender
+        if writer.backlog and self._monotonic() >= writer.deadline:
+            self._take_back(p, writer.overdue())
+            return False
+        while writer.backlog and appender is not None:
+            data, records, tag = writer.backlog[0]
+            try:
+                sending = appender.submit(data, records, tag, until)
+            except KdirectError as e:
+                self._feed(p, NotTaken(e))
+                continue
+            if sending is Sending.SENT:
+                self._feed(p, Resent())
+            elif sending is Sending.FULL:
+                return False
+            else:
+                self._recover(p)
+                if p.appender is not appender:
+                    return False
+        return True
+
+    def _recover(self, p: _Partition) -> None:
+        """Access ended, a request was refused, or the queue pair broke.  Take what was not
+        committed, and send it again, in order.  A request that was refused for good is reported and
+        left out."""
+        appender = p.appender
+        if not isinstance(appender, DirectAppender):
+            return
+        returned = appender.take_back(wait=True)
+        if not returned.grant_lasts:
+            waiting = len(returned.unanswered) + len(returned.refused) + len(p.writer.backlog)
+            appender.log_end(waiting)
+        self._feed(p, returned)
+        if p.writer.state is State.LOST:
+            self._feed(p, Looked())
+
+    def _taken_back(self, p: _Partition) -> Returned:
+        return p.appender.take_back() if p.appender is not None else Returned()
+
+    def _take_back(self, p: _Partition, error: DeliveryError) -> None:
+        """Give up what is under way to `p`."""
+        self._feed(p, Expired(self._taken_back(p), error))
+
+    def _open(self, p: _Partition, direct: bool, timeout_ms: float | None) -> Event:
+        try:
+            over_rdma = self._mode >= 0 and direct and self.has_rdma(p.tp)
+            if over_rdma:
+                appender = self._open_direct(p, timeout_ms)
+                if appender is not None:
+                    p.appender, p.link = appender, appender.link
+                    return Opened(Way.DIRECT)
+            two_sided = self.settings["produce.path"] == "send" and self.has_rdma(p.tp)
+            p.appender = RequestAppender(
+                self.session.cluster,
+                self.links,
+                p.tp,
+                self.settings,
+                self._identity(p.tp),
+                self._outcomes,
+                self.errors,
+                two_sided=two_sided,
+            )
+            return Opened(Way.TCP, denied=over_rdma)
+        except KdirectError as e:
+            return OpenFailed(e, self.session.closed)
+
+    def _open_direct(self, p: _Partition, timeout_ms: float | None) -> DirectAppender | None:
+        """Access to `p`, or None when TCP has to do for now: it is refused, or the way is lost (for
+        a moment, or for good, as with a broker that came back without RDMA).  AccessDeniedError
+        when it was asked for exclusively and somebody else has it."""
+        attempt = 0
+        most = EXCLUSIVE_WAIT_S if timeout_ms is None else timeout_ms / 1000
+        exclusive_until = self._monotonic() + min(EXCLUSIVE_WAIT_S, most)
+        while True:
+            link = p.link = self.links.to_leader(p.tp)
+            if link.broken:
+                self._drop(link)
+            try:
+                return DirectAppender(
+                    link,
+                    p.tp,
+                    self.settings,
+                    self._environment,
+                    self._identity(p.tp),
+                    self._outcomes,
+                    self._mode,
+                    timeout_ms,
+                )
+            except AccessDeniedError as e:
+                if not (e.held and self._mode == layout.PRODUCE_EXCLUSIVE):
+                    log.info("%s is written over TCP: %s", p.tp, e)
+                    return None
+                if self._monotonic() >= exclusive_until:
+                    raise
+                self._environment.sleep(0.01)
+            except (TransportError, QueuePairError) as e:
+                self._drop(link)
+                attempt += 1
+                if attempt == DIRECT_ATTEMPTS:
+                    log.warning("%s is written over TCP: %s", p.tp, e)
+                    return None
+                self._environment.sleep(0.001 * 4 ** (attempt - 1))
+
+    def _close_appender(self, p: _Partition) -> None:
+        appender, p.appender = p.appender, None
+        if appender is not None:
+            for name, value in appender.statistics().items():
+                self._retired[name] = self._retired.get(name, 0) + value
+            appender.close()
+
+    def _drop(self, link: BrokerLink) -> None:
+        """End the queue pair to one broker, and with it the access to every partition that it
+        leads.  What these have under way is repeated over the next one."""
+        channel = link.forget_channel()
+        if channel is None:
+            return
+        ended = [
+            (p, p.appender.take_back())
+            for p in self._partitions.values()
+            if isinstance(p.appender, DirectAppender) and p.appender.channel is channel
+        ]
+        channel.close()
+        for p, returned in ended:
+            if p.writer.state in (State.DIRECT, State.LEAVING):
+                self._feed(p, replace(returned, broken=False, doubted=True))
+
+    # -- brokers that are away ---------------------------------------------------------------------
+
+    def _probe(self, p: _Partition, doubted: bool) -> Event | None:
+        """Does the broker of `p` answer?  None: that is not known yet."""
+        link = p.link
+        if link is None:
+            return Reached()
+        if self._monotonic() < link.away_until:
+            return None  # its partitions ask it by turns, not each
+        if not doubted and not link.connection_closed:
+            return Reached()
+        try:
+            answers = link.answers(self.settings["client.id"])
+        except KdirectError as e:
+            return Unreached(e, self.session.closed)
+        return Reached() if answers else None
+
+    def _wait_for_attempt(self, p: _Partition, until: float) -> None:
+        """Wait until there is something to try again."""
+        link = p.link
+        if link is not None and link.wait_probe(until):
+            return
+        next_attempt = max(p.writer.retry_at, link.away_until if link is not None else 0.0)
+        self._environment.sleep(max(0.0, min(next_attempt, until) - self._monotonic()))
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        """Give access back without waiting; what is not acknowledged may or may not be committed,
+        and has failed."""
+        if self._closed:
+            return
+        self._closed = True
+        error = DeliveryError(
+            "the producer was closed before the broker answered",
+            hint="flush before closing",
+            maybe_committed=True,
+        )
+        ended = [(p, self._taken_back(p)) for p in self._partitions.values()]
+        # The queue pairs end first: an appender that is closed while its queue pair lasts asks the
+        # broker to end its access, and waits.
+        for link in self.links:
+            link.close()
+        for p, returned in ended:
+            self._feed(p, Closing(returned, error))
+
+    def statistics(self) -> dict[str, int]:
+        """Records and bytes acknowledged, by way: `rdma_records`, `rdma_bytes`, `rdma_requests`,
+        `tcp_records`, `tcp_bytes`, `tcp_requests`, and `send_...` for those in SENDs."""
+        out = dict(self._retired)
+        for p in self._partitions.values():
+            if p.appender is not None:
+                for name, value in p.appender.statistics().items():
+                    out[name] = out.get(name, 0) + value
+        return out
+
+
+def _no_room(tp: TopicPartition, waited_ms: float | None = None) -> BufferFullError:
+    after = f" after {waited_ms:.0f} ms" if waited_ms else ""
+    return BufferFullError(
+        f"{tp}: no room for another request{after}",
+        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms"
+        " to wait longer",
+    )
+
+
+def _idempotent(settings: dict[str, Any]) -> bool:
+    wanted = settings["enable.idempotence"]
+    waits = settings["acks"] in ("all", "-1")
+    if wanted and not waits:
+        raise ConfigError(
+            f"enable.idempotence with acks={settings['acks']}",
+            hint="use acks=all, or switch enable.idempotence off",
+        )
+    return waits if wanted is None else bool(wanted)
