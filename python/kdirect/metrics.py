@@ -288,7 +288,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("send_requests", "requests", "producer", "Requests that carried them."),
     Metric(
         "paths",
-        "",
+        "partitions",
         "producer",
         "No number, but how each partition that the producer has written is written now: a mapping "
         "from `TopicPartition` to `exclusive`, `shared`, `two-sided`, `tcp`, `lost` or `idle`.",

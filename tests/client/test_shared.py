@@ -331,7 +331,7 @@ producer = session.producer()
 def reserve(path):
     # (order, position) of 500 bytes of the head, or None when they do not fit or access has ended.
     writer, qp, cq = path.writer, path.channel.qp, path.channel.send_cq
-    writer.settle()
+    writer.wait_completed()
     word, taken = 0, -1
     while word != taken:
         if taken >= 0:

@@ -293,6 +293,9 @@ class SimConnection:
     def abort(self, error: BaseException) -> None:
         self.closed = True
 
+    def close(self) -> None:
+        self.closed = True
+
 
 class SimAttempt:
     """A call that takes no time."""
@@ -430,6 +433,10 @@ class SimSession:
     def connection_for(
         self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
     ) -> SimConnection:
+        return SimConnection(self._simulation)
+
+    def messages(self, tp: TopicPartition, settings: dict[str, Any]) -> SimConnection:
+        """Requests in SENDs: all appenders of a producer share the connection, in order."""
         return SimConnection(self._simulation)
 
     def connection_at_hand(self, tp: TopicPartition, channel: str = "control") -> None:

@@ -289,6 +289,11 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
                     simulation, model, f"kafka{i}", random.randint(3, 15), **{"rdma.produce": "off"}
                 )
             )
+        for i in range(shape.get("two sided", 0)):
+            settings = {"produce.path": "send"}
+            producers.append(
+                producer(simulation, model, f"sends{i}", random.randint(3, 15), **settings)
+            )
         if shape.get("vandals") and random.random() < 0.7:
             vandal(simulation, model, random.choice(shape["vandals"]))
         chaos = shape.get("chaos", ())
@@ -326,6 +331,7 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
         model.check(simulation, exactly_once=shape.get("exactly_once", True))
 
 
+OFTEN_LOST = Faults(disconnect=0.003, tear=0.2, rnr=0.002)
 TORN = Faults(delay_ns=(100, 400_000), tear=0.2)
 CASES: dict[str, dict] = {
     "exclusive": {"modes": ["exclusive"], "faults": TORN},
@@ -360,6 +366,21 @@ CASES: dict[str, dict] = {
     "vandals": {"modes": ["shared", "auto"], "kafka": 1, "vandals": ["nothing", "rubbish", "short", "order", "late"], "chaos": ["read"]},
     "lost connections": {"modes": ["shared", "auto"], "kafka": 1, "faults": Faults(disconnect=0.01, tear=0.1, rnr=0.002), "lose": 0.05},
     "broker": {"modes": ["shared", "auto"], "kafka": 1, "lose": 0.02, "chaos": ["stop broker", "restart", "read"]},
+    "two-sided": {
+        "modes": ["exclusive", "shared", "auto"],
+        "two sided": 2,
+        "kafka": 1,
+        "lose": 0.02,
+        "faults": OFTEN_LOST,
+        "settings": {"segment_bytes": 16384},
+        "chaos": ["kill", "stop", "stop broker", "restart", "roll", "read"],
+    },
+    "two-sided alone": {
+        "modes": ["auto"],
+        "client": {"produce.path": "send"},
+        "lose": 0.05,
+        "chaos": ["stop broker", "restart", "read"],
+    },
     "everything": {
         "modes": ["shared", "auto", "off"], "kafka": 1, "lose": 0.02, "faults": Faults(disconnect=0.005, tear=0.2, rnr=0.002),
         "settings": {"segment_bytes": 16384}, "vandals": ["nothing", "rubbish", "short", "late"],

@@ -8,6 +8,7 @@ calls in with its own lock held, and runs callbacks without it.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -168,3 +169,49 @@ class Gathering:
             )
             self.reports = []
             self.held = 0
+
+
+class Callbacks:
+    """The callbacks and futures that are due.  Filled with the producer's lock held, and called
+    without it."""
+
+    def __init__(self) -> None:
+        self.reports: deque[Call] = deque()  # for `run`
+        self.resolved: deque[Call] = deque()  # for `resolve_futures`
+        self._resolving: set[int] = set()  # threads that are at it
+        self._running = False
+
+    def run(self) -> int:
+        """Run the callbacks that are due, none of them inside another; how many."""
+        if self._running:
+            return 0
+        self._running = True
+        count = 0
+        try:
+            while self.reports:
+                callback, error, message = self.reports.popleft()
+                count += 1
+                callback(error, message)
+        finally:
+            self._running = False
+        return count
+
+    def resolve_futures(self, *, within: bool = False) -> None:
+        """Give futures their results: what is done then may wait for another thread, which
+        produces.  A callback of a future that sends again leaves the next ones to the call that it
+        is in, however many there are, unless it waits (`within`)."""
+        me = threading.get_ident()
+        outer = me not in self._resolving
+        if not self.resolved or not (outer or within):
+            return
+        self._resolving.add(me)
+        try:
+            while self.resolved:
+                try:
+                    future, error, message = self.resolved.popleft()
+                except IndexError:
+                    return  # another thread was faster
+                future(error, message)
+        finally:
+            if outer:
+                self._resolving.discard(me)

@@ -30,7 +30,7 @@ from typing import Any
 from kdirect.client.broker_link import BrokerLink, BrokerLinks
 from kdirect.client.direct_append import RELEASE_WAIT_MS, Answers, DirectAppender, Sending
 from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
-from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.identities import Identities
 from kdirect.client.partition_writer import (
     Close,
     Closing,
@@ -68,7 +68,6 @@ from kdirect.errors import (
     AccessDeniedError,
     BufferFullError,
     ClosedError,
-    ConfigError,
     DeliveryError,
     KdirectError,
     QueuePairError,
@@ -134,9 +133,7 @@ class ProduceDriver:
         self._direct: dict[TopicPartition, DirectAppender] = {}
         self._mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
         self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
-        self._idempotent = _idempotent(settings)
-        self._producer_id: tuple[int, int] | None = None
-        self._identities: dict[TopicPartition, ProducerIdentity] = {}
+        self._identities = Identities(session, settings)
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired: dict[str, int] = {}  # what appenders that have ended had counted
         self._closed = False
@@ -268,7 +265,7 @@ class ProduceDriver:
         return p
 
     def _add(self, tp: TopicPartition) -> _Partition:
-        writer = PartitionWriter(str(tp), self.timeout_ms, idempotent=self._idempotent)
+        writer = PartitionWriter(str(tp), self.timeout_ms, idempotent=self._identities.idempotent)
         p = self._partitions[tp] = _Partition(tp, writer)
         return p
 
@@ -437,25 +434,6 @@ class ProduceDriver:
             except KdirectError as e:
                 log.debug("release of %d partitions: %s", len(file_ids), e)
 
-    # -- idempotence -------------------------------------------------------------------------------
-
-    def _identity(self, tp: TopicPartition) -> ProducerIdentity | None:
-        """Under which this producer writes `tp`; None without idempotence."""
-        identity = self._identities.get(tp)
-        if identity is None and self._idempotent:
-            if self._producer_id is None:
-                self._producer_id = self.session.new_producer_id()
-                if self._producer_id is None:
-                    log.warning(
-                        "the broker gives out no producer ids: what is repeated may be there twice"
-                    )
-                    self._idempotent = False
-                    return None
-            identity = self._identities[tp] = ProducerIdentity(
-                *self._producer_id, self.session.new_producer_id
-            )
-        return identity
-
     # -- the driver of the machines ----------------------------------------------------------------
 
     def _feed(self, p: _Partition, event: Event) -> None:
@@ -486,10 +464,7 @@ class ProduceDriver:
             case Tell(tag, error):
                 self._tell(tag, error)
             case Renew():
-                identity = self._identities.get(p.tp)
-                if identity is not None:
-                    log.info("%s: what follows goes on under a new sequence", p.tp)
-                    identity.renew()
+                self._identities.renew(p.tp)
             case Resend():
                 self._resend(p, 0.0)
             case Open(direct, timeout_ms):
@@ -583,7 +558,7 @@ class ProduceDriver:
                 self.links,
                 p.tp,
                 self.settings,
-                self._identity(p.tp),
+                self._identities.of(p.tp),
                 self._outcomes,
                 self.errors,
                 two_sided=two_sided,
@@ -609,7 +584,7 @@ class ProduceDriver:
                     p.tp,
                     self.settings,
                     self._environment,
-                    self._identity(p.tp),
+                    self._identities.of(p.tp),
                     self._outcomes,
                     self._mode,
                     timeout_ms,
@@ -716,14 +691,3 @@ def _no_room(tp: TopicPartition, waited_ms: float | None = None) -> BufferFullEr
         hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms"
         " to wait longer",
     )
-
-
-def _idempotent(settings: dict[str, Any]) -> bool:
-    wanted = settings["enable.idempotence"]
-    waits = settings["acks"] in ("all", "-1")
-    if wanted and not waits:
-        raise ConfigError(
-            f"enable.idempotence with acks={settings['acks']}",
-            hint="use acks=all, or switch enable.idempotence off",
-        )
-    return waits if wanted is None else bool(wanted)

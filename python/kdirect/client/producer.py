@@ -37,7 +37,14 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.admin import TopicInfo
-from kdirect.client.deliveries import Call, DeliveredBatch, Delivery, Gathering, OnDelivery, Sent
+from kdirect.client.deliveries import (
+    Callbacks,
+    DeliveredBatch,
+    Delivery,
+    Gathering,
+    OnDelivery,
+    Sent,
+)
 from kdirect.client.gather import as_bytes
 from kdirect.client.partitioner import Keys
 from kdirect.client.produce_driver import ProduceDriver
@@ -130,10 +137,10 @@ class Producer:
         self._idle_builders: dict[TopicPartition, Gathering] = {}
         self._sent: deque[Sent] = deque()  # handed to the driver, oldest first
         self._held = 0
-        self._reports: deque[Call] = deque()  # callbacks that are due
-        self._resolved: deque[Call] = deque()  # futures that get their result without the lock
-        self._resolving: set[int] = set()  # threads that are at it
-        self._calling_back = False
+        self._callbacks = Callbacks()
+        self._reports, self._resolved = self._callbacks.reports, self._callbacks.resolved
+        self._resolve_futures = self._callbacks.resolve_futures
+        self._run_callbacks = self._callbacks.run
         self._failed = 0
         self._closed = False
         self._thread: threading.Thread | None = None
@@ -557,41 +564,6 @@ class Producer:
             if served or not pending or self._monotonic() >= deadline:
                 return served
             self._environment.sleep(TURN_S if self._sent else FIRST_PAUSE_S)
-
-    def _run_callbacks(self) -> int:
-        """Run the callbacks that are ready, outside of the lock; none inside of another."""
-        if self._calling_back:
-            return 0
-        self._calling_back = True
-        served = 0
-        try:
-            while self._reports:
-                sink, error, what = self._reports.popleft()
-                served += 1
-                sink(error, what)
-        finally:
-            self._calling_back = False
-        return served
-
-    def _resolve_futures(self, *, within: bool = False) -> None:
-        """Resolve futures, outside of the lock: what is done then may wait for another thread,
-        which produces.  A callback that sends again leaves the next to the call that it is in,
-        however many there are, unless it waits (`within`)."""
-        me = threading.get_ident()
-        outer = me not in self._resolving
-        if not self._resolved or not (outer or within):
-            return
-        self._resolving.add(me)
-        try:
-            while self._resolved:
-                try:
-                    future, error, message = self._resolved.popleft()
-                except IndexError:
-                    return  # another thread was faster
-                future(error, message)
-        finally:
-            if outer:
-                self._resolving.discard(me)
 
     def _await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
         """Work until `delivery` is done, for at most `timeout` seconds; whether it is."""

@@ -1,0 +1,64 @@
+"""Under which identity an idempotent producer writes each of its partitions.
+
+Owns: the producer id, asked for once, and one `ProducerIdentity` for each partition.  What may not
+enter: the stamp of batches (`kdirect.client.idempotence`).  One thread at a time: the producer's
+lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.producing_session import ProducingSession
+from kdirect.errors import ConfigError
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.client")
+
+
+class Identities:
+    """See the module.  ConfigError for settings that contradict each other."""
+
+    def __init__(self, session: ProducingSession, settings: dict[str, Any]) -> None:
+        self.idempotent = _idempotent(settings)
+        self._session = session
+        self._producer_id: tuple[int, int] | None = None
+        self._identities: dict[TopicPartition, ProducerIdentity] = {}
+
+    def of(self, tp: TopicPartition) -> ProducerIdentity | None:
+        """Under which this producer writes `tp`; None without idempotence.  Asks the broker for a
+        producer id the first time."""
+        identity = self._identities.get(tp)
+        if identity is None and self.idempotent:
+            if self._producer_id is None:
+                self._producer_id = self._session.new_producer_id()
+                if self._producer_id is None:
+                    log.warning(
+                        "the broker gives out no producer ids: what is repeated may be there twice"
+                    )
+                    self.idempotent = False
+                    return None
+            identity = self._identities[tp] = ProducerIdentity(
+                *self._producer_id, self._session.new_producer_id
+            )
+        return identity
+
+    def renew(self, tp: TopicPartition) -> None:
+        """A request of `tp` will never be delivered: go on after the gap, in a new sequence."""
+        identity = self._identities.get(tp)
+        if identity is not None:
+            log.info("%s: what follows goes on under a new sequence", tp)
+            identity.renew()
+
+
+def _idempotent(settings: dict[str, Any]) -> bool:
+    wanted = settings["enable.idempotence"]
+    waits = settings["acks"] in ("all", "-1")
+    if wanted and not waits:
+        raise ConfigError(
+            f"enable.idempotence with acks={settings['acks']}",
+            hint="use acks=all, or switch enable.idempotence off",
+        )
+    return waits if wanted is None else bool(wanted)
