@@ -149,7 +149,12 @@ def test_large_values_behind_one_that_is_refused(served, idempotence):
     with kdirect.Producer({**settings, "enable.idempotence": idempotence}) as producer:
         for i, value in enumerate(values):
             producer.produce(
-                "t", value, None, partition=0, timestamp=future_ms if i % 10 == 5 else 0, on_delivery=report
+                "t",
+                value,
+                None,
+                partition=0,
+                timestamp=future_ms if i % 10 == 5 else 0,
+                on_delivery=report,
             )
         producer.flush()
     assert failed == values[5::10]

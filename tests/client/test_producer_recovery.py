@@ -84,7 +84,7 @@ def longest(call, seconds):
 def test_what_was_under_way_when_the_broker_was_killed_is_repeated_by_itself(
     served, transport, how
 ):
-    """Nobody asks for the result: the thread repeats it for a future, and `poll(0)` for a report."""
+    """Nobody asks for the result: the thread repeats it for a future, `poll(0)` for a report."""
     broker, settings = served(transport=transport, delivery_timeout_ms=60_000)
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
@@ -352,7 +352,7 @@ def test_a_done_callback_may_take_a_lock_that_a_thread_in_produce_holds(served, 
 
 @PATHS
 def test_a_record_sent_by_a_done_callback_is_not_lost(served, transport):
-    """Its batch is refused when it is sent; the callback sends into the same partition meanwhile."""
+    """Its batch is refused when it is sent; the callback sends into the same partition then."""
     broker, settings = served(transport=transport, linger_ms=20)
     connect(settings).admin.alter_configs("t", {"max.message.bytes": "1000"})
     again = []

@@ -23,8 +23,8 @@ OnDelivery = Callable[[KdirectError | None, Message], None]
 
 
 class DeliveredBatch(NamedTuple):
-    """What a callback of `send_arrow` gets: `records` of one partition from `base_offset` on (-1: not
-    delivered, or acks=0)."""
+    """What a callback of `send_arrow` gets: `records` of one partition from `base_offset` on (-1:
+    not delivered, or acks=0)."""
 
     topic: str
     partition: int

@@ -8,7 +8,9 @@ Invariants: a record is in the batch whole or not at all; `take` gives a batch t
 holds and leaves the builder empty. One thread at a time: the producer's lock.
 """
 
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE,
+)
 from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
@@ -38,11 +40,13 @@ def as_bytes(thing, str what):
     try:
         return bytes(memoryview(thing))
     except TypeError:
-        raise ConfigError(f"a record's {what} is a {type(thing).__name__}", hint="give bytes, str or None; serialise other types first") from None
+        raise ConfigError(
+            f"a record's {what} is a {type(thing).__name__}",
+            hint="give bytes, str or None; serialise other types first") from None
 
 
 cdef class RecordBuilder:
-    """See the module.  `records` in the open batch; `size` of it in bytes, its frame included (0:
+    """See the module.  `records` in the open batch; `size` of it in bytes with its frame (0:
     empty)."""
 
     cdef uint8_t* _data
@@ -79,7 +83,8 @@ cdef class RecordBuilder:
             for name, content in (headers.items() if isinstance(headers, dict) else headers):
                 name = as_bytes(name, "header key")
                 if name is None:
-                    raise FormatError("a record's header has no key", hint="give every header a key")
+                    raise FormatError(
+                        "a record's header has no key", hint="give every header a key")
                 content = as_bytes(content, "header value")
                 pairs.append((name, content))
                 n = len(name)
@@ -90,13 +95,16 @@ cdef class RecordBuilder:
             self._used = BATCH_HEADER_BYTES
             self._base_timestamp = self._max_timestamp = timestamp_ms
         delta = <int64_t> (<uint64_t> timestamp_ms - <uint64_t> self._base_timestamp)
-        body = 1 + kd_varint_size(delta) + kd_varint_size(self.records) + kd_varint_size(kn) + (kn if kn > 0 else 0) + kd_varint_size(vn) \
-            + (vn if vn > 0 else 0) + kd_varint_size(len(pairs) if pairs is not None else 0) + hn
+        body = (1 + kd_varint_size(delta) + kd_varint_size(self.records)
+                + kd_varint_size(kn) + (kn if kn > 0 else 0)
+                + kd_varint_size(vn) + (vn if vn > 0 else 0)
+                + kd_varint_size(len(pairs) if pairs is not None else 0) + hn)
         need = self._used + <size_t> body + FRAME_BYTES
         if need > <size_t> (INT32_MAX - BATCH_HEADER_BYTES):
             if self.records == 0:
                 self._used = 0
-            raise FormatError(f"a record of {body} bytes does not fit a batch", hint="send less in one record")
+            raise FormatError(
+                f"a record of {body} bytes does not fit a batch", hint="send less in one record")
         if need > self._capacity:
             self._grow(need)
         p = kd_put_varint(self._data + self._used, body)
@@ -154,15 +162,17 @@ cdef class RecordBuilder:
         if self.records == 0:
             raise ConfigError("a record batch needs at least one record", hint="add one first")
         if self._compressor.codec != CODEC_NONE:
-            compressed = bytes(self._compressor.run(memoryview(PyBytes_FromStringAndSize(<const char*> self._data + BATCH_HEADER_BYTES,
-                                                                                        size - BATCH_HEADER_BYTES))))
+            plain = PyBytes_FromStringAndSize(
+                <const char*> self._data + BATCH_HEADER_BYTES, size - BATCH_HEADER_BYTES)
+            compressed = bytes(self._compressor.run(memoryview(plain)))
             if <size_t> len(compressed) < size - BATCH_HEADER_BYTES:
                 attributes = self._compressor.codec
                 size = BATCH_HEADER_BYTES + len(compressed)
                 packed = <const uint8_t*> PyBytes_AS_STRING(compressed)
                 memcpy(self._data + BATCH_HEADER_BYTES, packed, size - BATCH_HEADER_BYTES)
         with nogil:
-            put_batch_header(self._data, size, attributes, self.records, self._base_timestamp, self._max_timestamp, -1, -1, -1)
+            put_batch_header(self._data, size, attributes, self.records, self._base_timestamp,
+                             self._max_timestamp, -1, -1, -1)
         out = PyBytes_FromStringAndSize(<const char*> self._data, size)
         self.clear()
         return out

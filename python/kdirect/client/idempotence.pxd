@@ -11,6 +11,6 @@ cdef class ProducerIdentity:
 
     cdef int32_t c_stamp(self, uint8_t* p, uint64_t length) noexcept nogil
     # Give the batches in p[0, length) that have no producer id this one's, and sequences from
-    # `next_sequence` on; the sequence behind them. `next_sequence` moves with c_sent, once they are
+    # `next_sequence` on; the sequence after them. `next_sequence` moves with c_sent, once they are
     # on their way.
     cdef void c_sent(self, int32_t sequence) noexcept nogil

@@ -6,10 +6,10 @@ Owns: the identity under which one producer writes one partition, and the stamp 
 A batch is stamped once, when it is first sent; a repetition goes out as it is, over whichever path,
 and the broker recognises it.
 
-A batch that failed for good leaves a gap that the broker does not take anything behind.  Then the
-identity is renewed: the next epoch, sequences from 0, for what was refused behind the gap and all
-that comes.  Every batch that is stamped anew is known not to be in the log: its sequence lay behind
-one that was refused.
+A batch that failed for good leaves a gap, and the broker takes no batch after a gap.  Then the
+identity is renewed: the next epoch, sequences from 0, for what was refused after the gap and all
+that comes.  Every batch that is stamped again is known not to be in the log: its sequence came
+after one that was refused.
 
 One thread at a time: the producer's lock.
 """
@@ -47,11 +47,14 @@ cdef class ProducerIdentity:
 
     cdef int32_t c_stamp(self, uint8_t* p, uint64_t length) noexcept nogil:
         cdef batch_info info
-        cdef int32_t sequence = self.next_sequence
+        cdef int32_t sequence = self.next_sequence, records
         while length and parse_batch_header(p, length, &info) == BATCH_OK and info.size <= length:
             if info.producer_id == -1:
                 stamp_producer(p, info.size, self.producer_id, self.epoch, sequence)
-                sequence = add_sequence(sequence, info.last_offset_delta + 1 if 0 <= info.last_offset_delta < INT32_MAX else 1)
+                records = 1
+                if 0 <= info.last_offset_delta < INT32_MAX:
+                    records = info.last_offset_delta + 1
+                sequence = add_sequence(sequence, records)
             p += info.size
             length -= info.size
         return sequence

@@ -1,23 +1,23 @@
 """How encoded requests reach their partitions: the I/O of a producer.
 
 Owns: for each partition written a `PartitionWriter`, which decides, and an appender, which sends;
-and for each broker that leads one a `BrokerLink`.  A request whose acknowledgement was lost with its
-connection may have been committed and is sent again; with `enable.idempotence`, the default, it was
-stamped when it was first sent (`kdirect.client.idempotence`), and the broker drops what it has.
+and for each broker that leads one a `BrokerLink`.  A request whose acknowledgement was lost with
+its connection may have been committed and is sent again; with `enable.idempotence`, the default, it
+was stamped when it was first sent (`kdirect.client.idempotence`), and the broker drops what it has.
 What may not enter: records, columns, the choice of partitions.
 
 `rdma.produce` says how RDMA is used: exclusively, shared, or as the broker likes.  Where the broker
 refuses (it is switched off, the partition is written over another transport) records travel over
 TCP, and RDMA is tried again after a second.
 
-The face to the layer above is `ProduceDriver`: `send` takes an encoded request and may wait for room
-(`room_ms`), never for its answer; a request sent with a `tag` is answered by exactly one outcome
-from `outcomes`, in order within its partition; errors of requests without a tag are raised by
-`flush`.  No call waits longer than it is told: while a broker is away its requests are kept in the
-backlog of their `PartitionWriter`, and each call tries once to send them.  Where the new way takes
-fewer at a time than the one that ended, every look at outcomes sends as many as there is room for,
-nothing newer overtakes the rest, and the rest fails when the delivery timeout is over.  Callers hold
-one lock around every call.
+The face to the layer above is `ProduceDriver`.  `send` takes an encoded request and may wait for
+room (`room_ms`), never for its answer; a request sent with a `tag` is answered by exactly one
+outcome from `outcomes`, in order within its partition; errors of requests without a tag are raised
+by `flush`.  No call waits longer than it is told to: while a broker is away its requests are kept
+in the backlog of their `PartitionWriter`, and each call tries once to send them.  Where the new way
+takes fewer at a time than the one that ended, every look at outcomes sends as many as there is room
+for, nothing newer overtakes the rest, and the rest fails when the delivery timeout is over.
+Callers hold one lock around every call.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""`kdirect.Producer`: records and Arrow batches into topics, and word of what became of them.
+"""`kdirect.Producer`: sends records and Arrow batches, and reports what became of them.
 
-Owns: the choice of partition, records on their way into batches, back-pressure, delivery reports,
-and the one thread that sends what lingers.  How a request reaches its partition, over which
-datapath, and what is repeated when that breaks is `produce_paths`; how many partitions there are is
-`topics`.
+Owns: records on their way into batches, back-pressure, delivery reports, and the one thread that
+sends what lingers.  How a request reaches its partition, and what is repeated when that fails, is
+decided in `produce_driver` and `partition_writer`; which partition a record goes to in
+`run_partition`; how many partitions a topic has in `topics`.
 
 Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs
 inside `poll` and `flush`.  What differs is a table in docs/python-api.md; the rules that matter:
@@ -14,13 +14,12 @@ inside `poll` and `flush`.  What differs is a table in docs/python-api.md; the r
 - Records of one partition leave in the order of the calls, whichever way they go.
 - `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a
   BufferError.
-- Nothing is lost in silence: what fails is told to its callback or future, and where there is none
-  raised by `flush` and `close`.
+- Nothing is lost in silence: a failure goes to the record's callback or future, and `flush` and
+  `close` raise it where there is none.
 - A producer belongs to the process that made it: in a forked child every call is a ClosedError.
 
-Thread-safe: one lock a producer; callbacks, of futures too, run without it, and who waits with it
-lets others in every few ms.  Records without a key go where RDMA access can be had: a producer
-keeps to one partition for a while, gives it back, and takes the next that is free.
+Thread-safe.  A producer has one lock.  Callbacks, those of futures too, run without the lock.  A
+thread that waits while holding the lock releases it every few milliseconds.
 """
 
 from __future__ import annotations
@@ -46,6 +45,7 @@ from kdirect.client.deliveries import (
     Sent,
 )
 from kdirect.client.gather import as_bytes
+from kdirect.client.linger_thread import FIRST_PAUSE_S, send_what_lingers
 from kdirect.client.partitioner import Keys
 from kdirect.client.produce_driver import ProduceDriver
 from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
@@ -61,8 +61,6 @@ log = logging.getLogger("kdirect.client")
 SLICE_MS = 10.0  # longest wait with the lock held, but for room
 # Between two such waits, for other threads that want the lock: Python does not hand it on.
 TURN_S = 0.0002
-# Of the producer's thread, between two looks at what is under way.
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.0005, 0.01
 REPORTS_AHEAD = 1000  # reports that may wait for poll before produce runs their callbacks
 ERRORS_KEPT = 100
 EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
@@ -147,6 +145,7 @@ class Producer:
         self._wake = threading.Event()
         self._thread_state = IDLE
         self._driver = ProduceDriver(self._session, self.settings)
+        self._try_record: Callable[..., bool] = self._driver.try_record
         self._runs = RunPartitions(
             self._environment,
             self._driver,
@@ -207,14 +206,15 @@ class Producer:
             on_delivery = self._on_delivery
         with self._lock:
             if partition is None or partition == -1:
-                partition = self._choose(topic, key, len(value) if value is not None else 0)  # type: ignore[arg-type]
+                size = len(value) if value is not None else 0
+                partition = self._choose(topic, key, size)  # type: ignore[arg-type]
             tp = self._partition_of(topic, partition)
             sent = False
             if self._at_once and not headers and tp not in self._open:
                 stamp = -1 if timestamp is None else timestamp
                 if on_delivery is not None:
                     sent = self._send_tagged(tp, value, key, stamp, on_delivery)
-                elif self._driver.try_record(tp, value, key, stamp, None, self._block_ms):  # type: ignore[arg-type]
+                elif self._try_record(tp, value, key, stamp, None, self._block_ms):
                     return
             if not sent:
                 self._gather(tp, value, key, headers, timestamp, on_delivery)
@@ -339,7 +339,7 @@ class Producer:
         tag = Sent(
             tp, None, 1, [(0, sink, key, value, None, stamp)], self._monotonic() + self._delivery_s
         )
-        if not self._driver.try_record(tp, value, key, stamp, tag, self._block_ms):
+        if not self._try_record(tp, value, key, stamp, tag, self._block_ms):
             return False
         self._sent.append(tag)
         if len(self._sent) & 127 == 0:
@@ -417,8 +417,10 @@ class Producer:
             try:
                 if self._monotonic() >= sent.deadline:
                     raise DeliveryError(
-                        f"{sent.tp}: {sent.records} records were not sent within delivery.timeout.ms",
-                        hint="the broker is down or overloaded; raise delivery.timeout.ms to wait longer",
+                        f"{sent.tp}: {sent.records} records were not sent within"
+                        " delivery.timeout.ms",
+                        hint="the broker is down or overloaded; raise delivery.timeout.ms to wait"
+                        " longer",
                     )
                 self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms)
             except BufferFullError:
@@ -463,11 +465,12 @@ class Producer:
                 )  # whose futures were resolved here are told by the thread
                 raise BufferFullError(
                     f"{self._held} bytes of records are not acknowledged after {self._block_ms} ms",
-                    hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms or buffer.memory",
+                    hint="the broker takes them more slowly than they come, or is stopped; raise"
+                    " max.block.ms or buffer.memory",
                 )
 
     def _take_outcomes(self) -> bool:
-        """Take in outcomes, and give up what is overdue.  True when there were any."""
+        """Take in outcomes, and give up what is overdue.  True when there were outcomes."""
         sent = self._sent
         outcomes = self._driver.outcomes()
         for tag, base_offset, error in outcomes:
@@ -502,7 +505,7 @@ class Producer:
                 wake = self._wake
                 arguments = (weakref.ref(self, lambda _: wake.set()), wake)
                 self._thread = threading.Thread(
-                    target=_send_what_lingers, args=arguments, name="kdirect-producer", daemon=True
+                    target=send_what_lingers, args=arguments, name="kdirect-producer", daemon=True
                 )
                 self._thread.start()
             self._wake.set()
@@ -545,9 +548,8 @@ class Producer:
     # -- finishing ---------------------------------------------------------------------------------
 
     def poll(self, timeout: float = 0.0) -> int:
-        """Call back for what was delivered or has failed; the number of callbacks.  Waits up to
-        `timeout` seconds for a first one, as long as something is under way; a negative one: for
-        ever."""
+        """Run the callbacks of what was delivered or has failed; how many.  Waits up to `timeout`
+        seconds for a first one, as long as something is under way; for ever if negative."""
         deadline = self._monotonic() + timeout if timeout >= 0 else float("inf")
         while True:
             with self._lock:
@@ -566,7 +568,7 @@ class Producer:
             self._environment.sleep(TURN_S if self._sent else FIRST_PAUSE_S)
 
     def _await_delivery(self, delivery: Delivery, timeout: float | None) -> bool:
-        """Work until `delivery` is done, for at most `timeout` seconds; whether it is."""
+        """Do the producer's work until `delivery` is done or the time is over; whether it is."""
         deadline = float("inf") if timeout is None else self._monotonic() + timeout
         while not delivery.done():
             left_ms = (deadline - self._monotonic()) * 1000
@@ -630,8 +632,7 @@ class Producer:
 
     def purge(self, in_queue: bool = True, in_flight: bool = True) -> None:
         """Give up records: those not sent yet (`in_queue`) were not committed; those under way
-        (`in_flight`) may be.  Their callbacks and futures are told; without one it is nobody's
-        error."""
+        (`in_flight`) may be.  Their callbacks and futures get an error; no call raises one."""
         with self._lock:
             self._check()
             if in_queue:
@@ -693,32 +694,6 @@ class Producer:
             out["failed_records"] = self._failed
             out["waiting_reports"] = len(self._reports)
             return out
-
-
-def _send_what_lingers(producer: weakref.ref[Producer], wake: threading.Event) -> None:
-    """The thread: ends with its producer, and holds it while there are records not delivered."""
-    pause = FIRST_PAUSE_S
-    while True:
-        p = producer()
-        if p is None or p._closed:
-            return
-        try:
-            wait = p._work(pause)
-        except (
-            KdirectError
-        ) as e:  # of a path that cannot be had now: records wait for their delivery timeout
-            log.info("%s", e)
-            wait = LONGEST_PAUSE_S
-        p._resolve_futures()
-        pause = FIRST_PAUSE_S if wait is None else min(2 * pause, LONGEST_PAUSE_S)
-        if wait is None:
-            del p  # nothing is under way: the producer may go
-            wake.wait(60)
-        else:
-            wake.wait(
-                wait
-            )  # and `p` is held: what lingers is sent though nobody else may have the producer any more
-        wake.clear()
 
 
 __all__ = ["DeliveredBatch", "Delivery", "Producer"]

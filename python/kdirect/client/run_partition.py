@@ -4,8 +4,8 @@ Owns: the run of records without a key on one partition of each topic, and how a
 one to the next.  What may not enter: records, and how they are sent.
 
 A record with a key goes where its key says (`kdirect.client.partitioner`).  Records without one go
-where RDMA access can be had: a producer keeps to one partition for a while, gives it back, and takes
-the next that is free.
+where RDMA access can be had: a producer keeps to one partition for a while, gives it back, and
+takes the next that is free.
 """
 
 from __future__ import annotations

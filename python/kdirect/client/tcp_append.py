@@ -7,18 +7,18 @@ batches; what is in them is the codec's business.  Works with any Kafka broker o
 Invariants:
 
 - `TcpAppender` keeps several requests under way.  Batches are committed in the order they were
-  given, but for one case: a batch that the broker refuses for a passing reason while it takes the
-  next one is sent again behind it.
-- A batch whose connection broke before the answer is sent again, and may then be there twice
-  (at-least-once), unless the appender has an identity: then its batches carry a producer id and a
-  sequence, the broker drops the second, and what it refuses because one before it is missing is
-  sent again behind that one.  A batch that was given up may have left a gap: when the broker says
-  so, by refusing the next, that one and those behind it, which cannot be in the log, go on under
-  the next epoch.
+  given, with one exception: a batch that the broker refuses for a transient reason while it takes
+  the next one is sent again after that one.
+- A batch whose connection broke before the answer is sent again, and may then be in the log twice
+  (at-least-once), unless the appender has an identity.  With an identity its batches carry a
+  producer id and a sequence: the broker drops the second copy, and a batch that it refuses because
+  an earlier one is missing is sent again after that one.  A batch that was given up may have left a
+  gap.  When the broker says so, by refusing the next batch, then that batch and those after it,
+  which cannot be in the log, are sent under the next epoch.
 - An error says whether the batch may have been committed nevertheless.
-- No call waits longer than it is told, but for the first connection of all (`Route.reached`):
-  another one is looked for by a thread (`Attempt`), also by an appender that takes the place of one
-  that was given up.
+- No call waits longer than it is told to, except for the very first connection (`Route.reached`).
+  A thread of its own looks for any later connection (`Attempt`), also for an appender that takes
+  the place of one that was given up.
 """
 
 from __future__ import annotations
@@ -209,8 +209,10 @@ class TcpAppender:
                     self._wait(room)
                 else:
                     raise BufferFullError(
-                        f"{self.topic_partition}: {len(self._queue)} requests are not answered after {room_ms:.0f} ms",
-                        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms to wait longer",
+                        f"{self.topic_partition}: {len(self._queue)} requests are not answered"
+                        f" after {room_ms:.0f} ms",
+                        hint="the broker takes them more slowly than they come, or is stopped;"
+                        " raise max.block.ms to wait longer",
                     )
             if self._identity is not None:
                 append.data = memoryview(self._identity.stamp(data))
@@ -248,7 +250,8 @@ class TcpAppender:
                     continue
                 if deadline is not None and self._monotonic() >= deadline:
                     raise TimedOutError(
-                        f"{len(self._queue)} batches of {self.topic_partition} are not acknowledged after {timeout_ms:.0f} ms",
+                        f"{len(self._queue)} batches of {self.topic_partition} are not"
+                        f" acknowledged after {timeout_ms:.0f} ms",
                         hint="wait longer, or look at the broker",
                     )
                 self._wait(deadline)
@@ -333,7 +336,8 @@ class TcpAppender:
         self._send()
 
     def _wait(self, until: float | None) -> None:
-        """Wait until an answer is here, or there is something else to do; no longer than `until`."""
+        """Wait until an answer is here, or there is something else to do, but no longer than
+        `until`."""
         if not self._queue:
             return
         first, now = self._first_under_way(), self._monotonic()
@@ -361,7 +365,7 @@ class TcpAppender:
         if not waiting or self._monotonic() < self._not_before:
             return
         if under_way and (self._out_of_sequence or waiting[0] is not self._queue[under_way]):
-            return  # those under way lie behind one that was refused: first their answers
+            return  # those under way were sent after one that was refused: first their answers
         if not under_way and self._look_again:
             self._connection, self._look_again = None, False
         try:
@@ -500,7 +504,7 @@ class TcpAppender:
             if self._queue[0] is not append:
                 return broker_error(
                     answer.error_code, f"append to {self.topic_partition}"
-                )  # again, behind the one that it waits for
+                )  # again, after the one that it waits for
         error = broker_error(
             answer.error_code, f"append to {self.topic_partition}", answer.error_message
         )
@@ -513,8 +517,8 @@ class TcpAppender:
         return None
 
     def _lose(self, error: KdirectError) -> None:
-        """The connection is gone, silent or was never had.  Answers come in order: behind one that
-        does not come there is none."""
+        """The connection is gone, silent or was never had.  Answers come in order, so after one
+        that does not come there is none."""
         lost = [a for a in self._queue if a._pending is not None]
         for append in lost:
             append._maybe_committed = True
@@ -524,7 +528,7 @@ class TcpAppender:
         self._connection = None
 
     def _retry(self, head: Append, error: KdirectError) -> None:
-        """There will be another attempt, later, or `head` is given up when its time is over before."""
+        """Make another attempt later, or give `head` up when its time is over before that."""
         head._cause = error
         now = self._monotonic()
         pause = self._cluster.backoff((head._deadline - now) * 1000, head._attempts).pause()
@@ -549,7 +553,8 @@ class TcpAppender:
     def _give_up(self, append: Append, cause: KdirectError) -> None:
         after = f" within {self.timeout_ms} ms" if cause.retriable else ""
         append.error = DeliveryError(
-            f"{len(append.data)} bytes were not delivered to {self.topic_partition}{after}: {cause.message}",
+            f"{len(append.data)} bytes were not delivered to {self.topic_partition}{after}:"
+            f" {cause.message}",
             hint=cause.hint,
             maybe_committed=append._maybe_committed,
         )

@@ -1,8 +1,8 @@
 """The topics that a producer writes, and how many partitions each has.
 
 Owns: the counts, which are asked for again every metadata.max.age.ms (a topic can get more
-partitions) and before a partition is said not to exist, and one `TopicPartition` for each partition.
-Which of them a record goes to is decided elsewhere (`kdirect.client.run_partition`).
+partitions) and before a partition is said not to exist, and one `TopicPartition` for each of them.
+Which partition a record goes to is decided elsewhere (`kdirect.client.run_partition`).
 
 Law: every record passes `partition_of`.  A producer that was closed or forked raises ClosedError
 there, at no cost to the others: its table of partitions is empty.

@@ -54,9 +54,16 @@ class MessageConnection(Connection):
     ends.  Raises TransportError or AccessDeniedError where the broker has no such path."""
 
     def __init__(
-        self, control: Connection, transport: str, *, message_bytes: int, requests: int, spin_us: int,
-        environment: Environment = SYSTEM, device_options: Mapping[str, Any] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        control: Connection,
+        transport: str,
+        *,
+        message_bytes: int,
+        requests: int,
+        spin_us: int,
+        environment: Environment = SYSTEM,
+        device_options: Mapping[str, Any] | None = None,
+    ) -> None:
         self._prepare(
             control.host,
             control.port,
@@ -96,8 +103,8 @@ class MessageConnection(Connection):
         self.channel.qp.post_recv(slot, self._answers, slot * ANSWER_BYTES, ANSWER_BYTES)
 
     def _take_sent(self) -> None:
-        """Take the completions of SENDs, whose buffers are free again; a look at them also brings
-        on what waits for a receive."""
+        """Take the completions of SENDs, whose buffers are free again.  To look at them also lets
+        the transport send what waits for a receive."""
         for completion in self.channel.send_cq.poll(64):
             if not completion.ok:
                 raise self._lost("sending", None)

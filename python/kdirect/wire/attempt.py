@@ -1,7 +1,8 @@
 """A call that may wait long for a broker, made where nobody waits for it.
 
-Owns: one thread a call, which ends with it.  A producer that lost its broker looks for it this way,
-so that `produce`, `poll` and its own thread, which share one lock, go on meanwhile.
+Owns: one short-lived thread for each call.  When a producer loses its broker, each attempt to reach
+it again runs this way, so that `produce`, `poll` and the producer's own thread, which share one
+lock, go on meanwhile.  Made by `Environment.spawn`.
 """
 
 from __future__ import annotations
