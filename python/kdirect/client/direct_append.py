@@ -59,6 +59,10 @@ class Sending(enum.Enum):
     ENDED = "ended"  # the appender cannot go on: take back what it has under way
 
 
+# As names of the module, which are found faster than members of an enum: for each request.
+REQUEST_SENT, REQUEST_FULL = Sending.SENT, Sending.FULL
+
+
 class Answers(enum.Enum):
     """What a wait for answers came to."""
 
@@ -136,10 +140,10 @@ class DirectAppender:
         while True:
             code = self.writer.try_batches(data, records, tag)
             if code == SENT:
-                return Sending.SENT
+                return REQUEST_SENT
             if code == SENT_AND_ASK:
                 self.ask_next()
-                return Sending.SENT
+                return REQUEST_SENT
             try:
                 if not self._make_room(code, len(data), deadline):
                     return Sending.ENDED

@@ -373,7 +373,8 @@ cdef class FileWriter(AckReceiver):
             self.c_go_on()
         if (self.appended - self._freed >= self._window
                 or self.appended - self.acknowledged >= self._limit
-                or self._buffer.c_tags_fill(self.appended)
+                or (self._buffer.tagged
+                    and self.appended - self._buffer.collected >= self._window)
                 or self._router.requests_under_way >= self._router.limit):
             return C_NO_ROOM_BUFFER
         return C_SENT if self._buffer.c_reserve(n, start) else C_NO_ROOM_BUFFER
@@ -433,12 +434,6 @@ cdef class FileWriter(AckReceiver):
     cpdef int try_record(self, value, key=None, int64_t timestamp_ms=-1, tag=None) except -1:
         """Send one record as a batch of its own.  Returns SENT, SENT_AND_ASK or, when it was not
         taken, one of the others.  `value` and `key`: bytes or None; `timestamp_ms` -1 is now."""
-        cdef int rc = self._try_record(value, key, timestamp_ms, tag)
-        if rc == C_NO_ROOM_BUFFER and self._buffer.collect(self.acknowledged):
-            rc = self._try_record(value, key, timestamp_ms, tag)
-        return rc
-
-    cdef int _try_record(self, value, key, int64_t timestamp_ms, tag) except -1:
         cdef const uint8_t* v = NULL
         cdef const uint8_t* k = NULL
         cdef int64_t vn = -1, kn = -1, size, producer_id = -1
@@ -498,6 +493,8 @@ cdef class FileWriter(AckReceiver):
             if rc == C_SENT:
                 with nogil:
                     rc = self.c_send(start, <uint32_t> size, 1, position, order, &large)
+        if rc == C_NO_ROOM_BUFFER and self._buffer.collect(self.acknowledged):
+            return self.try_record(value, key, timestamp_ms, tag)
         if rc != C_SENT:
             return rc
         if identity is not None:

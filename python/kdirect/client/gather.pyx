@@ -15,6 +15,7 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
+from kdirect.client.spin cimport now_ms
 from kdirect.errors import ConfigError, FormatError
 
 from kdirect.format.compression cimport Compressor
@@ -69,9 +70,10 @@ cdef class RecordBuilder:
     def size(self):
         return self._used
 
-    def add(self, key, value, headers, int64_t timestamp_ms):
-        """Append a record of bytes or None; `headers` are (str, bytes or None) pairs, or None.  The
-        size of the batch then."""
+    def add(self, key, value, headers, timestamp):
+        """Append a record of bytes or None; `headers` are (str, bytes or None) pairs, or None;
+        `timestamp` in ms since 1970, or None for now.  The size of the batch then."""
+        cdef int64_t timestamp_ms = now_ms() if timestamp is None else timestamp
         cdef int64_t kn = -1 if key is None else PyBytes_GET_SIZE(key)
         cdef int64_t vn = -1 if value is None else PyBytes_GET_SIZE(value)
         cdef int64_t hn = 0, delta, body, n

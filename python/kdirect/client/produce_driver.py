@@ -28,7 +28,13 @@ from dataclasses import replace
 from typing import Any
 
 from kdirect.client.broker_link import BrokerLink, BrokerLinks
-from kdirect.client.direct_append import RELEASE_WAIT_MS, Answers, DirectAppender, Sending
+from kdirect.client.direct_append import (
+    RELEASE_WAIT_MS,
+    REQUEST_FULL,
+    REQUEST_SENT,
+    Answers,
+    DirectAppender,
+)
 from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
 from kdirect.client.identities import Identities
 from kdirect.client.partition_writer import (
@@ -170,9 +176,9 @@ class ProduceDriver:
                 self._require_time(tp, deadline)
                 continue
             sending = appender.submit(data, records, tag, deadline)
-            if sending is Sending.SENT:
+            if sending is REQUEST_SENT:
                 return
-            if sending is Sending.FULL:
+            if sending is REQUEST_FULL:
                 raise _no_room(tp)
             self._recover(p)
 
@@ -512,9 +518,9 @@ class ProduceDriver:
             except KdirectError as e:
                 self._feed(p, NotTaken(e))
                 continue
-            if sending is Sending.SENT:
+            if sending is REQUEST_SENT:
                 self._feed(p, Resent())
-            elif sending is Sending.FULL:
+            elif sending is REQUEST_FULL:
                 return False
             else:
                 self._recover(p)

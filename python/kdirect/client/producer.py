@@ -122,6 +122,7 @@ class Producer:
         self._on_delivery = on_delivery
         self._environment = self._session.environment
         self._monotonic = self._environment.monotonic
+        self._time_ms = self._environment.time_ms
         self._topics = Topics(self._session, self.settings)
         self._partition_of, self._check = self._topics.partition_of, self._topics.check
         self._compression: str = self.settings["compression.type"]
@@ -304,7 +305,7 @@ class Producer:
             self._check()
             if data.num_rows == 0:
                 return 0
-            now = timestamp if timestamp is not None else self._environment.time_ms()
+            now = timestamp if timestamp is not None else self._time_ms()
             for tp, columns in self._columns.split(data, topic):
                 self._send_columns(tp, columns, now, on_delivery)
         self._resolve_futures()
@@ -335,7 +336,7 @@ class Producer:
         """Send one record at once, and remember whom to tell.  False: it was not taken, and nothing
         is remembered."""
         if stamp < 0:
-            stamp = self._environment.time_ms()
+            stamp = self._time_ms()
         tag = Sent(
             tp, None, 1, [(0, sink, key, value, None, stamp)], self._monotonic() + self._delivery_s
         )
@@ -372,7 +373,8 @@ class Producer:
         at_once = self._linger_s == 0 and self._is_written_directly(
             tp
         )  # asked before the record is taken: what it raises is not sent
-        stamp = timestamp if timestamp is not None else self._environment.time_ms()
+        if timestamp is None and sink is not None:
+            timestamp = self._time_ms()  # for the report; else the batch takes its own
         gathering = self._open.get(tp)
         if gathering is None:
             gathering = self._idle_builders.get(tp)
@@ -387,9 +389,10 @@ class Producer:
             now = self._monotonic()
             gathering.due = now + self._linger_s
             gathering.deadline = now + self._delivery_s
-        filled = builder.add(key, value, headers, stamp)
+        filled = builder.add(key, value, headers, timestamp)
         if sink is not None:
-            gathering.reports.append((builder.records - 1, sink, key, value, headers, stamp))
+            report: Any = (builder.records - 1, sink, key, value, headers, timestamp)
+            gathering.reports.append(report)
         gathering.held += size
         self._held += size
         self._open[tp] = gathering
@@ -694,6 +697,3 @@ class Producer:
             out["failed_records"] = self._failed
             out["waiting_reports"] = len(self._reports)
             return out
-
-
-__all__ = ["DeliveredBatch", "Delivery", "Producer"]

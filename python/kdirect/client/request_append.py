@@ -12,7 +12,7 @@ from collections import deque
 from typing import Any
 
 from kdirect.client.broker_link import BrokerLink, BrokerLinks
-from kdirect.client.direct_append import Answers, Sending
+from kdirect.client.direct_append import REQUEST_SENT, Answers, Sending
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.partition_writer import Returned
 from kdirect.client.tcp_append import Append, Route, TcpAppender
@@ -117,7 +117,7 @@ class RequestAppender:
         self._bytes += len(data)
         self.requests += 1
         self._take_answers()
-        return Sending.SENT
+        return REQUEST_SENT
 
     def wait_answered(self, deadline: float) -> Answers:
         """Wait for every answer until the deadline."""

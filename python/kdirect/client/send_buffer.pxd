@@ -29,8 +29,8 @@ cdef class SendBuffer:
                                                        # on have no value
 
     cdef list _outcomes
-    cdef uint64_t _tagged                              # requests with a tag that is not handed on
-    cdef uint64_t _collected                           # every tag before this one was handed on
+    cdef uint64_t tagged                               # requests with a tag that is not handed on
+    cdef uint64_t collected                            # every tag before this one was handed on
 
     cdef set_region(self, MemoryRegion region)
     cdef clear(self)
@@ -42,7 +42,6 @@ cdef class SendBuffer:
     cdef list requests_between(self, uint64_t first, uint64_t end)
     cdef list take_refused(self, uint64_t first, uint64_t end)
     cdef request_t* c_request(self, uint64_t sequence) noexcept nogil
-    cdef bint c_tags_fill(self, uint64_t appended) noexcept nogil
     cdef bint c_reserve(self, uint64_t n, uint64_t* start) noexcept nogil
     cdef void c_take(self, uint64_t start, uint64_t length) noexcept nogil
     cdef void c_free(self, uint64_t upto, uint64_t appended) noexcept nogil

@@ -15,7 +15,8 @@ A request may have a *tag*, any object but None, under which its outcome is told
 request holds the writer's one reference to the tag, in a list, so that the garbage collector sees
 it.  Whoever takes an acknowledgement has no GIL and touches no reference: the base offset or the
 error goes into the slot, and `collect` and `take_refused`, which have the GIL, hand the tag on.  A
-slot with a tag is not used again before that (`c_tags_fill`).  What is in flight when the writer is
+slot with a tag is not used again before that: the writer sends nothing more than a window after
+`collected` while there are tags.  What is in flight when the writer is
 dropped loses its tag with `clear`, or with this object.
 
 A value is given up at the next call that has the GIL after its request's bytes were freed (`drop`),
@@ -61,9 +62,9 @@ cdef class SendBuffer:
         if self._kept > self._dropped:
             self._values = [None] * self.window
         self._dropped = self._kept = 0
-        if self._tagged:
+        if self.tagged:
             self._tags = [None] * self.window
-        self._tagged = 0
+        self.tagged = 0
 
     cdef bytes copy(self, uint64_t sequence):
         """The bytes of a request that is not freed."""
@@ -94,26 +95,26 @@ cdef class SendBuffer:
 
     cdef set_tag(self, uint64_t sequence, tag):
         """Remember under which tag this request, the latest, was sent."""
-        if self._tagged == 0:
-            self._collected = sequence
+        if self.tagged == 0:
+            self.collected = sequence
         self._tags[sequence & (self.window - 1)] = tag
-        self._tagged += 1
+        self.tagged += 1
 
     cdef bint collect(self, uint64_t acknowledged) except -1:
         """Hand on the tags of the requests before `acknowledged` that were not refused, as outcomes
         (tag, base offset, None).  Was there any slot to look at?"""
         cdef request_t* r
         cdef uint64_t slot
-        if self._tagged == 0 or self._collected >= acknowledged:
+        if self.tagged == 0 or self.collected >= acknowledged:
             return False
-        while self._collected < acknowledged:
-            slot = self._collected & (self.window - 1)
+        while self.collected < acknowledged:
+            slot = self.collected & (self.window - 1)
             r = &self.requests[slot]
             if r.error == 0 and self._tags[slot] is not None:
                 self._outcomes.append((self._tags[slot], r.base_offset, None))
                 self._tags[slot] = None
-                self._tagged -= 1
-            self._collected += 1
+                self.tagged -= 1
+            self.collected += 1
         return True
 
     cdef list requests_between(self, uint64_t first, uint64_t end):
@@ -137,14 +138,10 @@ cdef class SendBuffer:
                 tag = self._tags[slot]
                 if tag is not None:
                     self._tags[slot] = None
-                    self._tagged -= 1
+                    self.tagged -= 1
                 out.append((self.copy(s), r.records, tag, r.error))
                 r.error = 0
         return out
-
-    cdef bint c_tags_fill(self, uint64_t appended) noexcept nogil:
-        """Would the next request take the slot of one whose tag was not handed on?"""
-        return self._tagged != 0 and appended - self._collected >= self.window
 
     cdef request_t* c_request(self, uint64_t sequence) noexcept nogil:
         return &self.requests[sequence & (self.window - 1)]
