@@ -186,9 +186,8 @@ def test_an_idempotent_producer_repeats_over_a_new_queue_pair_what_it_lost(serve
         for i in range(600):
             producer._driver.send(TP, encode_records([(None, b"%d" % i, [], 1)]), 1)
             if i % 100 == 50:
-                next(
-                    iter(producer._driver.links)
-                ).messages_at_hand.channel.qp.close()  # requests and answers are under way
+                (link,) = producer._driver.links
+                link._messages.channel.qp.close()  # requests and answers are under way
         producer._driver.flush()
         assert producer.statistics()["send_requests"] == 600
     assert log_of(session) == [b"%d" % i for i in range(600)]

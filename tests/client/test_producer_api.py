@@ -81,7 +81,10 @@ def test_a_control_connection_that_ends_is_told_and_what_is_under_way_is_repeate
         b"three",
         b"after",
     ]
-    told = r"t-0: (the connection to its leader ended \(the cable is out\)|the RDMA connection broke \(.*\)); \d+ requests are repeated"
+    told = (
+        r"t-0: (the connection to its leader ended \(the cable is out\)"
+        r"|the RDMA connection broke \(.*\)); \d+ requests are repeated"
+    )
     assert re.search(told, caplog.text)
 
 
@@ -240,8 +243,13 @@ def test_while_the_broker_is_away_the_number_of_partitions_stands(broker_process
     broker = broker_process()
     create(broker, partitions=2)
     keys = [b"%d" % i for i in range(20)]
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": 60_000, "max.block.ms": 0,
-                "metadata.max.age.ms": 300}  # fmt: skip
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "linger.ms": 60_000,
+        "max.block.ms": 0,
+        "metadata.max.age.ms": 300,
+    }
     with kdirect.Producer(settings) as producer:
         for partition in (0, 1):
             producer.produce("t", b"first", partition=partition)
@@ -471,8 +479,13 @@ def test_stock_clients_read_every_codec_headers_and_nulls(made, transport, codec
     create(broker)
     with make(transport=transport, **{"compression.type": codec, "linger.ms": 20}) as producer:
         for i in range(50):
-            producer.produce("t", None if i % 10 == 3 else b"%d" % i * 20, None if i % 2 else "ключ", timestamp=5000 + i,
-                             headers=[("a", b"1"), ("a", None)] if i % 5 == 0 else None)  # fmt: skip
+            producer.produce(
+                "t",
+                None if i % 10 == 3 else b"%d" % i * 20,
+                None if i % 2 else "ключ",
+                timestamp=5000 + i,
+                headers=[("a", b"1"), ("a", None)] if i % 5 == 0 else None,
+            )
     assert producer.statistics()["failed_records"] == 0
     expected = [
         (
@@ -524,8 +537,15 @@ def test_a_stopped_broker_pushes_back_and_nothing_accepted_is_lost(
 ):
     broker = broker_process()
     create(broker)
-    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": transport, "linger.ms": linger, "max.block.ms": 150,
-                "max.in.flight": 16, "batch.size": 2000, "buffer.memory": 100_000}  # fmt: skip
+    settings = {
+        "bootstrap.servers": broker.bootstrap_servers,
+        "transport": transport,
+        "linger.ms": linger,
+        "max.block.ms": 150,
+        "max.in.flight": 16,
+        "batch.size": 2000,
+        "buffer.memory": 100_000,
+    }
     with kdirect.Producer(settings) as producer:
         producer.produce_sync("t", b"first")
         os.kill(broker.pid, signal.SIGSTOP)

@@ -152,8 +152,14 @@ def test_one_partition_that_expires_does_not_take_the_others_with_it(served):
 
 def test_a_full_send_buffer_over_tcp_is_told_at_once_and_its_records_fail_in_time(served):
     """Fewer requests than the window: only their bytes are too many."""
-    broker, settings = served(transport="tcp", linger_ms=1, max_block_ms=0, delivery_timeout_ms=3000, send_buffer_bytes=1 << 20,
-                              batch_bytes=256 << 10)  # fmt: skip
+    broker, settings = served(
+        transport="tcp",
+        linger_ms=1,
+        max_block_ms=0,
+        delivery_timeout_ms=3000,
+        send_buffer_bytes=1 << 20,
+        batch_bytes=256 << 10,
+    )
     producer = kdirect.Producer(settings)
     producer.produce_sync("t", b"first")
     with stopped(broker):

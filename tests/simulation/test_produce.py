@@ -206,9 +206,8 @@ def vandal(simulation: Simulation, model: Model, how: str):
             old & (1 << layout.SHARED_ORDER_SHIFT) - 1,
         )
         if not completions[0].ok or position + length > writer.length or how == "nothing":
-            if (
-                how == "notice"
-            ):  # others want the partition for themselves, and would wait for ever for one that is idle
+            # Others want the partition for themselves, and would wait for ever for an idle one.
+            if how == "notice":
                 path.channel.close()
             return
         if how == "late":
@@ -251,7 +250,8 @@ def vandal(simulation: Simulation, model: Model, how: str):
                 writer.file_id << 16 | order,
             )
         simulation.sleep(0.05)
-        path.channel.close()  # who is not cut, because the file id that it named is nobody's, leaves
+        # A client that named a file id that nobody has is not cut, so it leaves by itself.
+        path.channel.close()
 
     return simulation.spawn(f"vandal {how}", body)
 
@@ -335,37 +335,93 @@ OFTEN_LOST = Faults(disconnect=0.003, tear=0.2, rnr=0.002)
 TORN = Faults(delay_ns=(100, 400_000), tear=0.2)
 CASES: dict[str, dict] = {
     "exclusive": {"modes": ["exclusive"], "faults": TORN},
-    "exclusive and kafka clients": {"modes": ["exclusive", "auto"], "kafka": 1, "lose": 0.02, "faults": Faults(tear=0.1, rnr=0.002)},
+    "exclusive and kafka clients": {
+        "modes": ["exclusive", "auto"],
+        "kafka": 1,
+        "lose": 0.02,
+        "faults": Faults(tear=0.1, rnr=0.002),
+    },
     "damaged": {
-        "modes": ["exclusive", "shared"], "client": {"enable.idempotence": "false"}, "damage": 0.1, "exactly_once": False, "kafka": 1,
+        "modes": ["exclusive", "shared"],
+        "client": {"enable.idempotence": "false"},
+        "damage": 0.1,
+        "exactly_once": False,
+        "kafka": 1,
         "faults": Faults(tear=0.1),
     },
     "shared": {"modes": ["shared"]},
     "auto": {"modes": ["auto"], "faults": TORN},
     "kafka clients": {"modes": ["shared", "auto"], "kafka": 2, "lose": 0.02},
-    "compare and swap": {"modes": ["shared"], "client": {"rdma.produce.atomic": "cas"}, "faults": TORN, "kafka": 1},
+    "compare and swap": {
+        "modes": ["shared"],
+        "client": {"rdma.produce.atomic": "cas"},
+        "faults": TORN,
+        "kafka": 1,
+    },
     "notices": {
-        "modes": ["exclusive", "shared", "auto"], "client": {"rdma.notify": "send"}, "kafka": 1,
-        "vandals": ["notice"], "chaos": ["kill", "roll", "read"], "faults": Faults(disconnect=0.002, tear=0.2, rnr=0.002),
+        "modes": ["exclusive", "shared", "auto"],
+        "client": {"rdma.notify": "send"},
+        "kafka": 1,
+        "vandals": ["notice"],
+        "chaos": ["kill", "roll", "read"],
+        "faults": Faults(disconnect=0.002, tear=0.2, rnr=0.002),
     },
     "ahead": {
-        "modes": ["exclusive", "auto"], "producers": (1, 2), "requests": (40, 80), "settings": {"segment_bytes": 8192}, "faults": TORN,
+        "modes": ["exclusive", "auto"],
+        "producers": (1, 2),
+        "requests": (40, 80),
+        "settings": {"segment_bytes": 8192},
+        "faults": TORN,
         "chaos": ["roll", "read"],
     },
     "ahead and others": {
-        "modes": ["exclusive", "auto"], "producers": (1, 2), "requests": (40, 80), "kafka": 1, "lose": 0.02,
-        "settings": {"segment_bytes": 8192}, "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
+        "modes": ["exclusive", "auto"],
+        "producers": (1, 2),
+        "requests": (40, 80),
+        "kafka": 1,
+        "lose": 0.02,
+        "settings": {"segment_bytes": 8192},
+        "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
         "chaos": ["kill", "stop", "stop broker", "restart", "roll", "read"],
     },
     "large values": {
-        "modes": ["exclusive", "shared"], "sizes": (30, 8200, 20_000), "kafka": 1, "settings": {"segment_bytes": 65536},
-        "chaos": ["roll", "read"], "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
+        "modes": ["exclusive", "shared"],
+        "sizes": (30, 8200, 20_000),
+        "kafka": 1,
+        "settings": {"segment_bytes": 65536},
+        "chaos": ["roll", "read"],
+        "faults": Faults(disconnect=0.003, tear=0.2, rnr=0.002),
     },
-    "rolls": {"modes": ["shared", "auto"], "kafka": 1, "settings": {"segment_bytes": 8192}, "chaos": ["roll", "read"]},
-    "killed and stopped": {"modes": ["shared", "auto"], "kafka": 1, "faults": TORN, "chaos": ["kill", "stop", "read"]},
-    "vandals": {"modes": ["shared", "auto"], "kafka": 1, "vandals": ["nothing", "rubbish", "short", "order", "late"], "chaos": ["read"]},
-    "lost connections": {"modes": ["shared", "auto"], "kafka": 1, "faults": Faults(disconnect=0.01, tear=0.1, rnr=0.002), "lose": 0.05},
-    "broker": {"modes": ["shared", "auto"], "kafka": 1, "lose": 0.02, "chaos": ["stop broker", "restart", "read"]},
+    "rolls": {
+        "modes": ["shared", "auto"],
+        "kafka": 1,
+        "settings": {"segment_bytes": 8192},
+        "chaos": ["roll", "read"],
+    },
+    "killed and stopped": {
+        "modes": ["shared", "auto"],
+        "kafka": 1,
+        "faults": TORN,
+        "chaos": ["kill", "stop", "read"],
+    },
+    "vandals": {
+        "modes": ["shared", "auto"],
+        "kafka": 1,
+        "vandals": ["nothing", "rubbish", "short", "order", "late"],
+        "chaos": ["read"],
+    },
+    "lost connections": {
+        "modes": ["shared", "auto"],
+        "kafka": 1,
+        "faults": Faults(disconnect=0.01, tear=0.1, rnr=0.002),
+        "lose": 0.05,
+    },
+    "broker": {
+        "modes": ["shared", "auto"],
+        "kafka": 1,
+        "lose": 0.02,
+        "chaos": ["stop broker", "restart", "read"],
+    },
     "two-sided": {
         "modes": ["exclusive", "shared", "auto"],
         "two sided": 2,
@@ -382,11 +438,15 @@ CASES: dict[str, dict] = {
         "chaos": ["stop broker", "restart", "read"],
     },
     "everything": {
-        "modes": ["shared", "auto", "off"], "kafka": 1, "lose": 0.02, "faults": Faults(disconnect=0.005, tear=0.2, rnr=0.002),
-        "settings": {"segment_bytes": 16384}, "vandals": ["nothing", "rubbish", "short", "late"],
+        "modes": ["shared", "auto", "off"],
+        "kafka": 1,
+        "lose": 0.02,
+        "faults": Faults(disconnect=0.005, tear=0.2, rnr=0.002),
+        "settings": {"segment_bytes": 16384},
+        "vandals": ["nothing", "rubbish", "short", "late"],
         "chaos": ["kill", "stop", "stop broker", "restart", "roll", "read"],
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -2,7 +2,7 @@
 """Records on their way into a batch: one `RecordBuilder` a partition that gathers.
 
 Owns: the bytes of one open batch, written record by record as they come.  When a batch is sent,
-over which path, and who is told of it is the producer's.
+over which path, and which callbacks hear of it is decided by the producer.
 
 Invariants: a record is in the batch whole or not at all; `take` gives a batch that no one else
 holds and leaves the builder empty. One thread at a time: the producer's lock.

@@ -69,8 +69,9 @@ def murmur2(const uint8_t[::1] key):
     return <int32_t>murmur2_of(&key[0] if key.shape[0] else NULL, <uint32_t>key.shape[0])
 
 
-def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t data, int64_t data_bytes, int64_t first, int64_t rows,
-              int32_t partitions, int32_t[::1] out, bint crc=False):
+def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t data,
+              int64_t data_bytes, int64_t first, int64_t rows, int32_t partitions,
+              int32_t[::1] out, bint crc=False):
     """Partition of each key to `out`, by murmur2 or CRC-32, -1 for null keys.  `validity` 0: no
     nulls.  `offset_bytes` 4, 8, or 0: keys of `data_bytes` each, side by side.  `first` is the row
     the slice begins at.  Returns (null rows, first row whose offsets are broken or -1)."""
@@ -79,7 +80,7 @@ def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t
     cdef const int32_t* offsets32 = <const int32_t*>offsets
     cdef const int64_t* offsets64 = <const int64_t*>offsets
     cdef int64_t i, row, start, stop, nulls = 0, broken = -1
-    cdef uint32_t count = <uint32_t>partitions
+    cdef uint32_t count = <uint32_t>partitions, length
     with nogil:
         for i in range(rows):
             row = first + i
@@ -96,13 +97,15 @@ def hash_rows(uintptr_t validity, uintptr_t offsets, int offset_bytes, uintptr_t
             else:
                 start = row * data_bytes
                 stop = start + data_bytes
-            if start < 0 or stop < start or (offset_bytes and stop > data_bytes) or stop - start > 0x7FFFFFFF:
+            if (start < 0 or stop < start or (offset_bytes and stop > data_bytes)
+                    or stop - start > 0x7FFFFFFF):
                 broken = i
                 break
+            length = <uint32_t>(stop - start)
             if crc:
-                out[i] = <int32_t>(crc32_of(bytes_ + start, <uint32_t>(stop - start)) % count)
+                out[i] = <int32_t>(crc32_of(bytes_ + start, length) % count)
             else:
-                out[i] = <int32_t>((murmur2_of(bytes_ + start, <uint32_t>(stop - start)) & 0x7FFFFFFF) % count)
+                out[i] = <int32_t>((murmur2_of(bytes_ + start, length) & 0x7FFFFFFF) % count)
     return nulls, broken
 
 

@@ -101,7 +101,7 @@ Outcome = tuple[Any, int, DeliveryError | None]
 
 
 class _Partition:
-    """A partition that is written: who decides, and what carries out."""
+    """A partition that is written: the machine that decides, and the appender that sends."""
 
     __slots__ = ("appender", "link", "tp", "writer")
 

@@ -30,7 +30,7 @@ from kdirect.wire.connection import Connection
 from kdirect.wire.environment import SYSTEM, Environment
 
 ANSWER_BYTES = 4096
-FRAME_BYTES = 4096  # of a request beside its batches: names and numbers
+FRAME_BYTES = 4096  # of a request in addition to its batches: names and numbers
 MAX_REQUESTS = 128
 _SIZE = struct.Struct(">i")
 
