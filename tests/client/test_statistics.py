@@ -172,7 +172,7 @@ def test_of_memory_and_of_other_transports():
     assert set(SimNetwork(seed=1).device("a").statistics()) == metrics.names("rdma")
     verbs = re.search(
         r"^COUNTERS = \((.*?)\)$",
-        (ROOT / "python/kdirect/rdma/verbs_device.py").read_text(),
+        (ROOT / "python/kdirect/rdma/verbs_opened.py").read_text(),
         re.MULTILINE | re.DOTALL,
     )
     assert verbs is not None and set(re.findall(r'"(\w+)"', verbs[1])) == metrics.names("rdma")

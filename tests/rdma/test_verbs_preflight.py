@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kdirect.errors import RdmaError, TransportError
-from kdirect.rdma import verbs_choice, verbs_preflight
+from kdirect.rdma import verbs_choice, verbs_limits, verbs_preflight
 from kdirect.rdma.contract import Access, Memory
 from kdirect.rdma.verbs_link import Address
 
@@ -144,18 +144,18 @@ def test_preflight_ends_at_the_first_step_that_fails() -> None:
 
 LOW_LIMIT = """
 import contextlib, os, resource
-from kdirect.rdma import verbs_preflight
+from kdirect.rdma import verbs_limits, verbs_preflight
 from kdirect.rdma.contract import Memory
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
 if os.geteuid() == 0:
     with contextlib.suppress(PermissionError):  # a root without capabilities
         os.setuid(65534)  # without CAP_IPC_LOCK
-print(verbs_preflight.memlock_limit())
+print(verbs_limits.memlock_limit())
 print(verbs_preflight.memlock_step(32 << 10).ok)
 step = verbs_preflight.memlock_step(64 << 20)
 print(step.ok, step.detail, step.hint)
-print(verbs_preflight.registration_error(12, Memory.anonymous(1 << 20), 1, 1 << 20))
-print(verbs_preflight.queue_error(12, "a completion queue", "1024 entries"))
+print(verbs_limits.registration_error(12, Memory.anonymous(1 << 20), 1, 1 << 20))
+print(verbs_limits.queue_error(12, "a completion queue", "1024 entries"))
 """
 
 
@@ -184,12 +184,12 @@ def test_enough_locked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
     )
-    assert verbs_preflight.memlock_limit() == -1 and verbs_preflight.memlock_step(1 << 40).ok
+    assert verbs_limits.memlock_limit() == -1 and verbs_preflight.memlock_step(1 << 40).ok
 
 
 def test_registration_errors_tell_file_systems_and_read_only_mappings_apart(tmp_path: Path) -> None:
     anonymous = Memory.anonymous(4096)
-    error = verbs_preflight.registration_error(
+    error = verbs_limits.registration_error(
         errno.EFAULT, Memory.map(anonymous.fd, 4096, False), Access.REMOTE_READ, 4096
     )
     assert (
@@ -203,8 +203,8 @@ def test_registration_errors_tell_file_systems_and_read_only_mappings_apart(tmp_
     fd = os.open(path, os.O_RDWR)
     on_disk = Memory.map(fd, 4096, True)
     os.close(fd)
-    error = verbs_preflight.registration_error(errno.EFAULT, on_disk, 7, 4096)
-    kind = verbs_preflight._filesystem(on_disk.fd)[0]
+    error = verbs_limits.registration_error(errno.EFAULT, on_disk, 7, 4096)
+    kind = verbs_limits.filesystem(on_disk.fd)[0]
     assert kind
     if kind != "tmpfs":
         assert (
@@ -214,7 +214,7 @@ def test_registration_errors_tell_file_systems_and_read_only_mappings_apart(tmp_
             and "log.dirs" in error.hint
         )
     for code in (errno.ENOSPC, errno.EIO, errno.ENOMEM):
-        error = verbs_preflight.registration_error(code, anonymous, 7, 4096)
+        error = verbs_limits.registration_error(code, anonymous, 7, 4096)
         assert "4096 bytes" in error.message and error.hint
 
 

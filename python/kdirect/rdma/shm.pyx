@@ -252,7 +252,7 @@ class ShmDevice(Device):
         with nogil:             # a broker opens its device on a thread while its event loop serves
             light = fences_register()
         self._fences = bool(light)
-        self._service = shm_link.LinkService()
+        self._service = shm_link.ShmLinkService()
         self._lock = threading.Lock()
         self._domains = set()
         self._cqs = set()

@@ -1,23 +1,25 @@
 """How two shm queue pairs find each other: addresses, the handshake and the service thread.
 
-Law of the room: control plane only.  Nothing here runs while data moves; the thread sleeps in epoll
-until a peer connects, announces a region or leaves.  What a peer says is checked before it is used;
-a peer that says anything else is dropped, and nobody else notices.
+Law of the room: control plane only.  Nothing here runs while data moves.  The thread sleeps in
+epoll until a peer connects, announces a region or leaves.  What a peer says is checked before it is
+used; a peer that says anything else is dropped, and nobody else notices.
 
-Handshake over one SOCK_SEQPACKET Unix socket (abstract name, same network namespace)::
+The handshake uses one SOCK_SEQPACKET Unix socket (an abstract name, so both ends must be in the
+same network namespace)::
 
     active                                   passive (service thread)
     HELLO   + eventfd, key table  -------->  uid, version, one-time token, expected peer
     ANNOUNCE ...                  -------->
     READY                         -------->
-                                  <--------  WELCOME + pair memory, eventfd, key table   (or REFUSED + text)
+                                  <--------  WELCOME + pair memory, eventfd, key table
+                                             (or REFUSED + text)
                                   <--------  ANNOUNCE ...
                                   <--------  READY           passive side is in RTS
     active side is in RTS
 
-Afterwards the socket carries ANNOUNCE and REVOKE both ways (shm_ring.h).  A side shuts or closes
-its end only after its queue pair is in ERROR and its executor has left: so an end of file says that
-this peer touches nobody's memory any more.
+Afterwards the socket carries ANNOUNCE and REVOKE in both directions (shm_ring.h).  A side shuts
+down or closes its end only after its queue pair is in ERROR and its executor has left.  So an end
+of file means that this peer touches nobody's memory any more.
 """
 
 from __future__ import annotations
@@ -28,13 +30,14 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
 from kdirect.errors import TransportError
+from kdirect.rdma.link_service import LinkService
 
 log = logging.getLogger("kdirect.rdma.shm")
 
@@ -51,9 +54,8 @@ MSG_REFUSED = 3
 _HELLO = struct.Struct("<4sHH16s16sIIII")
 _REPLY = struct.Struct("<4sHHIIII")  # REFUSED: UTF-8 text follows
 _MAGIC = b"KDSL"
-_ADDRESS = struct.Struct(
-    "<4sH16s16sQIB"
-)  # magic, version, token, boot id, network namespace, qp_num, length of the name that follows
+# magic, version, token, boot id, network namespace, qp_num, length of the name that follows
+_ADDRESS = struct.Struct("<4sH16s16sQIB")
 _ADDRESS_MAGIC = b"KDSA"
 MAX_QUEUE = 1 << 20
 MAX_SEND_BYTES = 1 << 30
@@ -84,7 +86,7 @@ class Address:
         )
 
     @classmethod
-    def unpack(cls, data: Any) -> Address:
+    def unpack(cls, data: bytes) -> Address:
         """TransportError when `data` is not the address of a shm queue pair of this version."""
         data = bytes(data)
         if len(data) < _ADDRESS.size or data[:4] != _ADDRESS_MAGIC:
@@ -111,19 +113,21 @@ class Address:
         boot_id, namespace = place()
         if any(self.boot_id) and any(boot_id) and self.boot_id != boot_id:
             raise TransportError(
-                f"queue pair {self.qp_num} is on another host (boot id {self.boot_id.hex()}, here {boot_id.hex()})",
+                f"queue pair {self.qp_num} is on another host"
+                f" (boot id {self.boot_id.hex()}, here {boot_id.hex()})",
                 hint="shm works within one host: use transport=verbs or transport=tcp",
             )
         if self.namespace and namespace and self.namespace != namespace:
             raise TransportError(
-                f"queue pair {self.qp_num} is in another network namespace ({self.namespace}, here {namespace})",
+                f"queue pair {self.qp_num} is in another network namespace"
+                f" ({self.namespace}, here {namespace})",
                 hint="run both ends in one network namespace (container), or use transport=tcp",
             )
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What the handshake tells of the other side."""
+    """What the handshake says about the other side."""
 
     token: bytes
     qp_num: int
@@ -133,7 +137,7 @@ class Peer:
 
 
 def place() -> tuple[bytes, int]:
-    """(boot id, network namespace) of this process; zeros where /proc does not tell."""
+    """(boot id, network namespace) of this process; zeros where /proc does not say."""
     boot_id, namespace = bytes(16), 0
     with contextlib.suppress(OSError, ValueError), open("/proc/sys/kernel/random/boot_id") as f:
         boot_id = bytes.fromhex(f.read().strip().replace("-", ""))
@@ -166,7 +170,7 @@ def recv_fds(sock: socket.socket, size: int, most: int) -> tuple[bytes, list[int
     return data, list(fds)
 
 
-def close_fds(fds: Any) -> None:
+def close_fds(fds: Iterable[int]) -> None:
     for fd in fds:
         with contextlib.suppress(OSError):
             os.close(fd)
@@ -234,9 +238,8 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         try:
             data, fds = recv_fds(sock, 512, 3)
-        except (
-            ConnectionResetError
-        ):  # it closed without reading our announcements; what it said comes next
+        except ConnectionResetError:
+            # The peer closed without reading our announcements; what it said can still be read.
             data, fds = recv_fds(sock, 512, 3)
     except OSError as e:
         raise TransportError(
@@ -254,9 +257,10 @@ def recv_welcome(sock: socket.socket, address: Address, deadline: float) -> tupl
             return Peer(address.token, qp_num, max_recv_wr, max_send_bytes, bool(fences)), fds
         if kind == MSG_REFUSED:
             close_fds(fds)
+            text = data[_REPLY.size :].decode(errors="replace")
             raise TransportError(
-                f"queue pair {address.qp_num} refused the connection: {data[_REPLY.size :].decode(errors='replace')}",
-                hint="exchange addresses anew and connect the passive side first",
+                f"queue pair {address.qp_num} refused the connection: {text}",
+                hint="exchange new addresses and connect the passive side first",
             )
     close_fds(fds)
     raise TransportError(
@@ -271,175 +275,59 @@ def peer_uid(sock: socket.socket) -> int:
 
 
 # -- the service thread ----------------------------------------------------------------------------
-class LinkService:
-    """One daemon thread a device: accepts peers, takes in announcements, notices hang-ups.
+class LinkedPair(Protocol):
+    """What the service asks of a shm queue pair."""
 
-    Life: created with the device, started by the first address or connection, `stop()` by the
-    device's close.  Threads: `expect`, `forget`, `watch` from any; the rest on its own thread.  It
-    owns the listener and connections that have not said HELLO; a queue pair owns its socket, and
-    the service keeps the queue pair alive until the peer has left.
+    def _expected_token(self) -> bytes:
+        """The token of the peer that it waits for."""
 
-    A queue pair gives it ``_expected_token()``, ``_greet(sock, peer, fds) -> bool`` (True: it owns
-    `sock` now), ``_link_event(left) -> bool`` (False: the link is over), ``_link_error()`` (tell
-    the peer, if it went to ERROR here) and ``_link_close()``.
+    def _greet(self, sock: socket.socket, peer: Peer, fds: list[int]) -> bool:
+        """The peer has said HELLO.  True: the queue pair owns `sock` now."""
+
+    def _link_event(self, left: bool) -> bool:
+        """Take in what the peer announced.  `left`: it hung up.  False: the link is over."""
+
+    def _link_error(self) -> None:
+        """Tell the peer, if the queue pair went to ERROR here."""
+
+    def _link_close(self) -> None:
+        """The link is over."""
+
+
+class ShmLinkService(LinkService[LinkedPair, LinkedPair]):
+    """The service thread of a shm device; see LinkService.
+
+    A queue pair owns its socket.  The service keeps the queue pair alive until the peer has left.
     """
 
     def __init__(self) -> None:
+        super().__init__("shm", log, HANDSHAKE_TIMEOUT_S)
         self.name = f"kdirect-{os.getpid()}-{os.urandom(8).hex()}".encode()
-        self.kick_fd = -1
-        self._lock = threading.Lock()
-        self._expected: dict[bytes, Any] = {}
-        self._links: dict[int, Any] = {}
-        self._pending: dict[int, tuple[socket.socket, float]] = {}
-        self._thread: threading.Thread | None = None
-        self._listener: socket.socket | None = None
-        self._epoll: select.epoll | None = None
-        self._stopping = False
 
-    # any thread
-    def start(self) -> None:
-        with self._lock:
-            if self._thread is not None or self._stopping:
-                return
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                listener.bind(b"\0" + self.name)
-                listener.listen(128)
-                listener.setblocking(False)
-                self.kick_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-                self._epoll = select.epoll()
-                self._epoll.register(listener.fileno(), select.EPOLLIN)
-                self._epoll.register(self.kick_fd, select.EPOLLIN)
-            except OSError as e:
-                listener.close()
-                raise TransportError(
-                    f"cannot open the shm transport's listener: {e.strerror}",
-                    hint="check the limit of open files (ulimit -n)",
-                ) from e
-            self._listener = listener
-            self._thread = threading.Thread(target=self._run, name="kdirect-shm", daemon=True)
-            self._thread.start()
+    def _open_listener(self) -> socket.socket:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            listener.bind(b"\0" + self.name)
+            listener.listen(128)
+            listener.setblocking(False)
+        except OSError as e:
+            listener.close()
+            raise TransportError(
+                f"cannot open the shm transport's listener: {e.strerror}",
+                hint="check the limit of open files (ulimit -n)",
+            ) from e
+        return listener
 
-    def expect(self, token: bytes, qp: Any) -> None:
-        with self._lock:
-            self._expected[token] = qp
-
-    def forget(self, token: bytes) -> None:
-        with self._lock:
-            self._expected.pop(token, None)
-
-    def watch(self, fd: int, qp: Any) -> None:
-        """Take over a connected active queue pair's socket (its owner stays the queue pair)."""
-        with self._lock:
-            if self._epoll is None:
-                raise TransportError(
-                    "the shm device was closed while connecting", hint="open it again"
-                )
-            self._links[fd] = qp
-            self._epoll.register(fd, select.EPOLLIN | select.EPOLLRDHUP)
-        self.kick()
-
-    def kick(self) -> None:
-        with self._lock:
-            if self.kick_fd >= 0:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_write(self.kick_fd, 1)
-
-    def stop(self) -> None:
-        """End the thread and every link; queue pairs must be closed already."""
-        with self._lock:
-            self._stopping = True
-            thread = self._thread
-        if thread is not None and thread is not threading.current_thread():
-            self.kick()
-            thread.join()
-            with (
-                self._lock
-            ):  # last, so that nobody kicks a descriptor that means something else by now
-                if self.kick_fd >= 0:
-                    os.close(self.kick_fd)
-                    self.kick_fd = -1
-
-    def abandon(self) -> None:
-        """In a forked child, where the thread does not exist: close the descriptors, so that the
-        peers see the parent's end when the parent leaves."""
-        self._lock = threading.Lock()
-        if self._epoll is not None:
-            self._epoll.close()
-        if self._listener is not None:
-            self._listener.close()
-        for sock, _ in self._pending.values():
-            sock.close()
-        if self.kick_fd >= 0:
-            os.close(self.kick_fd)
-        self._epoll = self._listener = self._thread = None
-        self.kick_fd = -1
-        self._stopping = True
-        self._expected.clear()
-        self._links.clear()
-        self._pending.clear()
-
-    # service thread
-    def _run(self) -> None:
-        assert self._epoll is not None and self._listener is not None
-        listener, kick = self._listener.fileno(), self.kick_fd
-        while True:
-            kicked = False
-            for fd, events in self._epoll.poll(1.0 if self._pending else -1):
-                try:
-                    if fd == kick:
-                        os.eventfd_read(kick)
-                        kicked = True
-                    elif fd == listener:
-                        self._accept()
-                    elif fd in self._pending:
-                        self._hello(fd)
-                    elif fd in self._links:
-                        self._link_event(fd, events)
-                except Exception:  # one peer's trouble must not end the service of the others
-                    log.exception("shm link on descriptor %d failed", fd)
-                    try:
-                        self._drop(fd)
-                    except Exception:
-                        log.exception("and could not be closed")
-            if self._stopping:
-                break
-            if kicked:
-                for qp in list(self._links.values()):
-                    qp._link_error()
-            if self._pending:
-                now = time.monotonic()
-                for fd, (_, deadline) in list(self._pending.items()):
-                    if now > deadline:
-                        self._drop(fd)
-        self._close_all()
-
-    def _accept(self) -> None:
-        assert self._listener is not None and self._epoll is not None
-        while True:
-            try:
-                sock, _ = self._listener.accept()
-            except BlockingIOError:
-                return
-            except OSError as e:
-                log.error(
-                    "cannot accept a shm peer: %s; check the limit of open files (ulimit -n)",
-                    e.strerror,
-                )
-                time.sleep(0.1)
-                return
-            sock.setblocking(False)
-            uid = peer_uid(sock)
-            if uid not in (0, os.geteuid()):
-                log.warning("refused a shm peer of user %d", uid)
-                send_refused(sock, f"user {uid} may not connect to a device of user {os.geteuid()}")
-                sock.close()
-                continue
-            self._pending[sock.fileno()] = (sock, time.monotonic() + HANDSHAKE_TIMEOUT_S)
-            self._epoll.register(sock.fileno(), select.EPOLLIN | select.EPOLLRDHUP)
+    def _admit(self, sock: socket.socket) -> bool:
+        uid = peer_uid(sock)
+        if uid in (0, os.geteuid()):
+            return True
+        log.warning("refused a shm peer of user %d", uid)
+        send_refused(sock, f"user {uid} may not connect to a device of user {os.geteuid()}")
+        return False
 
     def _hello(self, fd: int) -> None:
-        sock, _ = self._pending[fd]
+        sock = self._pending[fd].sock
         try:
             data, fds = recv_fds(sock, 512, 4)
         except BlockingIOError:
@@ -447,81 +335,45 @@ class LinkService:
         except OSError:
             self._drop(fd)
             return
-        refusal, qp = "", None
         if len(data) < 8 or data[:4] != _MAGIC:
             close_fds(fds)
             self._drop(fd)
             return
-        _, version, kind = struct.unpack_from("<4sHH", data)
-        if version != VERSION:
-            refusal = f"this side speaks version {VERSION} of the shm transport"
-        elif kind != MSG_HELLO or len(data) != _HELLO.size or len(fds) != 2:
-            refusal = "malformed greeting"
-        else:
-            _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes, fences = _HELLO.unpack(
-                data
-            )
-            peer = Peer(token, qp_num, max_recv_wr, max_send_bytes, bool(fences))
-            with self._lock:
-                qp = self._expected.get(target)
-                if qp is None:
-                    refusal = "no queue pair expects this token (it was used, or its queue pair was closed)"
-                elif not _sane(max_recv_wr, max_send_bytes):
-                    refusal = "malformed greeting"
-                elif qp._expected_token() != token:
-                    refusal = "the queue pair expects another peer"
-                else:
-                    del self._expected[target]
-        if refusal:
+        qp, peer = self._wanted(data, fds)
+        if isinstance(qp, str):
             close_fds(fds)
-            send_refused(sock, refusal)
+            send_refused(sock, qp)
             self._drop(fd)
-            return
-        del self._pending[fd]
-        if qp is not None and qp._greet(sock, peer, fds):
-            with self._lock:
-                self._links[fd] = qp
+        elif qp._greet(sock, peer, fds):
+            self._establish(fd, qp)
             self._link_event(fd, 0)
         else:
             send_refused(sock, "the queue pair cannot be set up")
-            self._forget_fd(fd)
-            sock.close()
+            self._drop(fd)
+
+    def _wanted(self, data: bytes, fds: list[int]) -> tuple[LinkedPair | str, Peer]:
+        """(the queue pair that a HELLO is for, its sender); a text in place of the queue pair says
+        why the sender is refused."""
+        nobody = Peer(b"", 0, 0, 0, False)
+        _, version, kind = struct.unpack_from("<4sHH", data)
+        if version != VERSION:
+            return f"this side speaks version {VERSION} of the shm transport", nobody
+        if kind != MSG_HELLO or len(data) != _HELLO.size or len(fds) != 2:
+            return "malformed greeting", nobody
+        _, _, _, target, token, qp_num, max_recv_wr, max_send_bytes, fences = _HELLO.unpack(data)
+        if not _sane(max_recv_wr, max_send_bytes):
+            return "malformed greeting", nobody
+        peer = Peer(token, qp_num, max_recv_wr, max_send_bytes, bool(fences))
+        return self._claim(target, lambda qp: qp._expected_token() == token), peer
 
     def _link_event(self, fd: int, events: int) -> None:
-        qp = self._links[fd]
         left = bool(events & (select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR))
-        if not qp._link_event(left):
-            self._finish(fd, qp)
+        if not self._links[fd]._link_event(left):
+            self._finish(fd)
 
-    def _finish(self, fd: int, qp: Any) -> None:
-        with self._lock:
-            self._links.pop(fd, None)
-        self._forget_fd(fd)
-        qp._link_close()
+    def _end_link(self, link: LinkedPair) -> None:
+        link._link_close()
 
-    def _forget_fd(self, fd: int) -> None:
-        if self._epoll is not None:
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
-
-    def _drop(self, fd: int) -> None:
-        if fd in self._pending:
-            sock, _ = self._pending.pop(fd)
-            self._forget_fd(fd)
-            sock.close()
-        elif fd in self._links:
-            qp = self._links[fd]
-            qp._link_event(True)
-            self._finish(fd, qp)
-
-    def _close_all(self) -> None:
-        for fd, qp in list(self._links.items()):
-            self._finish(fd, qp)
-        for fd in list(self._pending):
-            self._drop(fd)
-        with self._lock:
-            assert self._epoll is not None and self._listener is not None
-            self._epoll.close()
-            self._listener.close()
-            self._epoll = self._listener = None
-            self._expected.clear()
+    def _kicked(self) -> None:
+        for qp in list(self._links.values()):
+            qp._link_error()

@@ -3,7 +3,7 @@
 Owns: the import (at first use, never before: a process that does not use RDMA does not load it),
 the differences between pyverbs 44 of Debian (`pyverbs.enums`) and 59 (`pyverbs.libibverbs_enums`),
 and a thin face in plain types that the rest of the provider is written against (`verbs_device`,
-`verbs_queues`).  What may not enter: the contract's classes, policy, accounting.
+`verbs_completions`, `verbs_queue_pairs`).  What may not enter: the contract's classes, policy, accounting.
 
 Every call that libibverbs refuses raises OSError with its errno; the callers say what that means.
 pyverbs holds the GIL during all of its calls, so a descriptor is polled before an event is taken
@@ -42,7 +42,7 @@ _library: Library | None = None
 _opening = threading.Lock()
 
 
-def rnr_timer_code(timeout_ms: int) -> int:
+def rnr_timer_code(timeout_ms: float) -> int:
     """The code of the longest RNR timer with which all repetitions together stay within
     `timeout_ms`."""
     fitting = [

@@ -5,35 +5,31 @@ How to use it (``kdirect doctor``, and a broker's or client's log)::
     steps = preflight("192.168.1.5", paths=["/dev/shm/kdirect"])
     for step in steps:
         print("ok " if step.ok else "NO ", step.name, step.detail, step.hint)
-    usable = all(step.ok for step in steps)      # exit status; steps[-1] is the data ping, or the step that ended the walk
+    usable = all(step.ok for step in steps)
+    # steps[-1] is the data ping, or the step that ended the walk
 
-Steps come in the order in which a connection needs them, under the names in `STEPS`; the walk ends
-at the first failure behind which nothing can be tried, so the last step either is the ping and
-passed, or failed.  `preflight` raises nothing that the host is to blame for. It opens the device
-for a moment in this process and closes it again: run it in a process that may do so (not before a
-fork). The ping goes between two queue pairs of this host's own port; the way to a broker is proven
-by a client's own ping when it connects.
+Steps come in the order in which a connection needs them, under the names in `STEPS`.  The walk ends
+at the first failure after which nothing more can be tried, so the last step is either the ping,
+which passed, or a step that failed.  `preflight` raises nothing that the host is to blame for.
 
-The other half of this room is `registration_error` and `queue_error`: what `ibv_reg_mr` and
-`ibv_create_cq` refuse is told with the limit, the need and the fix.  What may not enter: pyverbs
-(it is asked through `kdirect.rdma.verbs`), logs, Kafka.
+It opens the device in this process for a moment and closes it again: run it in a process that may
+do so (not before a fork).  The ping goes between two queue pairs of this host's own port; the way
+to a broker is proven by a client's own ping when it connects.  What may not enter: pyverbs (it is
+asked through `kdirect.rdma.verbs`), logs, Kafka.
 """
 
 from __future__ import annotations
 
-import errno
 import os
-import resource
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from kdirect.errors import KdirectError, RdmaError
-from kdirect.rdma import verbs_choice
+from kdirect.rdma import verbs, verbs_choice
 from kdirect.rdma.contract import Access, Memory
-
-if TYPE_CHECKING:
-    from kdirect.rdma.verbs_device import VerbsDevice
+from kdirect.rdma.verbs_device import VerbsDevice
+from kdirect.rdma.verbs_limits import filesystem, memlock_fix, memlock_limit
 
 PYVERBS = "pyverbs"
 DEVICE = "device"
@@ -49,8 +45,6 @@ STEPS = (PYVERBS, DEVICE, DEVICE_FILES, GID, MEMLOCK, OPEN, MEMORY, MAPPING, PIN
 REGISTER_BYTES = 64 << 20
 PING_BYTES = 4096
 PING_TIMEOUT_MS = 10_000
-_UNPINNABLE = ("ext4", "xfs", "btrfs", "f2fs")
-_RAM = ("tmpfs", "hugetlbfs", "ramfs", "devtmpfs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +75,6 @@ def preflight(
     steps: list[Step] = []
     opened: VerbsDevice | None = None
     try:
-        from kdirect.rdma import verbs, verbs_device
-
         version, where = verbs.library()
         steps.append(Step(PYVERBS, True, f"pyverbs {version} from {where}"))
         if not verbs_choice.devices():
@@ -106,7 +98,7 @@ def preflight(
         steps.append(Step(GID, True, str(choice)))
         steps.append(memlock_step(need_bytes))
         with _at(OPEN):
-            opened = verbs_device.VerbsDevice(bind_address, device=device, gid_index=gid_index)
+            opened = VerbsDevice(bind_address, device=device, gid_index=gid_index)
             steps.append(Step(OPEN, True, opened.describe()))
         with _at(MEMORY):
             steps.append(Step(MEMORY, True, _try_memory(opened, need_bytes)))
@@ -153,125 +145,20 @@ class _at:
 def _failed(name: str, error: Exception) -> Step:
     if isinstance(error, KdirectError):
         return Step(name, False, error.message, error.hint)
-    return Step(name, False, str(error), "see the error's name")
+    return Step(name, False, str(error), "look up the name of this error")
 
 
 # -- limits ----------------------------------------------------------------------------------------
-def memlock_limit() -> int:
-    """Bytes that this process may lock; -1: no limit (it has CAP_IPC_LOCK, or the limit is off)."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    return -1 if soft == resource.RLIM_INFINITY or _may_lock_all() else soft
-
-
-def _may_lock_all() -> bool:
-    try:
-        with open("/proc/self/status") as f:
-            effective = next(int(line.split()[1], 16) for line in f if line.startswith("CapEff:"))
-    except (OSError, StopIteration, ValueError):
-        return False
-    return bool(effective >> 14 & 1)  # CAP_IPC_LOCK
-
-
-def memlock_fix() -> str:
-    """What to do about a low limit."""
-    return (
-        "raise it: LimitMEMLOCK=infinity in a systemd unit, 'memlock unlimited' in /etc/security/limits.conf, ulimit -l unlimited"
-        " in a shell, or the capability IPC_LOCK" + verbs_choice.container_hint()
-    )
-
-
 def memlock_step(need_bytes: int) -> Step:
     """Whether so many bytes can be registered under this process's limit of locked memory."""
     limit = memlock_limit()
     if limit < 0:
         return Step(MEMLOCK, True, "no limit of locked memory")
-    detail = f"locked memory is limited to {limit >> 10} KiB (ulimit -l); {need_bytes >> 10} KiB are needed"
+    detail = (
+        f"locked memory is limited to {limit >> 10} KiB (ulimit -l);"
+        f" {need_bytes >> 10} KiB are needed"
+    )
     return Step(MEMLOCK, limit >= need_bytes, detail, "" if limit >= need_bytes else memlock_fix())
-
-
-# -- explaining ------------------------------------------------------------------------------------
-def registration_error(code: int, memory: Memory, access: int, length: int) -> RdmaError:
-    """Why ibv_reg_mr refused `length` bytes of `memory` with `access`: the limit, the need and the
-    fix.  `code` is its errno."""
-    what = f"cannot register {length} bytes of memory ({errno.errorcode.get(code, code)})"
-    filesystem, name = _filesystem(memory.fd)
-    if code in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):
-        limit = memlock_limit()
-        if limit >= 0:
-            return RdmaError(
-                f"{what}: locked memory is limited to {limit >> 10} KiB, {length >> 10} KiB more are needed",
-                hint=memlock_fix(),
-            )
-        return RdmaError(
-            f"{what}: the host or the device has no memory left for it",
-            hint="free memory, or use smaller segments (log.segment.bytes)",
-        )
-    if code in (errno.EFAULT, errno.EINVAL, errno.EOPNOTSUPP, errno.ENODEV):
-        if filesystem in _UNPINNABLE or (filesystem and filesystem not in _RAM):
-            return RdmaError(
-                f"{what}: {name or 'the file'} is on {filesystem}, and kernel {os.uname().release} does not pin mapped files of it",
-                hint="put the log on tmpfs, hugetlbfs or a DAX device (log.dirs), or serve it over TCP;"
-                " kernels from 6.5 on refuse ext4 and xfs",
-            )
-        if not memory.writable:
-            return RdmaError(
-                f"{what}: it is mapped read-only, and kernel {os.uname().release} pins writable shared mappings only",
-                hint="map it read-write (MAP_SHARED): the access flags of the key keep peers from writing",
-            )
-    if code == errno.ENOSPC:
-        return RdmaError(
-            f"{what}: the device has no more memory regions",
-            hint="close idle clients; ibv_devinfo -v shows max_mr",
-        )
-    return RdmaError(
-        f"{what}: {os.strerror(code)} (access {Access(access)!r})",
-        hint="run kdirect doctor; it tries each step alone",
-    )
-
-
-def queue_error(code: int, what: str, need: str) -> RdmaError:
-    """Why `what` (a completion queue, a queue pair, a context) of `need` could not be made."""
-    name = errno.errorcode.get(code, code)
-    if code in (errno.ENOMEM, errno.EAGAIN, errno.EPERM):
-        limit = memlock_limit()
-        if limit >= 0:
-            return RdmaError(
-                f"cannot create {what} of {need} ({name}): locked memory is limited to {limit >> 10} KiB",
-                hint=memlock_fix(),
-            )
-        return RdmaError(
-            f"cannot create {what} of {need} ({name}): the device has no room for it",
-            hint="close idle clients or lower rdma.max.in.flight",
-        )
-    if code in (errno.EACCES, errno.ENOENT):
-        error = verbs_choice.device_file_error()
-        if error is not None:
-            return RdmaError(error.message, hint=error.hint)
-    return RdmaError(
-        f"cannot create {what} of {need}: {os.strerror(code) if code else name}",
-        hint="ibv_devinfo -v shows the device's limits",
-    )
-
-
-def _filesystem(fd: int) -> tuple[str, str]:
-    """(type of the file system, name) of the file behind a descriptor; empty strings where it is
-    not known."""
-    if fd < 0:
-        return "", ""
-    try:
-        name = os.readlink(f"/proc/self/fd/{fd}")
-        if name.startswith("/memfd:"):
-            return "tmpfs", name
-        st = os.fstat(fd)
-        device = f"{os.major(st.st_dev)}:{os.minor(st.st_dev)}"
-        with open("/proc/self/mountinfo") as f:
-            for line in f:
-                fields, _, rest = line.partition(" - ")
-                if fields.split()[2] == device:
-                    return rest.split()[0], name
-    except (OSError, IndexError):
-        return "", ""
-    return "", name
 
 
 # -- trying ----------------------------------------------------------------------------------------
@@ -300,7 +187,8 @@ def check_mapping(device: VerbsDevice, path: str) -> str:
             domain.register(
                 memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ
             ).deregister()
-            return f"a mapped file in {path} ({_filesystem(fd)[0] or 'unknown file system'}) takes RDMA reads and writes"
+            kind = filesystem(fd)[0] or "unknown file system"
+            return f"a mapped file in {path} ({kind}) takes RDMA reads and writes"
         finally:
             domain.close()
             memory.close()
@@ -327,8 +215,10 @@ def _try_ping(device: VerbsDevice) -> str:
         near.post_read(1, region, 0, PING_BYTES, region.address + PING_BYTES, region.rkey)
         if not cq.wait(PING_TIMEOUT_MS):
             raise RdmaError(
-                f"a READ of {PING_BYTES} bytes over {device.choice.port.name} did not complete in {PING_TIMEOUT_MS} ms",
-                hint="no RDMA data flows through this port: check the GID (rdma.gid.index), a firewall (UDP port 4791), the switch's setup",
+                f"a READ of {PING_BYTES} bytes over {device.choice.port.name} did not complete in"
+                f" {PING_TIMEOUT_MS} ms",
+                hint="no RDMA data flows through this port: check the GID (rdma.gid.index), a"
+                " firewall (UDP port 4791) and the configuration of the switch",
             )
         (completion,) = cq.poll(1)
         if not completion.ok or bytes(view[:PING_BYTES]) != proof:
@@ -349,9 +239,6 @@ __all__ = [
     "STEPS",
     "Step",
     "check_mapping",
-    "memlock_limit",
     "memlock_step",
     "preflight",
-    "queue_error",
-    "registration_error",
 ]
