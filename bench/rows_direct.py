@@ -394,9 +394,8 @@ def produce_pipelined(seconds: float, quick: bool) -> list[Row]:
                 produce = producer.produce
                 end = time.perf_counter() + seconds / 8
                 done = 0
-                for _ in range(
-                    count // 4
-                ):  # the first pages of a machine that has just started cost more than any later one
+                # The first pages of a machine that has just started cost more than any later one.
+                for _ in range(count // 4):
                     produce(topic, value, None, partition=0)
                 producer.flush()
                 cpu = _cpu_seconds(pid)

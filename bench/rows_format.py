@@ -152,10 +152,15 @@ def figure(
         [statistics.median(t[clock] for t in turns) for clock in (0, 1)] for turns in (own, other)
     )
     settings |= {
-        "rows_per_s": rows / cpu, "turns": len(own), "clock": "thread CPU", "ratio_of_best": round(min(other)[0] / min(own)[0], 3),
-        "ratio_by_wall": round(other_wall / wall, 3), "record_bytes": round(nbytes / rows, 1), "batch_bytes": BATCH_BYTES,
+        "rows_per_s": rows / cpu,
+        "turns": len(own),
+        "clock": "thread CPU",
+        "ratio_of_best": round(min(other)[0] / min(own)[0], 3),
+        "ratio_by_wall": round(other_wall / wall, 3),
+        "record_bytes": round(nbytes / rows, 1),
+        "batch_bytes": BATCH_BYTES,
         "chunk_bytes": nbytes,
-    }  # fmt: skip
+    }
     rate, limit = nbytes / cpu / 1e9, nbytes / other_cpu / 1e9
     return {
         "row": row,

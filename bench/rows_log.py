@@ -100,10 +100,17 @@ def quiet(seconds: float, quick: bool) -> list[Row]:
                 broker.end(signal.SIGTERM)
         rows.append(
             _row(
-                "quiet", float(max(sizes)), "bytes", "bar: 64 KiB", float(QUIET_BAR_BYTES), lower_is_better=True, path=path,
-                partitions=count, median=statistics.median(sizes),
+                "quiet",
+                float(max(sizes)),
+                "bytes",
+                "bar: 64 KiB",
+                float(QUIET_BAR_BYTES),
+                lower_is_better=True,
+                path=path,
+                partitions=count,
+                median=statistics.median(sizes),
             )
-        )  # fmt: skip
+        )
     partitions = 200 if quick else 10_000
     with _directory() as directory:
         _make_partitions(directory, partitions)
@@ -116,10 +123,18 @@ def quiet(seconds: float, quick: bool) -> list[Row]:
                 broker.end(number)
             rows.append(
                 _row(
-                    "quiet", statistics.median(times), "s", "bar: 5 s", START_BAR_S, lower_is_better=True, figure="start",
-                    partitions=partitions, before=before, longest=max(times),
+                    "quiet",
+                    statistics.median(times),
+                    "s",
+                    "bar: 5 s",
+                    START_BAR_S,
+                    lower_is_better=True,
+                    figure="start",
+                    partitions=partitions,
+                    before=before,
+                    longest=max(times),
                 )
-            )  # fmt: skip
+            )
     return rows
 
 

@@ -90,10 +90,20 @@ def produce_cpu(seconds: float, quick: bool) -> list[Row]:
         per_request = per_request[1:]
         rows.append(
             _row(
-                "produce-cpu", statistics.median(per_request), "us", "bar: 2 us", 2.0, lower_is_better=True, rdma_spin_us=spin_us, size=100,
-                rounds=len(per_request), requests_per_s=statistics.median(rates), lowest_us=min(per_request), highest_us=max(per_request),
+                "produce-cpu",
+                statistics.median(per_request),
+                "us",
+                "bar: 2 us",
+                2.0,
+                lower_is_better=True,
+                rdma_spin_us=spin_us,
+                size=100,
+                rounds=len(per_request),
+                requests_per_s=statistics.median(rates),
+                lowest_us=min(per_request),
+                highest_us=max(per_request),
             )
-        )  # fmt: skip
+        )
     return rows
 
 
@@ -234,11 +244,24 @@ def produce_rolls(seconds: float, quick: bool) -> list[Row]:
         session.close()
     return [
         _row(
-            "produce-rolls", statistics.median(p99), "us", f"bar: {bar:g} us", bar, lower_is_better=True, size=size, percentile=99,
-            p50_us=statistics.median(p50), lowest_p99_us=min(p99), highest_p99_us=max(p99), max_us=max(longest), rounds=len(p99),
-            samples=count * len(p99), rolls=carried["rdma_bytes"] // segment, rolls_ahead=carried["rdma_files_ahead"],
+            "produce-rolls",
+            statistics.median(p99),
+            "us",
+            f"bar: {bar:g} us",
+            bar,
+            lower_is_better=True,
+            size=size,
+            percentile=99,
+            p50_us=statistics.median(p50),
+            lowest_p99_us=min(p99),
+            highest_p99_us=max(p99),
+            max_us=max(longest),
+            rounds=len(p99),
+            samples=count * len(p99),
+            rolls=carried["rdma_bytes"] // segment,
+            rolls_ahead=carried["rdma_files_ahead"],
         )
-    ]  # fmt: skip
+    ]
 
 
 class Producers:
@@ -321,10 +344,21 @@ def produce_shared(seconds: float, quick: bool) -> list[Row]:
         session.close()
     alone = statistics.median(rates["exclusive"])
     return [
-        _row("produce-shared", statistics.median(rates[name]), "B/s", "one exclusive producer", alone, producers=n, mode=mode,
-             atomic=atomic if mode == "shared" else "none", size=RECORD_BYTES, rounds=turn - 1, bar=0.7 if n == PRODUCERS else 0.0)
+        _row(
+            "produce-shared",
+            statistics.median(rates[name]),
+            "B/s",
+            "one exclusive producer",
+            alone,
+            producers=n,
+            mode=mode,
+            atomic=atomic if mode == "shared" else "none",
+            size=RECORD_BYTES,
+            rounds=turn - 1,
+            bar=0.7 if n == PRODUCERS else 0.0,
+        )
         for name, n, mode, atomic in ways
-    ]  # fmt: skip
+    ]
 
 
 def produce_notify(seconds: float, quick: bool) -> list[Row]:
@@ -379,8 +413,20 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
         base = found[size, "imm"]
         for how in NOTIFICATIONS:
             f = found[size, how]
-            rows.append(_row("produce-notify.latency", f["p50"], "us", "WRITE_WITH_IMM", base["p50"], lower_is_better=True, size=size,
-                             notify=how, p99_us=f["p99"], samples=len(f["samples"])))  # fmt: skip
+            rows.append(
+                _row(
+                    "produce-notify.latency",
+                    f["p50"],
+                    "us",
+                    "WRITE_WITH_IMM",
+                    base["p50"],
+                    lower_is_better=True,
+                    size=size,
+                    notify=how,
+                    p99_us=f["p99"],
+                    samples=len(f["samples"]),
+                )
+            )
             rows.append(
                 _row(
                     "produce-notify.goodput",

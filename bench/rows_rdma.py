@@ -31,8 +31,15 @@ ROUND_S = 0.0005  # shorter than a time slice, so that on a busy machine most ro
 def figure(
     row: str, value: float, unit: str, against: str, against_value: float, **settings: Any
 ) -> Figure:
-    return {"row": row, "value": value, "unit": unit, "against": against, "against_value": against_value, "ratio": value / against_value,
-            "settings": settings}  # fmt: skip
+    return {
+        "row": row,
+        "value": value,
+        "unit": unit,
+        "against": against,
+        "against_value": against_value,
+        "ratio": value / against_value,
+        "settings": settings,
+    }
 
 
 class Target:
@@ -170,8 +177,21 @@ def shm_read(seconds: float, quick: bool) -> list[Figure]:
                 ),
                 share,
             )
-            rows.append(figure("shm-read", size / read_ns, "GB/s", "memcpy", size / copy_ns, size=size, ns=round(read_ns, 1), rounds=rounds,
-                               target="stopped", source_bytes=SOURCE_BYTES, destination_bytes=DESTINATION_BYTES))  # fmt: skip
+            rows.append(
+                figure(
+                    "shm-read",
+                    size / read_ns,
+                    "GB/s",
+                    "memcpy",
+                    size / copy_ns,
+                    size=size,
+                    ns=round(read_ns, 1),
+                    rounds=rounds,
+                    target="stopped",
+                    source_bytes=SOURCE_BYTES,
+                    destination_bytes=DESTINATION_BYTES,
+                )
+            )
         read_ns, copy_ns, rounds = alternate(
             lambda n, _: shm_probe.read_loop(qp, cq, region, remote, rkey, 64, 4096, 4096, n),
             lambda n, _: shm_probe.memcpy_loop(region.address, same.address, 64, 4096, 4096, n),
@@ -241,8 +261,20 @@ def round_trips(
             mine.append(bounce(qp, cq, region, how, remote, rkey, count, True) / count / 1000)
             target.finish()
             theirs.append(bare.round_trips(200) / 200 / 1000)
-        rows.append(figure(f"shm-read.write-imm-{how}", statistics.median(mine), "us", "bare eventfd round trip", statistics.median(theirs),
-                           rounds=len(mine), bytes=8, processes=2, cores=min(2, os.cpu_count() or 1), lower_is_better=True))  # fmt: skip
+        rows.append(
+            figure(
+                f"shm-read.write-imm-{how}",
+                statistics.median(mine),
+                "us",
+                "bare eventfd round trip",
+                statistics.median(theirs),
+                rounds=len(mine),
+                bytes=8,
+                processes=2,
+                cores=min(2, os.cpu_count() or 1),
+                lower_is_better=True,
+            )
+        )
     return rows
 
 

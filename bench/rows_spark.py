@@ -126,7 +126,8 @@ def compare(
             "master": "local[1]",
             "transport": transport,
             "runs": len(runs["ready"]),
-            "spread": f"{min(runs['ours']):.2f}-{max(runs['ours']):.2f} s, ready {min(runs['ready']):.2f}-{max(runs['ready']):.2f} s",
+            "spread": f"{min(runs['ours']):.2f}-{max(runs['ours']):.2f} s,"
+            f" ready {min(runs['ready']):.2f}-{max(runs['ready']):.2f} s",
         },
     }
 

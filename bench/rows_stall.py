@@ -87,8 +87,14 @@ class Probe:
         (took, cpu, what), late, late_own = self.longest, self.late, self.late_own
         collected = self.collected
         self.longest, self.late, self.late_own, self.collected = (0.0, 0.0, ""), 0.0, 0.0, 0.0
-        return {"callback_ms": took * 1e3, "callback_cpu_ms": cpu * 1e3, "callback": what, "late_ms": late * 1e3,
-                "late_own_ms": late_own * 1e3, "collection_cpu_ms": collected * 1e3}  # fmt: skip
+        return {
+            "callback_ms": took * 1e3,
+            "callback_cpu_ms": cpu * 1e3,
+            "callback": what,
+            "late_ms": late * 1e3,
+            "late_own_ms": late_own * 1e3,
+            "collection_cpu_ms": collected * 1e3,
+        }
 
 
 def _schedstat() -> int:
@@ -119,9 +125,11 @@ def broker(directory: str, properties: dict[str, Any]) -> None:
 class BrokerProcess:
     def __init__(self, directory: Path, **properties: Any) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "broker", str(directory), json.dumps(properties)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, __file__, "broker", str(directory), json.dumps(properties)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
             text=True,
-        )  # fmt: skip
+        )
         assert self.process.stdout is not None
         self.servers = self.process.stdout.readline().strip()
 
@@ -331,11 +339,22 @@ def _row(
     **settings: Any,
 ) -> Row:
     return {
-        "row": f"stall.{name}", "value": waited[0], "unit": "ms", "against": f"bar: {BAR_MS:.0f} ms", "against_value": BAR_MS,
+        "row": f"stall.{name}",
+        "value": waited[0],
+        "unit": "ms",
+        "against": f"bar: {BAR_MS:.0f} ms",
+        "against_value": BAR_MS,
         "ratio": waited[0] / BAR_MS,
-        "settings": {**settings, **loop, "p99_ms": waited[1], "pings": waited[2], "quiet_ms": quiet[0], "took_s": took_s,
-                     "lower_is_better": True},
-    }  # fmt: skip
+        "settings": {
+            **settings,
+            **loop,
+            "p99_ms": waited[1],
+            "pings": waited[2],
+            "quiet_ms": quiet[0],
+            "took_s": took_s,
+            "lower_is_better": True,
+        },
+    }
 
 
 def _measure(name: str, server: BrokerProcess, work: Any, **settings: Any) -> Row:
@@ -398,10 +417,14 @@ def stall(seconds: float, quick: bool) -> list[Row]:
                 _create(server.servers, "pressed", count)
                 rows.append(
                     _measure(
-                        "pressed", server, lambda: first_records_rdma(server.servers, "pressed", count, PRESSED_BYTES), partitions=count,
-                        bytes_each=PRESSED_BYTES, memory_limit=limit if limited else None,
+                        "pressed",
+                        server,
+                        lambda: first_records_rdma(server.servers, "pressed", count, PRESSED_BYTES),
+                        partitions=count,
+                        bytes_each=PRESSED_BYTES,
+                        memory_limit=limit if limited else None,
                     )
-                )  # fmt: skip
+                )
                 server.close()
         finally:
             if server.process.poll() is None:

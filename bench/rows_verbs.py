@@ -84,7 +84,8 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
     ]
     if not found:
         raise RuntimeError(
-            "no RDMA device with an IPv4 address; make bench-rdma measures in a guest with soft-RoCE"
+            "no RDMA device with an IPv4 address; make bench-rdma measures in a guest with"
+            " soft-RoCE"
         )
     port, gid = found[0]
     on = (port.device, gid.index, gid.ip)
@@ -147,7 +148,8 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
             reads = stream.reads - reads_before
             if (reads, stream.read_bytes - bytes_before) != (BATCHES, total):
                 raise RuntimeError(
-                    f"{reads} READs of {stream.read_bytes - bytes_before} bytes where {BATCHES} of {total} were due"
+                    f"{reads} READs of {stream.read_bytes - bytes_before} bytes where {BATCHES}"
+                    f" of {total} were due"
                 )
             return total / took / (1 << 20)
 
@@ -176,12 +178,40 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
         session.close()
     common = {"device": port.device, "gid_index": gid.index, "rounds": len(ours)}
     return [
-        {"value": statistics.median(ours), "unit": "MiB/s", "against": "ib_read_bw", "against_value": statistics.median(theirs),
-         "settings": {"what": "data READs", "bytes": READ_BYTES, **common}},
-        {"value": statistics.median(slots), "unit": "us", "against": "ib_read_lat", "against_value": statistics.median(bare),
-         "settings": {"what": "slot READ", "bytes": SLOT_BYTES, "lower_is_better": True, **common}},
-        {"value": reads, "unit": "READs", "against": "expected", "against_value": BATCHES,
-         "settings": {"what": "one consumption", "bytes": total, **common}},
-        {"value": broker_cpu_s, "unit": "s",
-         "settings": {"what": "CPU of broker", "bytes": total * len(ours), "broker_stopped": True, **common}},
-    ]  # fmt: skip
+        {
+            "value": statistics.median(ours),
+            "unit": "MiB/s",
+            "against": "ib_read_bw",
+            "against_value": statistics.median(theirs),
+            "settings": {"what": "data READs", "bytes": READ_BYTES, **common},
+        },
+        {
+            "value": statistics.median(slots),
+            "unit": "us",
+            "against": "ib_read_lat",
+            "against_value": statistics.median(bare),
+            "settings": {
+                "what": "slot READ",
+                "bytes": SLOT_BYTES,
+                "lower_is_better": True,
+                **common,
+            },
+        },
+        {
+            "value": reads,
+            "unit": "READs",
+            "against": "expected",
+            "against_value": BATCHES,
+            "settings": {"what": "one consumption", "bytes": total, **common},
+        },
+        {
+            "value": broker_cpu_s,
+            "unit": "s",
+            "settings": {
+                "what": "CPU of broker",
+                "bytes": total * len(ours),
+                "broker_stopped": True,
+                **common,
+            },
+        },
+    ]

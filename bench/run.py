@@ -78,7 +78,8 @@ ROWS = (
         "slot-poll",
         "rows_direct",
         2,
-        "an empty poll: one READ of the metadata slots, with no work of the broker; then a record at a time",
+        "an empty poll: one READ of the metadata slots, with no work of the broker;"
+        " then a record at a time",
     ),
     Row(
         "consume-partitions",
@@ -120,26 +121,30 @@ ROWS = (
         "produce-shared",
         "rows_produce",
         6,
-        "two and five producers of one partition, by FETCH_AND_ADD and COMPARE_AND_SWAP, against one alone",
+        "two and five producers of one partition, by FETCH_AND_ADD and COMPARE_AND_SWAP,"
+        " against one alone",
     ),
     Row(
         "produce-notify",
         "rows_produce",
         2,
-        "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB: latency and goodput",
+        "WRITE_WITH_IMM, WRITE and SEND, and the two-sided path, 32 B to 1 MiB:"
+        " latency and goodput",
     ),
     Row(
         "quiet",
         "rows_log",
         2,
-        "the disk that 1,000 partitions with one record take, each; the start of a broker with 10,000",
+        "the disk that each of 1,000 partitions with one record takes;"
+        " the start of a broker with 10,000",
         60,
     ),
     Row(
         "stall",
         "rows_stall",
         4,
-        "the longest wait of a pinging client while 1,000 partitions get their first record; 32 under memory pressure",
+        "the longest wait of a pinging client while 1,000 partitions get their first record;"
+        " 32 under memory pressure",
         60,
     ),
     Row(
@@ -277,7 +282,8 @@ def run(
             if status != 0:
                 failed.append(names)
                 print(
-                    f"bench: {names} failed ({status if isinstance(status, str) else f'exit status {status}'})",
+                    f"bench: {names} failed"
+                    f" ({status if isinstance(status, str) else f'exit status {status}'})",
                     file=sys.stderr,
                 )
         print(f"bench: {names} took {time.monotonic() - began:.1f} s", file=sys.stderr, flush=True)
@@ -341,7 +347,8 @@ def complete(row: Row, figure: dict[str, Any], shared: dict[str, Any]) -> dict[s
         or not isinstance(figure.get("value"), int | float)
     ):
         raise ValueError(
-            f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys but {', '.join(FIGURE)}"
+            f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys except"
+            f" {', '.join(FIGURE)}"
         )
     out = {"row": row.name, "against": None, "against_value": None, "ratio": None, **figure}
     if out["ratio"] is None and out["against_value"]:

@@ -19,7 +19,8 @@ ROWS = (
         "verbs-read",
         "rows_verbs",
         2,
-        "data READs of 64 KiB against ib_read_bw, READs of a slot against ib_read_lat; the broker is stopped",
+        "data READs of 64 KiB against ib_read_bw, READs of a slot against ib_read_lat;"
+        " the broker is stopped",
     ),
 )
 

@@ -1,7 +1,8 @@
 """Holds kdirect against Apache Kafka and Spark's Kafka connector: the same workloads on both, in
 turns, in one run.
 
-    make bench-vs-kafka ROWS="produce-latency spark-read" JSON=out.json      (no ROWS: all of them, a minute or so each)
+    make bench-vs-kafka ROWS="produce-latency spark-read" JSON=out.json
+    (without ROWS: all of them, a minute or so each)
 
 The harness is bench/run.py's, and so are the objects of the JSON.  Beside it a report in Markdown
 with plots is written, with the same name: out.md, out-*.png.  Kafka comes as jars, kept in the

@@ -69,14 +69,33 @@ class Reference:
     def batch(records: bytes, count: int, **fields: Any) -> bytes:
         """A batch around any bytes at all, with a correct CRC unless `crc` is given."""
         f = {
-            "base_offset": 0, "length": len(records) + 49, "leader_epoch": -1, "magic": 2, "attributes": 0, "last_offset_delta": count - 1,
-            "base_timestamp": 1_700_000_000_000, "max_timestamp": 1_700_000_000_000, "producer_id": -1, "producer_epoch": -1,
-            "base_sequence": -1, **fields,
-        }  # fmt: skip
-        tail = struct.pack(
-            ">hiqqqhii", f["attributes"], f["last_offset_delta"], f["base_timestamp"], f["max_timestamp"], f["producer_id"],
-            f["producer_epoch"], f["base_sequence"], count,
-        ) + records  # fmt: skip
+            "base_offset": 0,
+            "length": len(records) + 49,
+            "leader_epoch": -1,
+            "magic": 2,
+            "attributes": 0,
+            "last_offset_delta": count - 1,
+            "base_timestamp": 1_700_000_000_000,
+            "max_timestamp": 1_700_000_000_000,
+            "producer_id": -1,
+            "producer_epoch": -1,
+            "base_sequence": -1,
+            **fields,
+        }
+        tail = (
+            struct.pack(
+                ">hiqqqhii",
+                f["attributes"],
+                f["last_offset_delta"],
+                f["base_timestamp"],
+                f["max_timestamp"],
+                f["producer_id"],
+                f["producer_epoch"],
+                f["base_sequence"],
+                count,
+            )
+            + records
+        )
         crc = f.get("crc", calc_crc32c(tail))
         return (
             struct.pack(">qiibI", f["base_offset"], f["length"], f["leader_epoch"], f["magic"], crc)

@@ -171,9 +171,14 @@ def test_schema_is_spark_s(ref):
     from pyspark.sql.pandas.types import to_arrow_schema
 
     fields = [
-        ("key", types.BinaryType()), ("value", types.BinaryType()), ("topic", types.StringType()), ("partition", types.IntegerType()),
-        ("offset", types.LongType()), ("timestamp", types.TimestampType()), ("timestampType", types.IntegerType()),
-    ]  # fmt: skip
+        ("key", types.BinaryType()),
+        ("value", types.BinaryType()),
+        ("topic", types.StringType()),
+        ("partition", types.IntegerType()),
+        ("offset", types.LongType()),
+        ("timestamp", types.TimestampType()),
+        ("timestampType", types.IntegerType()),
+    ]
     header = types.StructType(
         [
             types.StructField("key", types.StringType()),

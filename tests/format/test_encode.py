@@ -19,7 +19,7 @@ HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
 
 
 def stamped(batches) -> bytes:
-    """The batches one behind the other with rising offsets, each checked as the broker checks it."""
+    """The batches one after the other with rising offsets, each checked as the broker checks it."""
     out = bytearray()
     offset = 0
     for b in batches:
@@ -102,13 +102,19 @@ VALUES = [b"a", None, b"", b"ccc" * 100]
 @pytest.mark.parametrize(
     "values",
     [
-        pa.array(VALUES, pa.binary()), pa.array(VALUES, pa.large_binary()), pa.array([v and v.decode() for v in VALUES], pa.string()),
-        pa.array([v and v.decode() for v in VALUES], pa.large_string()), pa.array(VALUES, pa.binary()).dictionary_encode(),
-        pa.array([b"x", *VALUES, b"y"], pa.binary())[1:5], pa.chunked_array([VALUES[:1], [], VALUES[1:]], pa.binary()),
-        pa.array(VALUES, pa.binary_view()), pa.array([v and v.decode() for v in VALUES], pa.string_view()), VALUES,
+        pa.array(VALUES, pa.binary()),
+        pa.array(VALUES, pa.large_binary()),
+        pa.array([v and v.decode() for v in VALUES], pa.string()),
+        pa.array([v and v.decode() for v in VALUES], pa.large_string()),
+        pa.array(VALUES, pa.binary()).dictionary_encode(),
+        pa.array([b"x", *VALUES, b"y"], pa.binary())[1:5],
+        pa.chunked_array([VALUES[:1], [], VALUES[1:]], pa.binary()),
+        pa.array(VALUES, pa.binary_view()),
+        pa.array([v and v.decode() for v in VALUES], pa.string_view()),
+        VALUES,
     ],
     ids=lambda v: str(getattr(v, "type", "list")),
-)  # fmt: skip
+)
 def test_types_of_values_and_keys(values):
     expected = [v if v else (None if v is None else b"") for v in VALUES]
     for codec in ("none", "lz4"):

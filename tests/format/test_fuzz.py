@@ -195,9 +195,13 @@ lies = (
 
 @settings(max_examples=500)
 @given(
-    keyed=st.booleans(), sizes=st.lists(st.integers(0, 70), min_size=2, max_size=5), where=st.integers(0, 4),
-    field=st.sampled_from(FIELDS), lie=lies, relative=st.booleans(),
-)  # fmt: skip
+    keyed=st.booleans(),
+    sizes=st.lists(st.integers(0, 70), min_size=2, max_size=5),
+    where=st.integers(0, 4),
+    field=st.sampled_from(FIELDS),
+    lie=lies,
+    relative=st.booleans(),
+)
 def test_one_number_that_lies(ref, guarded, keyed, sizes, where, field, lie, relative):
     """One number of one record is wrong, among records that the fast loop takes."""
     records = b""

@@ -95,7 +95,7 @@ def test_errors_name_the_batch(ref):
 
 @pytest.mark.parametrize("codec", CODECS)
 def test_records_longer_than_a_piece_are_passed_by_their_heads(codec):
-    """Small and long ones in turn: some lie in one piece, some at an edge, some over many pieces."""
+    """Small and long ones in turn: some lie in one piece, some at an edge, some over several."""
     sizes = [10, 3 << 20, 20, 300_000, 1 << 20, (1 << 20) + 1, 5, 5 << 20, 0]
     data = encode_records([(None, bytes(n), None, T + i) for i, n in enumerate(sizes)], codec)
     for i in range(len(sizes)):

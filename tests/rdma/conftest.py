@@ -232,7 +232,8 @@ def peer_process() -> Iterator[Callable[[], PeerProcess]]:
 def join_process(a: End, peer: PeerProcess, **options: Any) -> tuple[int, int]:
     """Connect `a` (active) to a new end `b` in `peer` (passive); (address, rkey) of b's region."""
     b_address, address, rkey = peer.run(
-        "b = make_end(**options); b.qp.connect(a_address, False); (b.qp.address, b.address, b.rkey)",
+        "b = make_end(**options); b.qp.connect(a_address, False);"
+        " (b.qp.address, b.address, b.rkey)",
         options=options,
         a_address=a.qp.address,
     )

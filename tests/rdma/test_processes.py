@@ -121,7 +121,10 @@ def test_receiver_not_ready_across_processes(shm_rig: Rig, peer_process: Peers) 
 def test_no_wake_up_is_lost_between_processes(peer_process: Peers, spin_us: int) -> None:
     """Two processes that sleep after every message, or spin a little first."""
     one, two = peer_process(), peer_process()
-    make = "b = make_end(cq=open_device('shm').create_cq(256)); [b.qp.post_recv(i) for i in range(16)]; (b.qp.address, b.address, b.rkey)"
+    make = (
+        "b = make_end(cq=open_device('shm').create_cq(256));"
+        " [b.qp.post_recv(i) for i in range(16)]; (b.qp.address, b.address, b.rkey)"
+    )
     first, second = one.run(make), two.run(make)
     two.run("b.qp.connect(peer, False)", peer=first[0])
     one.run("b.qp.connect(peer, True)", peer=second[0])
@@ -137,7 +140,10 @@ def test_no_wake_up_is_lost_between_processes(peer_process: Peers, spin_us: int)
 
 def test_spinning_processes(peer_process: Peers) -> None:
     one, two = peer_process(), peer_process()
-    make = "b = make_end(cq=open_device('shm').create_cq(256)); [b.qp.post_recv(i) for i in range(16)]; (b.qp.address, b.address, b.rkey)"
+    make = (
+        "b = make_end(cq=open_device('shm').create_cq(256));"
+        " [b.qp.post_recv(i) for i in range(16)]; (b.qp.address, b.address, b.rkey)"
+    )
     first, second = one.run(make), two.run(make)
     two.run("b.qp.connect(peer, False)", peer=first[0])
     one.run("b.qp.connect(peer, True)", peer=second[0])
@@ -348,7 +354,9 @@ import random, struct
 rng, memory = random.Random(seed), b.qp._pair_memory()
 for _ in range(20000):
     at = 8 * rng.randrange(0, 1100)
-    memory[at : at + 8] = memoryview(rng.choice([struct.pack("<Q", rng.randint(0, 40)), rng.randbytes(8)]))
+    memory[at : at + 8] = memoryview(
+        rng.choice([struct.pack("<Q", rng.randint(0, 40)), rng.randbytes(8)])
+    )
 """,
             seed=seed + turn,
         )
@@ -417,7 +425,10 @@ def test_many_processes_read_one_target(shm_rig: Rig, peer_process: Peers) -> No
         a.qp.connect(address, False)
         peer.run("b.qp.connect(peer, True)", peer=a.qp.address)
         region = a.domain.register(memory, Access.REMOTE_READ)
-        read = "shm_probe.read_loop(b.qp, b.send_cq, b.region, address, rkey, 4096, 1 << 20, 1 << 20, 50_000)"
+        read = (
+            "shm_probe.read_loop("
+            "b.qp, b.send_cq, b.region, address, rkey, 4096, 1 << 20, 1 << 20, 50_000)"
+        )
         peer.start(read, address=region.address, rkey=region.rkey)
         ends.append((a, region))
     for peer, (_, region) in zip(peers, ends):

@@ -62,7 +62,7 @@ def test_the_same_seed_tells_the_same_story(seed: int) -> None:
 
 
 def test_every_request_completes_once_whatever_happens(seed: int) -> None:
-    """Over many seeds: in order per queue pair, successes before flushes, nothing lost or doubled."""
+    """Over many seeds: in order per queue pair, successes before flushes, nothing lost or twice."""
     outcomes = set()
     for s in range(seed, seed + 60):
         network = SimNetwork(s, Faults(disconnect=0.01, rnr=0.1, tear=0.2))

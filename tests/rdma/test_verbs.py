@@ -164,7 +164,7 @@ sys.stdin.read()
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_dies_or_stops(verbs: Rig, number: int) -> None:
-    """Killed: an idle queue pair hears of it by its link.  Stopped: its RNIC goes on serving READs."""
+    """Killed: an idle queue pair hears of it by its link.  Stopped: its RNIC still serves READs."""
     a = verbs.end()
     peer = subprocess.Popen(
         [sys.executable, "-c", PEER, ROOT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -243,7 +243,8 @@ from kdirect.rdma.verbs_preflight import preflight
 verbs.load()
 resource.setrlimit(resource.RLIMIT_MEMLOCK, (64 << 10, 64 << 10))
 os.setuid(65534)
-ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE: /proc/self stays readable after the change of user
+# PR_SET_DUMPABLE: /proc/self stays readable after the change of user
+ctypes.CDLL(None).prctl(4, 1, 0, 0, 0)
 for step in preflight(need_bytes=4 << 20):
     if not step.ok:
         print(step.name, "|", step.detail, "|", step.hint)

@@ -52,10 +52,17 @@ def device(
 def sysfs(tmp_path: Path) -> Path:
     """Two Ethernet devices: mlx5_0 with two addresses, each also as RoCE v1; rxe0 with one."""
     device(
-        tmp_path, "mlx5_0",
-        {0: (LOCAL, "IB/RoCE v1"), 1: (LOCAL, "RoCE v2"), 2: (gid("10.0.0.5"), "IB/RoCE v1"), 3: (gid("10.0.0.5"), "RoCE v2"),
-         4: (gid("10.0.1.5"), "IB/RoCE v1"), 5: (gid("10.0.1.5"), "RoCE v2")},
-    )  # fmt: skip
+        tmp_path,
+        "mlx5_0",
+        {
+            0: (LOCAL, "IB/RoCE v1"),
+            1: (LOCAL, "RoCE v2"),
+            2: (gid("10.0.0.5"), "IB/RoCE v1"),
+            3: (gid("10.0.0.5"), "RoCE v2"),
+            4: (gid("10.0.1.5"), "IB/RoCE v1"),
+            5: (gid("10.0.1.5"), "RoCE v2"),
+        },
+    )
     device(tmp_path, "rxe0", {0: (LOCAL, "RoCE v2"), 1: (gid("192.168.77.1"), "RoCE v2")})
     return tmp_path
 

@@ -1,4 +1,7 @@
-"""Produce and consume over verbs: a broker process and real clients (KafkaDirect §4.2.2, §4.4.2)."""
+"""Produce and consume over verbs: a broker process and real clients.
+
+KafkaDirect §4.2.2 and §4.4.2.
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,8 @@ Children = Callable[..., Child]
 WRITER = """
 import sys
 import kdirect
-session = kdirect.connect({"bootstrap.servers": sys.argv[1], "transport": sys.argv[2], "client.id": "doomed"})
+settings = {"bootstrap.servers": sys.argv[1], "transport": sys.argv[2]}
+session = kdirect.connect({**settings, "client.id": "doomed"})
 producer = session.producer()
 value = b"." * int(sys.argv[4])
 i = 0
@@ -34,7 +35,8 @@ import sys, time
 import kdirect
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
-session = kdirect.connect({"bootstrap.servers": sys.argv[1], "transport": sys.argv[2], "client.id": "doomed"})
+settings = {"bootstrap.servers": sys.argv[1], "transport": sys.argv[2]}
+session = kdirect.connect({**settings, "client.id": "doomed"})
 tp = TopicPartition(sys.argv[3], 0)
 channel = session.channel(tp, receives=16, sends=16)
 ring = channel.remote_writable_memory(1024)
@@ -52,8 +54,9 @@ READER = """
 import sys
 import kdirect
 from kdirect.model import TopicPartition
-session = kdirect.connect({"bootstrap.servers": sys.argv[1], "transport": sys.argv[2], "client.id": "doomed"})
-consumer = kdirect.Consumer({"bootstrap.servers": sys.argv[1], "transport": sys.argv[2]}, session=session)
+settings = {"bootstrap.servers": sys.argv[1], "transport": sys.argv[2]}
+session = kdirect.connect({**settings, "client.id": "doomed"})
+consumer = kdirect.Consumer(settings, session=session)
 consumer.assign({TopicPartition(sys.argv[3], 0): 0})
 while True:
     record = consumer.poll(1)

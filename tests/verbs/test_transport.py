@@ -84,7 +84,8 @@ def low_limit(
     def start(kib: int) -> BrokerProcess:
         unprivileged = tmp_path / "python"
         unprivileged.write_text(
-            f'#!/bin/sh\nulimit -l {kib}\nexec setpriv --bounding-set=-ipc_lock {sys.executable} "$@"\n'
+            f"#!/bin/sh\nulimit -l {kib}\n"
+            f'exec setpriv --bounding-set=-ipc_lock {sys.executable} "$@"\n'
         )
         unprivileged.chmod(0o755)
         with monkeypatch.context() as patch:

@@ -11,10 +11,11 @@ import org.apache.spark.sql.types.{DataType, StructField, StructType}
 import org.apache.spark.sql.vectorized.{ArrowColumnVector, ColumnVector, ColumnarBatch}
 
 /**
- * Runs a Python data source's read function in a Python worker and hands its Arrow batches on as columns.
+ * Runs a Python data source's read function in a Python worker and hands its Arrow batches on as
+ * columns.
  *
- * Spark's own path (MapInBatchEvaluatorFactory) does the same and then turns every batch into rows. It lies in this package because
- * BatchedPythonArrowInput is visible nowhere else.
+ * Spark's own path (MapInBatchEvaluatorFactory) does the same and then turns every batch into rows.
+ * This class is in this package because BatchedPythonArrowInput is visible nowhere else.
  */
 final class ColumnarRunner(
     read: PythonFunction,
@@ -40,20 +41,24 @@ final class ColumnarRunner(
     sessionUUID) with BatchedPythonArrowInput
 
   /**
-   * The batches that `read` yields for one input row. A batch is valid until the next is asked for: Arrow loads all into the same
-   * vectors. The worker, its socket and the vectors end with the task.
+   * The batches that `read` yields for one input row. A batch is valid until the next one is asked
+   * for, because Arrow loads all of them into the same vectors. The worker, its socket and the
+   * vectors end with the task.
    */
   def run(row: InternalRow, context: TaskContext): Iterator[ColumnarBatch] = {
     var struct: ArrowColumnVector = null
     var columns: ColumnarBatch = null
-    runner.compute(Iterator(Iterator(InternalRow(row))), context.partitionId(), context).map { batch =>
+    val rows = Iterator(Iterator(InternalRow(row)))
+    runner.compute(rows, context.partitionId(), context).map { batch =>
       val column = batch.column(0).asInstanceOf[ArrowColumnVector]
       if (column ne struct) {
         if (!DataType.equalsIgnoreCompatibleNullability(column.dataType, output)) {
-          throw QueryExecutionErrors.arrowDataTypeMismatchError(PythonEvalType.toString(evalType), Seq(output), Seq(column.dataType))
+          throw QueryExecutionErrors.arrowDataTypeMismatchError(
+            PythonEvalType.toString(evalType), Seq(output), Seq(column.dataType))
         }
         struct = column
-        columns = new ColumnarBatch(Array.tabulate[ColumnVector](output.length)(struct.getChild(_)))
+        val children = Array.tabulate[ColumnVector](output.length)(struct.getChild(_))
+        columns = new ColumnarBatch(children)
       }
       columns.setNumRows(batch.numRows)
       columns

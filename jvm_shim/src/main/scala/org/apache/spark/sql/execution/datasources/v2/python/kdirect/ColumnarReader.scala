@@ -5,19 +5,32 @@ import org.apache.spark.sql.SparkSession
 import org.apache.spark.sql.catalyst.InternalRow
 import org.apache.spark.sql.connector.metric.CustomTaskMetric
 import org.apache.spark.sql.connector.read.{InputPartition, PartitionReader, PartitionReaderFactory}
-import org.apache.spark.sql.execution.datasources.v2.python.{PythonCustomMetric, PythonInputPartition, UserDefinedPythonDataSource}
+import org.apache.spark.sql.execution.datasources.v2.python.{
+  PythonCustomMetric,
+  PythonInputPartition,
+  UserDefinedPythonDataSource
+}
 import org.apache.spark.sql.execution.metric.SQLMetric
 import org.apache.spark.sql.execution.python.kdirect.ColumnarRunner
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.vectorized.ColumnarBatch
 
-/** Made on the driver, used in tasks. `read` is the pickled read function, which yields Arrow batches of `schema`. */
-final class ColumnarReaderFactory(source: UserDefinedPythonDataSource, read: Array[Byte], schema: StructType) extends PartitionReaderFactory {
+/**
+ * Made on the driver, used in tasks. `read` is the pickled read function, which yields Arrow
+ * batches of `schema`.
+ */
+final class ColumnarReaderFactory(
+    source: UserDefinedPythonDataSource,
+    read: Array[Byte],
+    schema: StructType)
+    extends PartitionReaderFactory {
 
   private val jobArtifactUUID = JobArtifactSet.getCurrentJobArtifactState.map(_.uuid)
   private val sessionUUID = SparkSession.getActiveSession.collect {
-    case session: org.apache.spark.sql.classic.SparkSession if session.sessionState.conf.pythonWorkerLoggingEnabled => session.sessionUUID
+    case session: org.apache.spark.sql.classic.SparkSession
+        if session.sessionState.conf.pythonWorkerLoggingEnabled =>
+      session.sessionUUID
   }
 
   override def supportColumnarReads(partition: InputPartition): Boolean = true
@@ -25,8 +38,10 @@ final class ColumnarReaderFactory(source: UserDefinedPythonDataSource, read: Arr
   override def createReader(partition: InputPartition): PartitionReader[InternalRow] =
     throw new UnsupportedOperationException("this factory reads columns")
 
-  override def createColumnarReader(partition: InputPartition): PartitionReader[ColumnarBatch] =
-    new ColumnarReader(source, read, partition.asInstanceOf[PythonInputPartition].pickedPartition, schema, jobArtifactUUID, sessionUUID)
+  override def createColumnarReader(partition: InputPartition): PartitionReader[ColumnarBatch] = {
+    val pickled = partition.asInstanceOf[PythonInputPartition].pickedPartition
+    new ColumnarReader(source, read, pickled, schema, jobArtifactUUID, sessionUUID)
+  }
 }
 
 private final class ColumnarReader(
@@ -42,7 +57,9 @@ private final class ColumnarReader(
 
   private val batches: Iterator[ColumnarBatch] = {
     val input = UserDefinedPythonDataSource.readInputSchema
-    val runner = new ColumnarRunner(source.createPythonFunction(read), input, schema, metrics, jobArtifactUUID, sessionUUID, SQLConf.get)
+    val function = source.createPythonFunction(read)
+    val runner = new ColumnarRunner(
+      function, input, schema, metrics, jobArtifactUUID, sessionUUID, SQLConf.get)
     runner.run(InternalRow(partition), TaskContext.get())
   }
 
@@ -52,7 +69,8 @@ private final class ColumnarReader(
 
   override def get(): ColumnarBatch = batch
 
-  // The worker ends, or is kept for the next task, by the listener that the runner has put on the task.
+  // Nothing to do: the runner has registered a listener with the task, which ends the worker or
+  // keeps it for the next task.
   override def close(): Unit = ()
 
   override def currentMetricsValues(): Array[CustomTaskMetric] =

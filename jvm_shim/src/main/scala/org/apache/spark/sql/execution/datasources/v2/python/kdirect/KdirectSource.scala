@@ -6,55 +6,85 @@ import scala.jdk.CollectionConverters._
 
 import org.apache.spark.sql.connector.catalog.Table
 import org.apache.spark.sql.connector.expressions.Transform
-import org.apache.spark.sql.connector.read.{Batch, InputPartition, PartitionReaderFactory, Scan, ScanBuilder, SupportsPushDownRequiredColumns}
-import org.apache.spark.sql.connector.read.streaming.{MicroBatchStream, Offset, ReadLimit, SupportsTriggerAvailableNow}
-import org.apache.spark.sql.execution.datasources.v2.python.{PythonDataSourceReadInfo, PythonDataSourceV2, PythonInputPartition}
-import org.apache.spark.sql.execution.datasources.v2.python.{PythonMicroBatchStreamWithTriggerAvailableNow, PythonScan}
-import org.apache.spark.sql.execution.datasources.v2.python.{PythonStreamingInputPartition, PythonTable}
+import org.apache.spark.sql.connector.read.{
+  Batch,
+  InputPartition,
+  PartitionReaderFactory,
+  Scan,
+  ScanBuilder,
+  SupportsPushDownRequiredColumns
+}
+import org.apache.spark.sql.connector.read.streaming.{
+  MicroBatchStream,
+  Offset,
+  ReadLimit,
+  SupportsTriggerAvailableNow
+}
+import org.apache.spark.sql.execution.datasources.v2.python.{
+  PythonDataSourceReadInfo,
+  PythonDataSourceV2,
+  PythonInputPartition,
+  PythonMicroBatchStreamWithTriggerAvailableNow,
+  PythonScan,
+  PythonStreamingInputPartition,
+  PythonTable
+}
 import org.apache.spark.sql.internal.SQLConf
 import org.apache.spark.sql.sources.{DataSourceRegister, Filter}
 import org.apache.spark.sql.types.StructType
 import org.apache.spark.sql.util.CaseInsensitiveStringMap
 
 /**
- * `format("kdirect")` with columns: everything is the Python data source of that name, but for how the JVM takes what its tasks read.
+ * `format("kdirect")` with columns: everything is the Python data source of that name, except how
+ * the JVM takes what its tasks read.
  *
- * Spark finds this class by its short name before it looks for a Python data source. Options, offsets, planning, the sink and every
- * error come from Python; here Arrow batches stay columns, and a batch query reads the columns that it needs (option `columns`).
- * `spark.kdirect.columnar=false` takes Spark's own path, rows.
+ * Spark finds this class by its short name before it looks for a Python data source. Options,
+ * offsets, planning, the sink and every error come from Python. Here, Arrow batches stay columns,
+ * and a batch query reads only the columns that it needs (option `columns`).
+ * `spark.kdirect.columnar=false` chooses Spark's own path, which makes rows.
  *
- * It stands on classes of Spark that are not public API, so kdirect_spark.shim compiles it for the Spark at hand.
+ * It uses classes of Spark that are not public API, so kdirect_spark.shim compiles it for the Spark
+ * that is installed.
  */
 final class KdirectSource extends PythonDataSourceV2 with DataSourceRegister {
 
   override def shortName(): String = KdirectSource.Name
 
-  override def getTable(schema: StructType, partitioning: Array[Transform], properties: util.Map[String, String]): Table =
+  override def getTable(
+      schema: StructType,
+      partitioning: Array[Transform],
+      properties: util.Map[String, String]): Table =
     new KdirectTable(this, schema)
 }
 
 object KdirectSource {
   val Name = "kdirect"
   val Columnar = "spark.kdirect.columnar"
-  val Columns = "columns" // the option that a reader of fewer columns is told them by
+  val Columns = "columns" // the option that tells the Python reader which columns to read
 
-  // What is read for a query that asks for no column at all, as count() does: every row has it, and it is small.
+  // What is read for a query that asks for no column at all, as count() does: every row has it, and
+  // it is small.
   val Narrowest = "partition"
 }
 
-private final class KdirectTable(source: PythonDataSourceV2, schema: StructType) extends PythonTable(source, KdirectSource.Name, schema) {
+private final class KdirectTable(source: PythonDataSourceV2, schema: StructType)
+    extends PythonTable(source, KdirectSource.Name, schema) {
 
   override def newScanBuilder(options: CaseInsensitiveStringMap): ScanBuilder =
-    if (SQLConf.get.getConfString(KdirectSource.Columnar, "true").toBoolean) new ColumnarScanBuilder(source, schema, options)
+    if (SQLConf.get.getConfString(KdirectSource.Columnar, "true").toBoolean)
+      new ColumnarScanBuilder(source, schema, options)
     else super.newScanBuilder(options)
 }
 
-private final class ColumnarScanBuilder(source: PythonDataSourceV2, schema: StructType, options: CaseInsensitiveStringMap)
+private final class ColumnarScanBuilder(
+    source: PythonDataSourceV2,
+    schema: StructType,
+    options: CaseInsensitiveStringMap)
     extends SupportsPushDownRequiredColumns {
 
   private var required = schema
 
-  /** Whole columns only, whatever of them is wanted. A stream's are not pruned by Spark. */
+  /** Only whole columns are pruned, not their fields. Spark does not prune those of a stream. */
   override def pruneColumns(wanted: StructType): Unit = {
     val names = if (wanted.isEmpty) Set(KdirectSource.Narrowest) else wanted.fieldNames.toSet
     val some = schema.filter(field => names.contains(field.name))
@@ -64,7 +94,11 @@ private final class ColumnarScanBuilder(source: PythonDataSourceV2, schema: Stru
   override def build(): Scan = new ColumnarScan(source, schema, required, options)
 }
 
-private final class ColumnarScan(source: PythonDataSourceV2, schema: StructType, required: StructType, options: CaseInsensitiveStringMap)
+private final class ColumnarScan(
+    source: PythonDataSourceV2,
+    schema: StructType,
+    required: StructType,
+    options: CaseInsensitiveStringMap)
     extends PythonScan(source, KdirectSource.Name, schema, options, Array.empty[Filter]) {
 
   override def readSchema(): StructType = required
@@ -75,13 +109,20 @@ private final class ColumnarScan(source: PythonDataSourceV2, schema: StructType,
 
   override def toBatch(): Batch = new ColumnarBatchScan(source, schema, required, options)
 
-  override def toMicroBatchStream(checkpointLocation: String): MicroBatchStream = super.toMicroBatchStream(checkpointLocation) match {
-    case stream: PythonMicroBatchStreamWithTriggerAvailableNow => new ColumnarStream(stream, source, schema, options)
-    case other => throw new IllegalStateException(s"kdirect's stream reader has Trigger.AvailableNow, $other has not")
-  }
+  override def toMicroBatchStream(checkpointLocation: String): MicroBatchStream =
+    super.toMicroBatchStream(checkpointLocation) match {
+      case stream: PythonMicroBatchStreamWithTriggerAvailableNow =>
+        new ColumnarStream(stream, source, schema, options)
+      case other =>
+        throw new IllegalStateException(
+          s"kdirect's stream reader supports Trigger.AvailableNow, but $other does not")
+    }
 }
 
-/** Planned anew for each query, so that each reads what there is when it starts, as Spark's Kafka connector does. */
+/**
+ * Planned again for each query, so that each reads what exists when it starts, as with Spark's
+ * Kafka connector.
+ */
 private final class ColumnarBatchScan(
     source: PythonDataSourceV2,
     schema: StructType,
@@ -91,20 +132,25 @@ private final class ColumnarBatchScan(
 
   private lazy val info: PythonDataSourceReadInfo = {
     val created =
-      if (required == schema) source.getOrCreateDataSourceInPython(KdirectSource.Name, options, Some(schema))
+      if (required == schema)
+        source.getOrCreateDataSourceInPython(KdirectSource.Name, options, Some(schema))
       else {
         val narrower = new util.HashMap[String, String](options.asCaseSensitiveMap())
         narrower.keySet.removeIf(_.equalsIgnoreCase(KdirectSource.Columns))
         narrower.put(KdirectSource.Columns, required.fieldNames.mkString(","))
-        source.source.createDataSourceInPython(KdirectSource.Name, new CaseInsensitiveStringMap(narrower), Some(required))
+        source.source.createDataSourceInPython(
+          KdirectSource.Name, new CaseInsensitiveStringMap(narrower), Some(required))
       }
     source.source.createReadInfoInPython(created, required, isStreaming = false)
   }
 
   override def planInputPartitions(): Array[InputPartition] =
-    info.partitions.zipWithIndex.map { case (pickled, i) => PythonInputPartition(i, pickled): InputPartition }.toArray
+    info.partitions.zipWithIndex.map { case (pickled, i) =>
+      PythonInputPartition(i, pickled): InputPartition
+    }.toArray
 
-  override def createReaderFactory(): PartitionReaderFactory = new ColumnarReaderFactory(source.source, info.func, required)
+  override def createReaderFactory(): PartitionReaderFactory =
+    new ColumnarReaderFactory(source.source, info.func, required)
 }
 
 /** Spark's stream over a Python data source, with tasks that read columns. */
@@ -116,7 +162,8 @@ private final class ColumnarStream(
     extends MicroBatchStream
     with SupportsTriggerAvailableNow {
 
-  private lazy val info = source.getOrCreateReadInfo(KdirectSource.Name, options, schema, isStreaming = true)
+  private lazy val info =
+    source.getOrCreateReadInfo(KdirectSource.Name, options, schema, isStreaming = true)
 
   override def planInputPartitions(start: Offset, end: Offset): Array[InputPartition] =
     stream.planInputPartitions(start, end).map { planned =>
@@ -124,16 +171,21 @@ private final class ColumnarStream(
       PythonInputPartition(partition.index, partition.pickedPartition)
     }
 
-  override def createReaderFactory(): PartitionReaderFactory = new ColumnarReaderFactory(source.source, info.func, schema)
+  override def createReaderFactory(): PartitionReaderFactory =
+    new ColumnarReaderFactory(source.source, info.func, schema)
 
   override def initialOffset(): Offset = stream.initialOffset()
   override def latestOffset(): Offset = stream.latestOffset()
-  override def latestOffset(start: Offset, limit: ReadLimit): Offset = stream.latestOffset(start, limit)
+  override def latestOffset(start: Offset, limit: ReadLimit): Offset =
+    stream.latestOffset(start, limit)
   override def reportLatestOffset(): Offset = stream.reportLatestOffset()
   override def getDefaultReadLimit(): ReadLimit = stream.getDefaultReadLimit()
   override def prepareForTriggerAvailableNow(): Unit = stream.prepareForTriggerAvailableNow()
   override def deserializeOffset(json: String): Offset = stream.deserializeOffset(json)
   override def commit(end: Offset): Unit = stream.commit(end)
   override def stop(): Unit = stream.stop()
-  override def toString: String = s"kdirect[${options.asScala.get("subscribe").orElse(options.asScala.get("subscribePattern")).getOrElse("")}]"
+  override def toString: String = {
+    val given = options.asScala
+    s"kdirect[${given.get("subscribe").orElse(given.get("subscribePattern")).getOrElse("")}]"
+  }
 }
