@@ -32,9 +32,11 @@ from kdirect.rdma.verbs_opened import OpenedDevice
 class Attached(Protocol):
     """What a completion queue asks of a queue pair."""
 
-    qp_num: int
     sends_out: int  # send-side requests that were not polled yet
     receives_out: int
+
+    @property
+    def qp_num(self) -> int: ...
 
     def completed(self, wc: Any, ready: deque[Completed]) -> None:
         """The device completed `wc`: append to `ready` what that completes.  Under the lock of the

@@ -193,7 +193,8 @@ def _tune(sock: socket.socket) -> None:
 class LinkedPair(Protocol):
     """What the service asks of a verbs queue pair."""
 
-    qp_num: int
+    @property
+    def qp_num(self) -> int: ...
 
     def _expects(self, token: bytes) -> bool:
         """Whether it waits for the peer of this token."""

@@ -27,7 +27,7 @@ from typing import Any
 
 from kdirect.errors import KdirectError, RdmaError
 from kdirect.rdma import verbs, verbs_choice
-from kdirect.rdma.contract import Access, Memory
+from kdirect.rdma.contract import Access, Device, Memory
 from kdirect.rdma.verbs_device import VerbsDevice
 from kdirect.rdma.verbs_limits import filesystem, memlock_fix, memlock_limit
 
@@ -162,7 +162,7 @@ def memlock_step(need_bytes: int) -> Step:
 
 
 # -- trying ----------------------------------------------------------------------------------------
-def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
+def _try_memory(device: Device, need_bytes: int) -> str:
     domain = device.alloc_pd()
     memory = Memory.anonymous(need_bytes, "kdirect-preflight")
     try:
@@ -173,7 +173,7 @@ def _try_memory(device: VerbsDevice, need_bytes: int) -> str:
     return f"{need_bytes >> 20} MiB of anonymous memory registered"
 
 
-def check_mapping(device: VerbsDevice, path: str) -> str:
+def check_mapping(device: Device, path: str) -> str:
     """Prove with a small file that mapped files of directory `path` can be registered for RDMA;
     what was found.  RdmaError, or OSError."""
     name = os.path.join(path, f".kdirect-preflight.{os.getpid()}")
