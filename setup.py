@@ -60,7 +60,7 @@ def extensions() -> list[Extension]:
             Extension(
                 name,
                 [str(relative)],
-                include_dirs=[str(SOURCE / "kdirect" / "format"), str(SOURCE / "kdirect" / "rdma")],
+                include_dirs=[str(SOURCE / "kdirect" / room) for room in ("", "format", "rdma")],
                 depends=[*headers, "setup.py"],
                 extra_compile_args=[
                     "-O3",

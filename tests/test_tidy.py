@@ -25,7 +25,7 @@ LONG, TOO_LONG = 700, 1000
 # What a room may import of kdirect, beside itself and what everyone may.  The same arrows as in
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
 # cimports included.
-EVERYONE = {"errors", "model", "options", "metrics"}
+EVERYONE = {"errors", "model", "options", "metrics", "machine"}
 ARROWS = {
     "format": set(),
     "rdma": set(),

@@ -4,15 +4,10 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 
 from kdirect.broker.order cimport head_t
 from kdirect.log.kernel cimport CommitKernel, commit_result
+from kdirect.machine cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock)
 from kdirect.rdma.contract cimport CompletionQueue
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
 
 cdef enum:
     BATCH = 64            # completions worked off under one lock

@@ -19,6 +19,7 @@ from kdirect.broker.order cimport (
 from kdirect.format.layout cimport (
     ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS,
     ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT, NOTICE_BYTES)
+from kdirect.format.wire cimport kd_put_le16, kd_put_le32, kd_put_le64
 from kdirect.log.kernel cimport CommitKernel, commit_result
 from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
 
@@ -30,15 +31,9 @@ from kdirect.errors import AccessDeniedError
 cdef extern from *:
     """
     #include <stdint.h>
-    static inline void kd_put16(uint8_t* p, uint16_t v) { __builtin_memcpy(p, &v, 2); }
-    static inline void kd_put32(uint8_t* p, uint32_t v) { __builtin_memcpy(p, &v, 4); }
-    static inline void kd_put64(uint8_t* p, uint64_t v) { __builtin_memcpy(p, &v, 8); }
     static inline void kd_flag_set(uint8_t* p) { __atomic_store_n(p, 1, __ATOMIC_SEQ_CST); }
     static inline void kd_flag_clear(uint8_t* p) { __atomic_store_n(p, 0, __ATOMIC_SEQ_CST); }
     """
-    void kd_put16(uint8_t* p, uint16_t v) nogil
-    void kd_put32(uint8_t* p, uint32_t v) nogil
-    void kd_put64(uint8_t* p, uint64_t v) nogil
     void kd_flag_set(uint8_t* p) nogil
     void kd_flag_clear(uint8_t* p) nogil
 
@@ -419,14 +414,14 @@ cdef class ProduceTables:
     cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
                      int64_t base_offset, int64_t log_append_time) noexcept nogil:
         cdef uint8_t* e = <uint8_t*><uintptr_t> (g.staging_address + (g.staged & (g.entries - 1)) * ACK_BYTES)
-        kd_put32(e + ACK_SEQUENCE, <uint32_t> g.staged)
-        kd_put16(e + ACK_FILE_ID, g.file_id)
-        kd_put16(e + ACK_ORDER, order)
-        kd_put16(e + ACK_ERROR, <uint16_t> error)
-        kd_put16(e + ACK_FLAGS, flags)
-        kd_put32(e + ACK_BATCHES, batches)
-        kd_put64(e + ACK_BASE_OFFSET, <uint64_t> base_offset)
-        kd_put64(e + ACK_LOG_APPEND_TIME, <uint64_t> log_append_time)
+        kd_put_le32(e + ACK_SEQUENCE, <uint32_t> g.staged)
+        kd_put_le16(e + ACK_FILE_ID, g.file_id)
+        kd_put_le16(e + ACK_ORDER, order)
+        kd_put_le16(e + ACK_ERROR, <uint16_t> error)
+        kd_put_le16(e + ACK_FLAGS, flags)
+        kd_put_le32(e + ACK_BATCHES, batches)
+        kd_put_le64(e + ACK_BASE_OFFSET, <uint64_t> base_offset)
+        kd_put_le64(e + ACK_LOG_APPEND_TIME, <uint64_t> log_append_time)
         g.staged += 1
         self._acks += 1
         if not g.dirty:

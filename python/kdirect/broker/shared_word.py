@@ -24,8 +24,6 @@ from kdirect.rdma.contract import Access, Memory, MemoryRegion
 
 log = logging.getLogger("kdirect.broker.rdma")
 
-POSITION_MASK = (1 << layout.SHARED_ORDER_SHIFT) - 1
-ONE_ORDER = 1 << layout.SHARED_ORDER_SHIFT
 CLOSE = 1 << layout.SHARED_CLOSE_SHIFT
 TIMEOUT_MS = 5000
 
@@ -56,7 +54,7 @@ class SharedWord:
 
     def reserve(self, length: int) -> Reservation:
         """Reserve `length` bytes for the broker itself."""
-        return self._loopback.fetch_add(self.region, ONE_ORDER + length)
+        return self._loopback.fetch_add(self.region, layout.SHARED_ONE_ORDER + length)
 
     def close(self) -> Reservation:
         """Make every later reservation fail; what was reserved until now, everything if that cannot
@@ -67,7 +65,7 @@ class SharedWord:
                     self.closed = self._loopback.fetch_add(self.region, CLOSE)
                 except (RdmaError, TransportError) as e:
                     log.error("a shared word cannot be closed: %s", e)
-                    self.closed = Reservation(0, POSITION_MASK)
+                    self.closed = Reservation(0, layout.SHARED_POSITION_MASK)
             return self.closed
 
     def end(self) -> None:
@@ -122,7 +120,7 @@ class Loopback:
                 self.broken = True
                 raise
             old = int.from_bytes(self._view, sys.byteorder)
-        return Reservation(old >> layout.SHARED_ORDER_SHIFT, old & POSITION_MASK)
+        return Reservation(old >> layout.SHARED_ORDER_SHIFT, old & layout.SHARED_POSITION_MASK)
 
     def close(self) -> None:
         self._qp.close()

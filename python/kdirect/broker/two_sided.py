@@ -31,11 +31,11 @@ from kdirect.broker.connection import Connection, ConnectionContext
 from kdirect.broker.files import TURN_S
 from kdirect.errors import RdmaError
 from kdirect.format import protocol as p
+from kdirect.format.layout import TWO_SIDED_ANSWER_BYTES
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
 
 log = logging.getLogger("kdirect.broker.rdma")
 
-ANSWER_BYTES = 4096  # far above any answer to a Produce of one partition
 MAX_RECEIVES = 128
 LEAST_MESSAGE_BYTES = 1024
 QUEUE_DEPTH = 1 << 16
@@ -136,14 +136,14 @@ class MessageConnection(Connection):
             Memory.anonymous(count * message_bytes, "kdirect-requests"), Access.LOCAL_WRITE
         )
         self._answers = domain.register(
-            Memory.anonymous(count * ANSWER_BYTES, "kdirect-answers"), Access.LOCAL_WRITE
+            Memory.anonymous(count * TWO_SIDED_ANSWER_BYTES, "kdirect-answers"), Access.LOCAL_WRITE
         )
         self.qp = domain.create_qp(
             service.send_cq,
             service.recv_cq,
             max_send_wr=count,
             max_recv_wr=count,
-            max_send_bytes=ANSWER_BYTES,
+            max_send_bytes=TWO_SIDED_ANSWER_BYTES,
         )
         self._owed: list[int] = list(range(count))  # receives to post
         self._free = deque(range(count))  # answer buffers
@@ -234,9 +234,9 @@ class MessageConnection(Connection):
 
     def _push(self, buffers: Sequence[Any]) -> None:
         answer = b"".join((_SIZE.pack(sum(len(b) for b in buffers)), *buffers))
-        if len(answer) > ANSWER_BYTES:
+        if len(answer) > TWO_SIDED_ANSWER_BYTES:
             self.close(
-                f"an answer of {len(answer)} bytes does not fit its buffer of {ANSWER_BYTES}"
+                f"an answer of {len(answer)} bytes does not fit its buffer of {TWO_SIDED_ANSWER_BYTES}"
             )
             return
         self._ready.append(answer)
@@ -248,7 +248,7 @@ class MessageConnection(Connection):
         try:
             while self._ready and self._free and not self.closed:
                 slot, answer = self._free.popleft(), self._ready.popleft()
-                start = slot * ANSWER_BYTES
+                start = slot * TWO_SIDED_ANSWER_BYTES
                 memoryview(self._answers.memory)[start : start + len(answer)] = answer
                 self.qp.post_send(slot, self._answers, start, len(answer))
         except RdmaError:

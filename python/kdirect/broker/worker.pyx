@@ -40,7 +40,6 @@ or until the next hole times out.
 
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
-from posix.time cimport CLOCK_MONOTONIC, CLOCK_REALTIME, clock_gettime, timespec
 
 from kdirect.broker.order cimport (
     ARRIVED, HEAD_ABORTED, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED, WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done,
@@ -54,6 +53,7 @@ from kdirect.format.layout cimport (
 from kdirect.log.kernel cimport (
     COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD, COMMIT_NO_SPACE,
     COMMIT_WRONG_POSITION, CommitKernel, commit_result)
+from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.rdma.contract cimport (
     WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion)
 
@@ -67,17 +67,9 @@ log = logging.getLogger("kdirect.broker.rdma")
 cdef extern from *:
     """
     #include <stdint.h>
-    #if defined(__x86_64__) || defined(__i386__)
-    #define kd_cpu_relax() __builtin_ia32_pause()
-    #elif defined(__aarch64__)
-    #define kd_cpu_relax() __asm__ __volatile__("yield")
-    #else
-    #define kd_cpu_relax() ((void) 0)
-    #endif
     static inline int kd_flag_take(uint8_t* p) { return __atomic_exchange_n(p, 0, __ATOMIC_SEQ_CST); }
     static inline int kd_flag(uint8_t* p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
     """
-    void kd_cpu_relax() nogil
     int kd_flag_take(uint8_t* p) nogil
     int kd_flag(uint8_t* p) nogil
 
@@ -100,12 +92,6 @@ class CutReason(IntEnum):
         self._value_ = code
         self.text = text
         return self
-
-
-cdef inline int64_t _now_ns(int clock) noexcept nogil:
-    cdef timespec ts
-    clock_gettime(<int> clock, &ts)
-    return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
 
 
 cdef class ProduceWorker(ProduceTables):
@@ -485,10 +471,10 @@ cdef class ProduceWorker(ProduceTables):
     # -- time and news -----------------------------------------------------------------------------
 
     cdef int64_t _now(self) noexcept nogil:
-        return self._fixed_ns if self._fixed_ns >= 0 else _now_ns(CLOCK_MONOTONIC)
+        return self._fixed_ns if self._fixed_ns >= 0 else kd_now_ns()
 
     cdef int64_t _wall_ms(self) noexcept nogil:
-        return _now_ns(CLOCK_REALTIME) // 1000000
+        return kd_wall_ns() // 1000000
 
     cdef _wake(self):
         """The worker has something to look at besides completions."""
@@ -548,12 +534,12 @@ cdef class ProduceWorker(ProduceTables):
                     elif n < 0:
                         break
                     else:
-                        now = _now_ns(CLOCK_MONOTONIC)
+                        now = kd_now_ns()
                         if spin_until == 0:
                             spin_until = now + self._spin_ns
                         elif now >= spin_until:
                             break
-                        kd_cpu_relax()
+                        kd_pause()
                     if self._has_news():
                         break
             if self._has_news():
@@ -568,7 +554,7 @@ cdef class ProduceWorker(ProduceTables):
             # now and then.
             sleep_ms = 10 if self._outstanding or self._backlog else -1
             if self._earliest_ns:
-                now = max(1, (self._earliest_ns - _now_ns(CLOCK_MONOTONIC)) // 1000000 + 1)
+                now = max(1, (self._earliest_ns - kd_now_ns()) // 1000000 + 1)
                 sleep_ms = <int> now if sleep_ms < 0 or now < sleep_ms else sleep_ms
             if self._kick or self._has_news():
                 continue

@@ -23,7 +23,6 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport INT64_MAX, UINT32_MAX, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcmp, memcpy, memmove, memset
 from posix.unistd cimport usleep
-from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
 
 from kdirect.format.batch cimport batch_info, parse_batch_header
 from kdirect.format.chain cimport CHAIN_OK, chain_error, chain_t, follow_batches, is_dense, start_chain
@@ -33,6 +32,8 @@ from kdirect.format.layout cimport (
     SLOT_HIGH_WATERMARK, SLOT_LAST_READABLE_POSITION, SLOT_LAST_STABLE_OFFSET, SLOT_LAST_STABLE_POSITION, SLOT_LEADER_EPOCH,
     SLOT_LOG_START_OFFSET, SLOT_SEGMENT_BASE_OFFSET, SLOT_UPDATE_COUNT,
 )
+from kdirect.format.wire cimport kd_get_le16, kd_get_le32, kd_get_le64
+from kdirect.machine cimport kd_now_ns
 from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
 
 from kdirect.errors import CorruptBatchError, FormatError, ProtocolError, QueuePairError, RdmaError, TimedOutError
@@ -51,30 +52,6 @@ cdef enum:
     READS_AHEAD = 16           # data READs outstanding together while a stream lags: the next one's way is paid during this one's
 
 cdef int64_t READ_TIMEOUT_NS = 30 * 1000000000
-
-
-cdef inline uint64_t _u64(const uint8_t* p) noexcept nogil:
-    cdef uint64_t v
-    memcpy(&v, p, 8)
-    return v
-
-
-cdef inline uint32_t _u32(const uint8_t* p) noexcept nogil:
-    cdef uint32_t v
-    memcpy(&v, p, 4)
-    return v
-
-
-cdef inline uint16_t _u16(const uint8_t* p) noexcept nogil:
-    cdef uint16_t v
-    memcpy(&v, p, 2)
-    return v
-
-
-cdef inline int64_t _now_ns() noexcept nogil:
-    cdef timespec ts
-    clock_gettime(CLOCK_MONOTONIC, &ts)
-    return <int64_t> ts.tv_sec * 1000000000 + ts.tv_nsec
 
 
 cdef int c_read(QueuePair qp, CompletionQueue cq, uint64_t local_address, uint32_t lkey, uint32_t length,
@@ -126,8 +103,8 @@ cdef int c_read_pieces(QueuePair qp, CompletionQueue cq, uint64_t local_address,
         spins += 1
         if spins & 1023 == 0:
             if deadline == 0:
-                deadline = _now_ns() + READ_TIMEOUT_NS
-            elif _now_ns() > deadline:
+                deadline = kd_now_ns() + READ_TIMEOUT_NS
+            elif kd_now_ns() > deadline:
                 return READ_TIMED_OUT
 
 
@@ -229,7 +206,7 @@ cdef class SlotTable:
         for i in range(self._end):
             if self._active_p[i]:
                 p = self._region.data + i * SLOT_BYTES
-                if _u32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
+                if kd_get_le32(p + SLOT_GUARD) != kd_crc32c(0, p + 4, SLOT_BYTES - 4):
                     self.torn += 1
                     return SLOT_TORN
         self._copy = self._posted
@@ -253,8 +230,8 @@ cdef class SlotTable:
             tries += 1
             if tries > TORN_SPINS:
                 if deadline == 0:
-                    deadline = _now_ns() + self._torn_timeout_ns
-                elif _now_ns() > deadline:
+                    deadline = kd_now_ns() + self._torn_timeout_ns
+                elif kd_now_ns() > deadline:
                     return SLOT_TORN
                 usleep(TORN_SLEEP_US)
 
@@ -311,16 +288,16 @@ cdef class SlotTable:
 
     cdef void c_get(self, int index, slot_t* out) noexcept nogil:
         cdef const uint8_t* p = self._region.data + index * SLOT_BYTES
-        out.flags = _u16(p + SLOT_FLAGS)
-        out.file_id = _u16(p + SLOT_FILE_ID)
-        out.segment_base_offset = <int64_t> _u64(p + SLOT_SEGMENT_BASE_OFFSET)
-        out.last_readable_position = <int64_t> _u64(p + SLOT_LAST_READABLE_POSITION)
-        out.high_watermark = <int64_t> _u64(p + SLOT_HIGH_WATERMARK)
-        out.last_stable_position = <int64_t> _u64(p + SLOT_LAST_STABLE_POSITION)
-        out.last_stable_offset = <int64_t> _u64(p + SLOT_LAST_STABLE_OFFSET)
-        out.leader_epoch = <int32_t> _u32(p + SLOT_LEADER_EPOCH)
-        out.update_count = _u32(p + SLOT_UPDATE_COUNT)
-        out.log_start_offset = <int64_t> _u64(p + SLOT_LOG_START_OFFSET)
+        out.flags = kd_get_le16(p + SLOT_FLAGS)
+        out.file_id = kd_get_le16(p + SLOT_FILE_ID)
+        out.segment_base_offset = <int64_t> kd_get_le64(p + SLOT_SEGMENT_BASE_OFFSET)
+        out.last_readable_position = <int64_t> kd_get_le64(p + SLOT_LAST_READABLE_POSITION)
+        out.high_watermark = <int64_t> kd_get_le64(p + SLOT_HIGH_WATERMARK)
+        out.last_stable_position = <int64_t> kd_get_le64(p + SLOT_LAST_STABLE_POSITION)
+        out.last_stable_offset = <int64_t> kd_get_le64(p + SLOT_LAST_STABLE_OFFSET)
+        out.leader_epoch = <int32_t> kd_get_le32(p + SLOT_LEADER_EPOCH)
+        out.update_count = kd_get_le32(p + SLOT_UPDATE_COUNT)
+        out.log_start_offset = <int64_t> kd_get_le64(p + SLOT_LOG_START_OFFSET)
 
     def get(self, int index):
         """Slot `index` as a dict, as of the last refresh."""

@@ -47,7 +47,7 @@ from kdirect.client.idempotence cimport ProducerIdentity, add_one
 from kdirect.client.posting cimport POSTED, QUEUE_FULL, Poster, large_value_t, target_t
 from kdirect.client.reservation cimport BEYOND_FILE, RESERVED, Reservation
 from kdirect.client.send_buffer cimport SendBuffer, request_t
-from kdirect.client.spin cimport monotonic_ns, now_ms, pause
+from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.format.batch cimport encode_single, encode_single_around
 from kdirect.format.layout cimport ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, NOTICE_BYTES
 from kdirect.rdma.contract cimport WC_RETRY_EXC_ERR, MemoryRegion, QueuePair
@@ -465,7 +465,7 @@ cdef class FileWriter(AckReceiver):
         large.length = <uint32_t> vn
         with nogil:
             if timestamp_ms < 0:
-                timestamp_ms = now_ms()
+                timestamp_ms = kd_wall_ns() // 1000000
             # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a
             # stream they come with the acknowledgements.
             if self.shared or self.appended == self.acknowledged:
@@ -611,12 +611,12 @@ cdef class FileWriter(AckReceiver):
             n = self._router.c_drain()
             if spin_ns == 0 or self.acknowledged > sequence or self.c_stuck():
                 return
-            now = monotonic_ns()
+            now = kd_now_ns()
             if n > 0 or until == 0:
                 until = now + spin_ns
             if now >= until:
                 return
-            pause()
+            kd_pause()
 
     def unacknowledged(self):
         """[(bytes, records, tag)] of the requests not answered, in order."""

@@ -15,16 +15,14 @@ from libc.stdint cimport INT32_MAX, int32_t, int64_t, uint8_t, uint64_t
 from libc.stdlib cimport free, realloc
 from libc.string cimport memcpy
 
-from kdirect.client.spin cimport now_ms
+from kdirect.machine cimport kd_wall_ns
 from kdirect.errors import ConfigError, FormatError
 
 from kdirect.format.compression cimport Compressor
 from kdirect.format.encode cimport put_batch_header
 from kdirect.format.layout cimport BATCH_HEADER_BYTES, CODEC_NONE
 
-cdef extern from "wire.h" nogil:
-    int kd_varint_size(int64_t v)
-    uint8_t* kd_put_varint(uint8_t* p, int64_t v)
+from kdirect.format.wire cimport kd_put_varint, kd_varint_size
 
 cdef enum:
     FIRST_BYTES = 4096
@@ -73,7 +71,7 @@ cdef class RecordBuilder:
     def add(self, key, value, headers, timestamp):
         """Append a record of bytes or None; `headers` are (str, bytes or None) pairs, or None;
         `timestamp` in ms since 1970, or None for now.  The size of the batch then."""
-        cdef int64_t timestamp_ms = now_ms() if timestamp is None else timestamp
+        cdef int64_t timestamp_ms = kd_wall_ns() // 1000000 if timestamp is None else timestamp
         cdef int64_t kn = -1 if key is None else PyBytes_GET_SIZE(key)
         cdef int64_t vn = -1 if value is None else PyBytes_GET_SIZE(value)
         cdef int64_t hn = 0, delta, body, n

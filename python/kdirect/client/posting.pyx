@@ -15,7 +15,7 @@ from libc.string cimport memcpy
 
 from kdirect.client.ack_router cimport DATA, AckRouter
 from kdirect.client.send_buffer cimport SendBuffer
-from kdirect.client.spin cimport pause
+from kdirect.machine cimport kd_pause
 from kdirect.format.layout cimport (
     IMM_FILE_ID_SHIFT,
     NOTICE_BYTES,
@@ -60,7 +60,7 @@ cdef class Poster:
             self._router.c_drain()
             if self._router._status != 0:
                 return POST_FAILED
-            pause()
+            kd_pause()
         if rc != 0:
             self._router.c_fail(rc)
             return POST_FAILED

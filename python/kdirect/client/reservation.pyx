@@ -19,7 +19,7 @@ from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from kdirect.client.ack_router cimport CLAIM, AckRouter
-from kdirect.client.spin cimport monotonic_ns, pause
+from kdirect.machine cimport kd_now_ns, kd_pause
 from kdirect.format.layout cimport SHARED_ORDER_SHIFT, SHARED_WORD_BYTES
 from kdirect.rdma.contract cimport MemoryRegion, QueuePair
 
@@ -84,7 +84,7 @@ cdef class Reservation:
             self._router.c_drain()
             if self._router._status != 0:
                 return QUEUE_PAIR_BROKEN
-            pause()
+            kd_pause()
         if rc != 0:
             self._router.c_fail(rc)
             return QUEUE_PAIR_BROKEN
@@ -93,12 +93,12 @@ cdef class Reservation:
 
     cdef void c_spin(self) noexcept nogil:
         """Look for the completion for as long as the router spins."""
-        cdef int64_t until = monotonic_ns() + self._router._spin_ns
+        cdef int64_t until = kd_now_ns() + self._router._spin_ns
         while True:
             self._router.c_drain()
-            if self.completed or self._router._status != 0 or monotonic_ns() >= until:
+            if self.completed or self._router._status != 0 or kd_now_ns() >= until:
                 return
-            pause()
+            kd_pause()
 
     cdef int c_taken(self, uint32_t length, uint64_t* position, uint16_t* order) noexcept nogil:
         """The atomic has completed: RESERVED and what was reserved, BEYOND_FILE or

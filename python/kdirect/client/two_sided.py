@@ -24,12 +24,12 @@ from collections.abc import Mapping
 from typing import Any
 
 from kdirect.errors import ProtocolError, RdmaError, TimedOutError
+from kdirect.format.layout import TWO_SIDED_ANSWER_BYTES
 from kdirect.rdma.contract import Opcode
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Connection
 from kdirect.wire.environment import SYSTEM, Environment
 
-ANSWER_BYTES = 4096
 FRAME_BYTES = 4096  # of a request in addition to its batches: names and numbers
 MAX_REQUESTS = 128
 _SIZE = struct.Struct(">i")
@@ -89,7 +89,7 @@ class MessageConnection(Connection):
             self.message_bytes = message_bytes
             self.count = min(channel.max_in_flight, requests)
             self._requests_memory = channel.local_memory(self.count * message_bytes)
-            self._answers = channel.local_memory(self.count * ANSWER_BYTES)
+            self._answers = channel.local_memory(self.count * TWO_SIDED_ANSWER_BYTES)
             for slot in range(self.count):
                 self._post_receive(slot)
             self._free = deque(range(self.count))
@@ -100,7 +100,9 @@ class MessageConnection(Connection):
             raise
 
     def _post_receive(self, slot: int) -> None:
-        self.channel.qp.post_recv(slot, self._answers, slot * ANSWER_BYTES, ANSWER_BYTES)
+        self.channel.qp.post_recv(
+            slot, self._answers, slot * TWO_SIDED_ANSWER_BYTES, TWO_SIDED_ANSWER_BYTES
+        )
 
     def _take_sent(self) -> None:
         """Take the completions of SENDs, whose buffers are free again.  To look at them also lets
@@ -155,7 +157,7 @@ class MessageConnection(Connection):
                 for completion in cq.poll(64):
                     if not completion.ok or completion.opcode != Opcode.RECV:
                         raise self._lost("answering", None)
-                    start = completion.wr_id * ANSWER_BYTES
+                    start = completion.wr_id * TWO_SIDED_ANSWER_BYTES
                     answer = bytes(
                         memoryview(self._answers.memory)[start : start + completion.byte_len]
                     )

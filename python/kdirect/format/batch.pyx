@@ -19,9 +19,12 @@ from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t,
 from libc.string cimport memcpy, memset
 
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_DELETE_HORIZON, ATTRIBUTE_LOG_APPEND_TIME, ATTRIBUTE_TRANSACTIONAL,
-    BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE, BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA,
-    BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2, BATCH_MAX_TIMESTAMP, BATCH_MIN_LENGTH,
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_DELETE_HORIZON, ATTRIBUTE_LOG_APPEND_TIME,
+    ATTRIBUTE_TRANSACTIONAL,
+    BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE, BATCH_BASE_TIMESTAMP, BATCH_CRC,
+    BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA,
+    BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2,
+    BATCH_MAX_TIMESTAMP, BATCH_MIN_LENGTH,
     BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS, BATCH_RECORDS_COUNT, CODEC_ZSTD)
 
 from kdirect.errors import CorruptBatchError, UnsupportedFormatError
@@ -35,19 +38,13 @@ cdef extern from "crc32c.h" nogil:
     kd_crc32c_implementation kd_crc32c_implementations[4]
     int KD_CRC32C_IMPLEMENTATIONS
 
-cdef extern from "wire.h" nogil:
-    uint8_t kd_get8(const uint8_t* p)
-    uint16_t kd_get16(const uint8_t* p)
-    uint32_t kd_get32(const uint8_t* p)
-    uint64_t kd_get64(const uint8_t* p)
-    void kd_put16(uint8_t* p, uint16_t v)
-    void kd_put32(uint8_t* p, uint32_t v)
-    void kd_put64(uint8_t* p, uint64_t v)
-    int kd_varint_size(int64_t v)
-    uint8_t* kd_put_varint(uint8_t* p, int64_t v)
+from kdirect.format.wire cimport (
+    kd_get16, kd_get32, kd_get64, kd_get8, kd_put16, kd_put32, kd_put64, kd_put_varint,
+    kd_varint_size)
 
 cdef enum:
-    KNOWN_ATTRIBUTES = (ATTRIBUTE_CODEC_MASK | ATTRIBUTE_LOG_APPEND_TIME | ATTRIBUTE_TRANSACTIONAL | ATTRIBUTE_CONTROL
+    KNOWN_ATTRIBUTES = (ATTRIBUTE_CODEC_MASK | ATTRIBUTE_LOG_APPEND_TIME | ATTRIBUTE_TRANSACTIONAL
+                        | ATTRIBUTE_CONTROL
                         | ATTRIBUTE_DELETE_HORIZON)
     MAX_BATCH_LENGTH = 0x7FFFFFFF - BATCH_LENGTH_PREFIX_BYTES
 
@@ -64,8 +61,9 @@ cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcep
     if length < BATCH_MIN_LENGTH or length > <uint32_t>MAX_BATCH_LENGTH:
         # A batch of magic 0 or 1 may be shorter than our header: say what it is rather than that
         # its length is bad.
-        if n > BATCH_MAGIC and length <= <uint32_t>MAX_BATCH_LENGTH and length > BATCH_MAGIC - BATCH_LENGTH_PREFIX_BYTES \
-                and kd_get8(p + BATCH_MAGIC) < BATCH_MAGIC_V2:
+        if (n > BATCH_MAGIC and length <= <uint32_t>MAX_BATCH_LENGTH
+                and length > BATCH_MAGIC - BATCH_LENGTH_PREFIX_BYTES
+                and kd_get8(p + BATCH_MAGIC) < BATCH_MAGIC_V2):
             out.size = BATCH_LENGTH_PREFIX_BYTES + length
             return BATCH_BAD_MAGIC
         return BATCH_BAD_LENGTH
@@ -103,7 +101,9 @@ cdef int check_batch(const uint8_t* p, size_t n, batch_info* out) noexcept nogil
         return error
     if out.records_count < 1 or out.last_offset_delta != out.records_count - 1:
         return BATCH_BAD_COUNTS
-    if (out.attributes & ~KNOWN_ATTRIBUTES) != 0 or (out.attributes & ATTRIBUTE_CODEC_MASK) > CODEC_ZSTD:
+    if (out.attributes & ~KNOWN_ATTRIBUTES) != 0:
+        return BATCH_BAD_COUNTS
+    if (out.attributes & ATTRIBUTE_CODEC_MASK) > CODEC_ZSTD:
         return BATCH_BAD_COUNTS
     return BATCH_OK
 
@@ -121,7 +121,8 @@ cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) no
     kd_put32(p + BATCH_CRC, kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES))
 
 
-cdef uint32_t[32][32] zeros_behind       # [k]: what the CRC register becomes over 2**k bytes of zeros, by each of its bits
+# [k]: what the CRC register becomes over 2**k bytes of zeros, by each of its bits
+cdef uint32_t[32][32] zeros_behind
 
 
 cdef inline uint32_t _apply_zeros(const uint32_t* operator, uint32_t register) noexcept nogil:
@@ -148,7 +149,8 @@ cdef void _fill_zeros() noexcept nogil:
 _fill_zeros()
 
 
-cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil:
+cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch,
+                         int32_t base_sequence) noexcept nogil:
     cdef uint8_t changed[BATCH_RECORDS_COUNT - BATCH_PRODUCER_ID]
     cdef uint32_t behind, register
     cdef int i, k = 0
@@ -172,8 +174,10 @@ cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t
     kd_put32(p + BATCH_CRC, kd_get32(p + BATCH_CRC) ^ register)
 
 
-cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, int64_t value_length,
-                                int64_t timestamp, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
+cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* key,
+                                int64_t key_length, int64_t value_length,
+                                int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+                                int32_t base_sequence,
                                 uint8_t** value_place) noexcept nogil:
     """All of the batch but the value and the CRC; its size, or -1."""
     cdef int64_t key_bytes = key_length if key_length > 0 else 0
@@ -183,7 +187,8 @@ cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* ke
     if key_bytes > MAX_BATCH_LENGTH or value_bytes > MAX_BATCH_LENGTH:
         return -1
     # attributes, timestamp delta 0, offset delta 0, key, value, header count 0
-    body = 3 + kd_varint_size(key_length) + key_bytes + kd_varint_size(value_length) + value_bytes + 1
+    body = (3 + kd_varint_size(key_length) + key_bytes + kd_varint_size(value_length)
+            + value_bytes + 1)
     size = BATCH_RECORDS + kd_varint_size(body) + body
     if size > <int64_t>MAX_BATCH_LENGTH or <uint64_t>size > capacity:
         return -1
@@ -213,11 +218,14 @@ cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* ke
     return size
 
 
-cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
-                           int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length,
+                           const uint8_t* value,
+                           int64_t value_length, int64_t timestamp, int64_t producer_id,
+                           int16_t producer_epoch,
                            int32_t base_sequence) noexcept nogil:
     cdef uint8_t* place = NULL
-    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp, producer_id, producer_epoch, base_sequence, &place)
+    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp,
+                                    producer_id, producer_epoch, base_sequence, &place)
     if size > 0:
         if value_length > 0:
             memcpy(place, value, value_length)
@@ -225,11 +233,14 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
     return size
 
 
-cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length, const uint8_t* value,
-                                  int64_t value_length, int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
+cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key,
+                                  int64_t key_length, const uint8_t* value,
+                                  int64_t value_length, int64_t timestamp, int64_t producer_id,
+                                  int16_t producer_epoch,
                                   int32_t base_sequence, uint32_t* hole) noexcept nogil:
     cdef uint8_t* place = NULL
-    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp, producer_id, producer_epoch, base_sequence, &place)
+    cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp,
+                                    producer_id, producer_epoch, base_sequence, &place)
     cdef int64_t value_bytes = value_length if value_length > 0 else 0
     cdef uint32_t crc
     if size > 0:
@@ -250,11 +261,14 @@ _FAULTS = {
     BATCH_BAD_LENGTH: "has an impossible length",
     BATCH_BAD_MAGIC: "is not of record format v2",
     BATCH_BAD_CRC: "does not match its CRC",
-    BATCH_BAD_COUNTS: "has a records count, last offset delta or attributes that do not fit together",
+    BATCH_BAD_COUNTS: "has a records count, a last offset delta or attributes that contradict"
+                      " each other",
 }
 
-_OLD_FORMAT_HINT = ("magic 0 and 1 were written by Kafka clients before 0.11: let a Kafka broker with log.message.format.version >= 0.11 "
-                    "convert them, or produce again with a client of version 0.11 or later")
+_OLD_FORMAT_HINT = (
+    "magic 0 and 1 were written by Kafka clients before 0.11: let a Kafka broker with"
+    " log.message.format.version >= 0.11 convert them, or produce them again with a client of"
+    " version 0.11 or later")
 
 
 def batch_error(int code, where, const uint8_t[::1] head=None):
@@ -264,12 +278,15 @@ def batch_error(int code, where, const uint8_t[::1] head=None):
     cdef int magic = head[BATCH_MAGIC] if head is not None and head.shape[0] > BATCH_MAGIC else -1
     if code == BATCH_BAD_MAGIC:
         if magic in (0, 1):
-            return UnsupportedFormatError(f"record batch at {where} has the old magic {magic}", hint=_OLD_FORMAT_HINT)
+            return UnsupportedFormatError(f"record batch at {where} has the old magic {magic}",
+                                          hint=_OLD_FORMAT_HINT)
         if magic < 128:
             return UnsupportedFormatError(f"record batch at {where} has the unknown magic {magic}",
-                                          hint="this build reads magic 2; the bytes are from a newer client, or are not a record batch")
+                                          hint="this build reads magic 2; the bytes are from a"
+                                          " newer client, or are not a record batch")
     return CorruptBatchError(f"record batch at {where} {_FAULTS.get(code, f'has fault {code}')}",
-                             hint="read past it with another offset, or restore the segment from a good copy")
+                             hint="read past it with another offset, or restore the segment from"
+                             " a good copy")
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,8 +335,10 @@ class BatchInfo:
 
 
 cdef object _batch_info(const batch_info* info, Py_ssize_t position):
-    return BatchInfo(position, info.size, info.base_offset, info.leader_epoch, info.attributes, info.last_offset_delta,
-                     info.base_timestamp, info.max_timestamp, info.producer_id, info.producer_epoch, info.base_sequence,
+    return BatchInfo(position, info.size, info.base_offset, info.leader_epoch, info.attributes,
+                     info.last_offset_delta,
+                     info.base_timestamp, info.max_timestamp, info.producer_id, info.producer_epoch,
+                     info.base_sequence,
                      info.records_count)
 
 
@@ -340,7 +359,8 @@ def crc32c(data, uint32_t crc=0):
 
 def crc32c_implementations():
     """Names of the implementations that this CPU has, the one in use last."""
-    return tuple((<bytes>kd_crc32c_implementations[i].name).decode() for i in range(KD_CRC32C_IMPLEMENTATIONS)
+    return tuple((<bytes>kd_crc32c_implementations[i].name).decode()
+                 for i in range(KD_CRC32C_IMPLEMENTATIONS)
                  if kd_crc32c_implementations[i].function != NULL)
 
 
@@ -375,7 +395,8 @@ def check_batch_bytes(data):
     try:
         error = check_batch(<const uint8_t*>view.buf, view.len, &info)
         if error != BATCH_OK:
-            raise batch_error(error, "position 0", bytes((<const uint8_t*>view.buf)[:min(view.len, BATCH_HEADER_BYTES)]))
+            raise batch_error(error, "position 0",
+                              bytes((<const uint8_t*>view.buf)[:min(view.len, BATCH_HEADER_BYTES)]))
         return _batch_info(&info, 0)
     finally:
         PyBuffer_Release(&view)
@@ -434,7 +455,9 @@ def encode_single_bytes(value, key=None, int64_t timestamp_ms=0):
     cdef Py_ssize_t capacity = BATCH_HEADER_BYTES + 32 + max(value_length, 0) + max(key_length, 0)
     cdef bytearray out = bytearray(capacity)
     cdef uint8_t* target = <uint8_t*><char*>out
-    cdef int64_t size = encode_single(target, capacity, key_data, key_length, value_data, value_length, timestamp_ms, -1, -1, -1)
+    cdef int64_t size = encode_single(target, capacity, key_data, key_length, value_data,
+                                      value_length, timestamp_ms, -1, -1, -1)
     if size < 0:
-        raise UnsupportedFormatError(f"a record of {capacity} bytes does not fit a batch", hint="a batch holds less than 2 GiB")
+        raise UnsupportedFormatError(f"a record of {capacity} bytes does not fit a batch",
+                                     hint="a batch holds less than 2 GiB")
     return bytes(out[:size])

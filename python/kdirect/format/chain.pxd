@@ -6,18 +6,22 @@ from kdirect.format.batch cimport batch_info
 cdef enum:
     # what is wrong with a batch, beside the codes of batch.pxd (positive, below 10)
     CHAIN_OK = 0
-    CHAIN_BAD_OFFSETS = 20     # a negative base offset or last offset delta, or offsets that overflow
+    # a negative base offset or last offset delta, or offsets that overflow
+    CHAIN_BAD_OFFSETS = 20
     CHAIN_OVERLAP = 21         # it begins before the end of the batch before it
     CHAIN_GAP = 22             # it begins after it, where no offset can be missing
     CHAIN_BEYOND = 23          # it ends after the last offset that there is
     CHAIN_NOT_ASKED = 24       # the first batch ends before the offset asked for
-    CHAIN_BAD_EPOCH = 25       # its leader epoch is below that of the batch before it, or above the present one
+    # its leader epoch is below that of the batch before it, or above the present one
+    CHAIN_BAD_EPOCH = 25
     CHAIN_CUT = 26             # it ends after the last byte that there is
 
 cdef struct chain_t:
-    int64_t next_offset        # where the next batch begins; -1: not known, it only has to end at `asked` or after
+    # where the next batch begins; -1: not known, it only has to end at `asked` or after
+    int64_t next_offset
     int64_t asked
-    int64_t dense_from         # from this offset on, none is missing: the log was written by kdirect
+    # from this offset on, none is missing: the log was written by kdirect
+    int64_t dense_from
     int64_t end_offset         # no batch ends after it
     int32_t least_epoch        # leader epochs from `dense_from` on: not below it,
     int32_t greatest_epoch     # and not above it
@@ -32,7 +36,8 @@ cdef inline bint is_dense(const chain_t* c) noexcept nogil:
 cdef inline bint continues_dense(const chain_t* c, const batch_info* info) noexcept nogil:
     # `follow_batch` would take the batch, while `is_dense` holds.  Inline, for decoders that have
     # just parsed the header.
-    return (info.base_offset == c.next_offset and info.last_offset_delta >= 0 and info.last_offset_delta < c.end_offset - c.next_offset
+    return (info.base_offset == c.next_offset and info.last_offset_delta >= 0
+            and info.last_offset_delta < c.end_offset - c.next_offset
             and info.leader_epoch >= c.least_epoch and info.leader_epoch <= c.greatest_epoch)
 
 
@@ -46,7 +51,8 @@ cdef void start_chain(chain_t* c) noexcept nogil
 # Nothing is known: only that offsets rise.
 cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil
 # CHAIN_OK, and `c` is after the batch; or what is wrong, and `c` is as before.
-cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable, uint64_t* whole, batch_info* last) noexcept nogil
+cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable,
+                        uint64_t* whole, batch_info* last) noexcept nogil
 # Follow the whole batches at the start of p[0, n).  `readable` >= n bytes from p on are committed
 # and end with a batch; those after n are not there yet.  Moves `whole` to the end of the last good
 # batch.  CHAIN_OK: what is left is no whole batch yet; else what is wrong with the batch at

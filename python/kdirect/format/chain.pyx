@@ -29,16 +29,14 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32
 from libc.string cimport memset
 
 from kdirect.format.batch cimport (
-    BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
+    BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info,
+    check_batch_crc, parse_batch_header)
 from kdirect.format.layout cimport (
-    BATCH_BASE_OFFSET, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC,
+    BATCH_BASE_OFFSET, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH,
+    BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC,
     BATCH_MAGIC_V2, BATCH_MIN_LENGTH)
 
-cdef extern from "wire.h" nogil:
-    void kd_prefetch(const void* p)
-    uint8_t kd_get8(const uint8_t* p)
-    uint32_t kd_get32(const uint8_t* p)
-    uint64_t kd_get64(const uint8_t* p)
+from kdirect.format.wire cimport kd_get32, kd_get64, kd_get8, kd_prefetch
 
 from kdirect.errors import CorruptBatchError
 from kdirect.format.batch import batch_error
@@ -82,7 +80,8 @@ cdef int follow_batch(chain_t* c, const batch_info* info) noexcept nogil:
     return CHAIN_OK
 
 
-cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at, int64_t* previous) noexcept nogil:
+cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at,
+                           int64_t* previous) noexcept nogil:
     """As far as whole batches follow each other without a gap, which is nearly always to the end:
     the position after them."""
     cdef int64_t next_offset = c.next_offset, base, delta
@@ -95,8 +94,11 @@ cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at
         length = kd_get32(q + BATCH_LENGTH)
         delta = <int32_t> kd_get32(q + BATCH_LAST_OFFSET_DELTA)
         epoch = <int32_t> kd_get32(q + BATCH_LEADER_EPOCH)
-        if base != next_offset or length < BATCH_MIN_LENGTH or length > n - at - BATCH_LENGTH_PREFIX_BYTES \
-                or kd_get8(q + BATCH_MAGIC) != BATCH_MAGIC_V2 or delta < 0 or delta >= c.end_offset - base:
+        if base != next_offset or length < BATCH_MIN_LENGTH:
+            break
+        if length > n - at - BATCH_LENGTH_PREFIX_BYTES or kd_get8(q + BATCH_MAGIC) != BATCH_MAGIC_V2:
+            break
+        if delta < 0 or delta >= c.end_offset - base:
             break
         if base >= c.dense_from:
             if epoch < c.least_epoch or epoch > c.greatest_epoch:
@@ -116,7 +118,8 @@ cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at
     return at
 
 
-cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable, uint64_t* whole, batch_info* last) noexcept nogil:
+cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t readable,
+                        uint64_t* whole, batch_info* last) noexcept nogil:
     cdef chain_t start = c[0]
     cdef batch_info info
     cdef uint64_t first = whole[0], at = whole[0], need
@@ -150,8 +153,10 @@ cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t reada
             at = <uint64_t> previous
         if at == <uint64_t> previous:
             c[0] = start
-            while first < at:              # once more, as far as all is well; the bytes may have changed meanwhile
-                if parse_batch_header(p + first, n - first, &info) != BATCH_OK or info.size > at - first \
+            # once more, as far as all is well; the bytes may have changed meanwhile
+            while first < at:
+                if parse_batch_header(p + first, n - first,
+                                      &info) != BATCH_OK or info.size > at - first \
                         or follow_batch(c, &info) != CHAIN_OK:
                     at = first
                     break
@@ -163,23 +168,27 @@ cdef int follow_batches(chain_t* c, const uint8_t* p, uint64_t n, uint64_t reada
 
 
 cdef object chain_text(int code, const chain_t* c, const batch_info* info):
+    cdef str offsets = f"{info.base_offset} and {info.last_offset_delta} more"
     if code == CHAIN_GAP or (code == CHAIN_OVERLAP and info.base_offset < c.next_offset):
-        return f"says that its base offset is {info.base_offset}, and offset {c.next_offset} comes next"
+        return (f"says that its base offset is {info.base_offset}, and offset {c.next_offset} comes"
+                " next")
     if code == CHAIN_OVERLAP:
-        return f"has offsets ({info.base_offset} and {info.last_offset_delta} more) that overlap those of the next one"
+        return f"has offsets ({offsets}) that overlap those of the next one"
     if code == CHAIN_BEYOND:
-        return (f"says that its offsets are {info.base_offset} and {info.last_offset_delta} more, and offset {c.end_offset} is the end of"
-                " what can be read")
+        return (f"says that its offsets are {offsets}, and offset {c.end_offset} is the end of what"
+                " can be read")
     if code == CHAIN_NOT_ASKED:
-        return (f"is broken: its offsets run backwards ({info.base_offset} and {info.last_offset_delta} more, and offset {c.asked} was"
-                " asked for)")
+        return (f"is broken: its offsets run backwards ({offsets}, and offset {c.asked} was asked"
+                " for)")
     if code == CHAIN_BAD_EPOCH:
-        return (f"says that its leader epoch is {info.leader_epoch}, and it cannot be below"
-                f" {c.least_epoch if info.base_offset >= c.dense_from else c.copied_epoch} or above {c.greatest_epoch}")
+        least = c.least_epoch if info.base_offset >= c.dense_from else c.copied_epoch
+        return (f"says that its leader epoch is {info.leader_epoch}, and it cannot be below {least}"
+                f" or above {c.greatest_epoch}")
     if code == CHAIN_CUT:
-        return f"says that it is {info.size} bytes long, and ends after the last byte that was committed"
+        return (f"says that it is {info.size} bytes long, and ends after the last byte that was"
+                " committed")
     if code == CHAIN_BAD_OFFSETS:
-        return f"is broken: its offsets run backwards ({info.base_offset} and {info.last_offset_delta} more)"
+        return f"is broken: its offsets run backwards ({offsets})"
     if code == BATCH_BAD_LENGTH:
         return "is broken: its length is impossible"
     if code == BATCH_BAD_CRC:
@@ -193,4 +202,5 @@ cdef object chain_error(int code, const chain_t* c, const batch_info* info, wher
     cdef bint may_be_old = code == BATCH_BAD_MAGIC and not 0 <= c.dense_from <= c.next_offset
     if may_be_old:
         return batch_error(code, where, head)
-    return CorruptBatchError(f"record batch at {where} {chain_text(code, c, info)}", hint=DAMAGED_HINT)
+    return CorruptBatchError(f"record batch at {where} {chain_text(code, c, info)}",
+                             hint=DAMAGED_HINT)

@@ -29,6 +29,7 @@ from libc.string cimport memcpy
 from kdirect.errors import BatchTooLargeError, ConfigError, CorruptBatchError, FormatError
 
 from kdirect.format.batch import CODEC_NAMES
+from kdirect.format.wire cimport kd_get_le32
 from kdirect.format.blocks cimport Block, take_block
 from kdirect.format.layout cimport CODEC_GZIP, CODEC_LZ4, CODEC_NONE, CODEC_SNAPPY, CODEC_ZSTD
 
@@ -38,7 +39,8 @@ cdef enum:
     LZ4_HEADER_BYTES = 7
     LZ4_FLAGS_INDEPENDENT = 0x60    # version 1, independent blocks, no checksums, no content size
     ZSTD_BLOCK_MAX = 128 << 10
-    ZSTD_WINDOW_MAX = 8 << 20       # of a frame that is read piece by piece; zstd's own levels up to 19 need no more
+    # of a frame that is read piece by piece; zstd's own levels up to 19 need no more
+    ZSTD_WINDOW_MAX = 8 << 20
     PIECE_BYTES = 256 << 10
     INPUT_BYTES = 64 << 10          # of gzip, at a time
     SNAPPY_MAX_RATIO = 32           # a copy element of 3 bytes makes 64
@@ -48,8 +50,9 @@ cdef uint64_t ZSTD_MAGIC = 0xFD2FB528u
 cdef uint64_t BROKEN = <uint64_t>-1
 
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_LIMIT_HINT = ("raise max_decompressed_bytes (max.batch.bytes of a consumer, or of the broker that looks up a time) "
-               "if the producer is to be trusted")
+_LIMIT_HINT = (
+    "raise max_decompressed_bytes (max.batch.bytes of a consumer, or of the broker that looks up a"
+    " time) if the producer can be trusted")
 
 
 def codec_of(name):
@@ -57,14 +60,11 @@ def codec_of(name):
     try:
         return CODEC_NAMES.index(name)
     except ValueError:
-        raise ConfigError(f"compression {name!r} is unknown", hint="use one of " + ", ".join(CODEC_NAMES)) from None
+        raise ConfigError(f"compression {name!r} is unknown",
+                          hint="use one of " + ", ".join(CODEC_NAMES)) from None
 
 
 # -- sizes, counted before anything is decompressed ------------------------------------------------
-
-cdef inline uint32_t _le32(const uint8_t* p) noexcept nogil:
-    return p[0] | <uint32_t>p[1] << 8 | <uint32_t>p[2] << 16 | <uint32_t>p[3] << 24
-
 
 cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nogil:
     """Bytes that the tokens of one lz4 block stand for, or BROKEN."""
@@ -114,7 +114,7 @@ cdef uint64_t _lz4_frame_bound(const uint8_t* data, size_t n, uint64_t* block_ma
     cdef uint32_t size
     cdef uint8_t flags, kind
     block_max[0] = 0
-    if n < LZ4_HEADER_BYTES or _le32(data) != LZ4_MAGIC:
+    if n < LZ4_HEADER_BYTES or kd_get_le32(data) != LZ4_MAGIC:
         return BROKEN
     flags = data[4]
     kind = data[5] >> 4
@@ -124,7 +124,7 @@ cdef uint64_t _lz4_frame_bound(const uint8_t* data, size_t n, uint64_t* block_ma
     while True:
         if position > n or n - position < 4:
             return BROKEN
-        size = _le32(data + position)
+        size = kd_get_le32(data + position)
         position += 4
         if size == 0:
             block_max[0] = <uint64_t>1 << (2 * kind + 8)
@@ -141,7 +141,7 @@ cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes
     cdef uint64_t total = 0, part
     cdef uint32_t size
     cdef uint8_t flags
-    if n < LZ4_HEADER_BYTES or _le32(data) != LZ4_MAGIC:
+    if n < LZ4_HEADER_BYTES or kd_get_le32(data) != LZ4_MAGIC:
         return BROKEN
     flags = data[4]
     if flags >> 6 != 1 or flags & 1:        # another version, or a dictionary
@@ -150,7 +150,7 @@ cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes
     while True:
         if position > n or n - position < 4:
             return BROKEN
-        size = _le32(data + position)
+        size = kd_get_le32(data + position)
         position += 4
         if size == 0:
             break
@@ -184,7 +184,7 @@ cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_byt
     cdef int single, content_bytes, i, kind
     if n < 6:
         return BROKEN
-    if _le32(data) != ZSTD_MAGIC:
+    if kd_get_le32(data) != ZSTD_MAGIC:
         return BROKEN
     descriptor = data[4]
     single = (descriptor >> 5) & 1
@@ -200,7 +200,8 @@ cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_byt
     while True:
         if n - position < 3:
             return BROKEN
-        header = data[position] | <uint32_t>data[position + 1] << 8 | <uint32_t>data[position + 2] << 16
+        header = data[position] | <uint32_t>data[position + 1] << 8 | <uint32_t>data[position
+                                                                                     + 2] << 16
         position += 3
         kind = (header >> 1) & 3
         size = header >> 3
@@ -244,7 +245,9 @@ cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
             return BROKEN
         size |= <uint64_t>(data[i] & 0x7F) << (7 * i)
         if data[i] < 0x80:
-            return size if size <= n * <uint64_t>SNAPPY_MAX_RATIO and size <= 0xFFFFFFFFu else BROKEN
+            if size > n * <uint64_t>SNAPPY_MAX_RATIO or size > 0xFFFFFFFFu:
+                return BROKEN
+            return size
     return BROKEN
 
 
@@ -255,7 +258,8 @@ cdef object _broken(str name):
 
 
 cdef object _too_large(str name, uint64_t limit):
-    return BatchTooLargeError(f"{name} data decompresses to more than {limit} bytes", hint=_LIMIT_HINT)
+    return BatchTooLargeError(f"{name} data decompresses to more than {limit} bytes",
+                              hint=_LIMIT_HINT)
 
 
 def records_fault(where, error, hint=""):
@@ -265,7 +269,8 @@ def records_fault(where, error, hint=""):
     return kind(f"{where}: {error.message}", hint=error.hint or hint)
 
 
-cdef list _idle_zstd = []       # contexts, each used by one thread at a time; making one costs more than a small batch
+# contexts, each used by one thread at a time; making one costs more than a small batch
+cdef list _idle_zstd = []
 
 
 cdef class Decompressor:
@@ -321,7 +326,8 @@ cdef object _run_lz4(bytes data, uint64_t limit):
     try:
         if block_max:
             return _lz4_blocks(data, capacity, block_max)
-        return pa.Codec("lz4").decompress(data if used == <size_t>len(data) else data[:used], capacity)
+        return pa.Codec("lz4").decompress(data if used == <size_t>len(data) else data[:used],
+                                          capacity)
     except FormatError:
         raise
     except (cramjam.DecompressionError, OSError, ValueError, pa.ArrowException) as e:
@@ -339,7 +345,7 @@ cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
     source, out = memoryview(data), memoryview(block)
     decompress = cramjam.lz4.decompress_block_into
     while True:
-        size = _le32(p + position)
+        size = kd_get_le32(p + position)
         position += 4
         if size == 0:
             return out[:filled]
@@ -351,7 +357,8 @@ cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
             filled += size
         else:
             room = min(block_max, capacity - filled)
-            filled += <uint64_t>decompress(source[position:position + size], out[filled:filled + room], output_len=room)
+            filled += <uint64_t>decompress(source[position:position + size],
+                                           out[filled:filled + room], output_len=room)
         position += size + (4 if p[4] & 16 else 0)
 
 
@@ -361,7 +368,8 @@ def _lz4_pieces(bytes data, uint64_t limit):
     cdef uint32_t size
     cdef uint64_t total = 0
     cdef int checksum_bytes
-    if _lz4_frame_bound(data, len(data), &block_max) == BROKEN:     # its blocks refer to the ones before them
+    # its blocks refer to the ones before them
+    if _lz4_frame_bound(data, len(data), &block_max) == BROKEN:
         yield _run_lz4(data, limit)
         return
     position = LZ4_HEADER_BYTES + (8 if data[4] & 8 else 0)
@@ -379,7 +387,8 @@ def _lz4_pieces(bytes data, uint64_t limit):
         else:
             try:
                 room = len(out)
-                filled = cramjam.lz4.decompress_block_into(source[position:position + size], out, output_len=room)
+                filled = cramjam.lz4.decompress_block_into(source[position:position + size], out,
+                                                           output_len=room)
             except (cramjam.DecompressionError, OSError, ValueError) as e:
                 # The library does not say whether a block is broken or has no room; its lengths do.
                 if _lz4_stands_for(data, position, size) > limit - total:
@@ -408,10 +417,11 @@ cdef list _zstd_frames(bytes data):
     cdef const uint8_t* p = data
     cdef list frames = []
     while position < n:
-        if n - position >= 8 and _le32(p + position) >> 4 == <uint32_t>0x184D2A5:     # a skippable frame
-            if _le32(p + position + 4) > n - position - 8:
+        # a skippable frame
+        if n - position >= 8 and kd_get_le32(p + position) >> 4 == <uint32_t>0x184D2A5:
+            if kd_get_le32(p + position + 4) > n - position - 8:
                 raise _broken("zstd")
-            position += 8 + _le32(p + position + 4)
+            position += 8 + kd_get_le32(p + position + 4)
             continue
         bound = _zstd_frame_bound(p + position, n - position, &used)
         if bound == BROKEN:
@@ -433,13 +443,15 @@ cdef object _run_zstd(object tool, bytes data, uint64_t limit):
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-cdef object _zstd_frame(object tool, bytes data, size_t position, size_t used, uint64_t bound, uint64_t left, uint64_t limit):
+cdef object _zstd_frame(object tool, bytes data, size_t position, size_t used, uint64_t bound,
+                        uint64_t left, uint64_t limit):
     """One frame at once; `left` bytes of `limit` are."""
     cdef bint stated = _zstd_states_size(data, position)
     if stated and bound > left:
         raise _too_large("zstd", limit)
     try:
-        part = tool.decompress(data if used == <size_t>len(data) else data[position:position + used],
+        part = tool.decompress(data if used == <size_t>len(data)
+                               else data[position:position + used],
                                max_output_size=max(<uint64_t>1, min(bound, left)))
     except zstandard.ZstdError as e:
         if bound > left:
@@ -460,7 +472,8 @@ cdef bint _zstd_states_size(bytes data, size_t position):
 def _zstd_pieces(bytes data, uint64_t limit):
     cdef uint64_t total = 0
     source = memoryview(data)
-    tool = zstandard.ZstdDecompressor()     # of its own: whoever asks for pieces may stop in the middle
+    # of its own: whoever asks for pieces may stop in the middle
+    tool = zstandard.ZstdDecompressor()
     for position, used, bound, window in _zstd_frames(data):
         if window > ZSTD_WINDOW_MAX:
             part = _zstd_frame(tool, data, position, used, bound, limit - total, limit)
@@ -470,7 +483,8 @@ def _zstd_pieces(bytes data, uint64_t limit):
         if bound > limit - total and _zstd_states_size(data, position):
             raise _too_large("zstd", limit)
         try:
-            for part in tool.read_to_iter(source[position:position + used], read_size=INPUT_BYTES, write_size=PIECE_BYTES):
+            for part in tool.read_to_iter(source[position:position + used], read_size=INPUT_BYTES,
+                                          write_size=PIECE_BYTES):
                 total += <uint64_t>len(part)
                 if total > limit:
                     raise _too_large("zstd", limit)
@@ -490,7 +504,8 @@ cdef list _snappy_chunks(bytes data, uint64_t limit):
         while position < n:
             if n - position < 4:
                 raise _broken("snappy")
-            chunk = <uint32_t>p[position] << 24 | <uint32_t>p[position + 1] << 16 | <uint32_t>p[position + 2] << 8 | p[position + 3]
+            chunk = <uint32_t>p[position] << 24 | <uint32_t>p[position
+                    + 1] << 16 | <uint32_t>p[position + 2] << 8 | p[position + 3]
             position += 4
             if chunk > n - position:
                 raise _broken("snappy")
@@ -518,7 +533,8 @@ def _snappy_pieces(bytes data, uint64_t limit):
         block = take_block(expected)
         out = memoryview(block)[:expected]
         try:
-            got = cramjam.snappy.decompress_raw_into(source[begin:begin + length], out) if expected else 0
+            got = cramjam.snappy.decompress_raw_into(source[begin:begin + length],
+                                                     out) if expected else 0
         except (cramjam.DecompressionError, OSError, ValueError) as e:
             raise _broken("snappy") from e
         if got != expected:
@@ -542,8 +558,10 @@ cdef object _run_snappy(bytes data, uint64_t limit):
     try:
         for begin, length, expected in chunks:
             whole = length == n
-            got = cramjam.snappy.decompress_raw_into(data if whole else source[begin:begin + length],
-                                                     out if whole else out[position:position + expected])
+            got = cramjam.snappy.decompress_raw_into(data if whole
+                                                     else source[begin:begin + length],
+                                                     out if whole
+                                                     else out[position:position + expected])
             if got != expected:
                 raise _broken("snappy")
             position += expected
@@ -623,7 +641,8 @@ cdef class Compressor:
             if not high:
                 raise ConfigError(f"compression {name!r} has no level", hint="leave the level out")
             if not low <= level <= high:
-                raise ConfigError(f"compression level {level!r} of {name} is out of range", hint=f"give {low} to {high}")
+                raise ConfigError(f"compression level {level!r} of {name} is out of range",
+                                  hint=f"give {low} to {high}")
         if self.codec == CODEC_ZSTD:
             self._tool = zstandard.ZstdCompressor(level=3 if level is None else level)
         elif self.codec == CODEC_LZ4:
@@ -664,6 +683,7 @@ cdef class Compressor:
     cdef object _run_lz4_piece(self, data):
         frame = _sized(self._tool.compress(data))
         if frame[4] != LZ4_FLAGS_INDEPENDENT:
-            raise FormatError(f"pyarrow {pa.__version__} wrote an lz4 frame with flags {frame[4]:#x}; Kafka's Java client may not read it",
+            raise FormatError(f"pyarrow {pa.__version__} wrote an lz4 frame with flags"
+                              f" {frame[4]:#x}; Kafka's Java client may not read it",
                               hint="use another codec, or another version of pyarrow")
         return frame

@@ -2,22 +2,24 @@
  *
  *   uint32_t kd_crc32c(uint32_t crc, const void *data, size_t n)
  *
- * is chainable the way zlib's crc32 is: start with 0, pass the result of the bytes before.  It reads
- * exactly data[0, n).  The implementation is chosen once, when the module that includes this header is
- * loaded: x86-64 with VPCLMULQDQ on 512-bit registers, x86-64 with SSE4.2 and PCLMUL, arm64 with the CRC
- * extension, or tables (slicing by eight).  Nothing here needs -march flags.
+ * is chainable the way zlib's crc32 is: start with 0, pass the result of the bytes before.  It
+ * reads exactly data[0, n).  The implementation is chosen once, when the module that includes this
+ * header is loaded: x86-64 with VPCLMULQDQ on 512-bit registers, x86-64 with SSE4.2 and PCLMUL,
+ * arm64 with the CRC extension, or tables (slicing by eight).  Nothing here needs -march flags.
  *
- * Arithmetic of the three lanes.  The crc32 instruction takes 3 cycles but can start every cycle, so
- * three independent lanes of `lane` bytes run side by side.  Bits are reflected: bit i of a 32-bit
- * register is x^(31-i).  A carry-less product of registers a and b, read as 64 bits, is a*b*x, and
- * crc32(0, word) is word*x^32 mod P; so crc32(0, clmul(a, b)) = a*b*x^33 mod P.  Appending N bytes
- * multiplies a register by x^(8N), hence by clmul with x^(8N-33).  The last 8 bytes of a block are
- * consumed together with the two shifted lanes: those lie 2*lane+8 and lane+8 bytes before the end, and
- * kd_crc32c_power[m] = x^(64m-33) holds both for every lane that is a multiple of 8.
+ * Arithmetic of the three lanes.  The crc32 instruction takes 3 cycles but can start every cycle,
+ * so three independent lanes of `lane` bytes run side by side.  Bits are reflected: bit i of a
+ * 32-bit register is x^(31-i).  A carry-less product of registers a and b, read as 64 bits, is
+ * a*b*x, and crc32(0, word) is word*x^32 mod P; so crc32(0, clmul(a, b)) = a*b*x^33 mod P.
+ * Appending N bytes multiplies a register by x^(8N), hence by clmul with x^(8N-33).  The last 8
+ * bytes of a block are consumed together with the two shifted lanes: those lie 2*lane+8 and lane+8
+ * bytes before the end, and kd_crc32c_power[m] = x^(64m-33) holds both for every lane that is a
+ * multiple of 8.
  *
- * Arithmetic of folding.  16 bytes in a register are H*x^64 + L, H the first 8 bytes (the low half of the
- * register).  Moving them D bits on, to be added to the bytes that lie there, is H*x^(D+64) + L*x^D mod P:
- * by the same rule two carry-less products, with kd_crc32c_power[D/64+1] and kd_crc32c_power[D/64].
+ * Arithmetic of folding.  16 bytes in a register are H*x^64 + L, H the first 8 bytes (the low half
+ * of the register).  Moving them D bits on, to be added to the bytes that lie there, is H*x^(D+64)
+ * + L*x^D mod P: by the same rule two carry-less products, with kd_crc32c_power[D/64+1] and
+ * kd_crc32c_power[D/64].
  */
 #ifndef KD_CRC32C_H
 #define KD_CRC32C_H
@@ -39,7 +41,8 @@ static void kd_crc32c_fill_table(void) {
     }
     for (uint32_t i = 0; i < 256; i++)
         for (int t = 1; t < 8; t++)
-            kd_crc32c_table[t][i] = (kd_crc32c_table[t - 1][i] >> 8) ^ kd_crc32c_table[0][kd_crc32c_table[t - 1][i] & 0xff];
+            kd_crc32c_table[t][i] = (kd_crc32c_table[t - 1][i] >> 8) ^
+                                    kd_crc32c_table[0][kd_crc32c_table[t - 1][i] & 0xff];
 }
 
 /* Slicing by eight; any CPU, any byte order. */
@@ -47,9 +50,11 @@ static uint32_t kd_crc32c_by_table(uint32_t crc, const void *data, size_t n) {
     const uint8_t *p = (const uint8_t *)data;
     crc = ~crc;
     while (n >= 8) {
-        uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 | (uint32_t)p[3] << 24);
-        crc = kd_crc32c_table[7][low & 0xff] ^ kd_crc32c_table[6][(low >> 8) & 0xff] ^ kd_crc32c_table[5][(low >> 16) & 0xff] ^
-              kd_crc32c_table[4][low >> 24] ^ kd_crc32c_table[3][p[4]] ^ kd_crc32c_table[2][p[5]] ^ kd_crc32c_table[1][p[6]] ^
+        uint32_t low = crc ^ ((uint32_t)p[0] | (uint32_t)p[1] << 8 | (uint32_t)p[2] << 16 |
+                              (uint32_t)p[3] << 24);
+        crc = kd_crc32c_table[7][low & 0xff] ^ kd_crc32c_table[6][(low >> 8) & 0xff] ^
+              kd_crc32c_table[5][(low >> 16) & 0xff] ^ kd_crc32c_table[4][low >> 24] ^
+              kd_crc32c_table[3][p[4]] ^ kd_crc32c_table[2][p[5]] ^ kd_crc32c_table[1][p[6]] ^
               kd_crc32c_table[0][p[7]];
         p += 8;
         n -= 8;
@@ -81,8 +86,8 @@ static inline uint64_t kd_crc32c_word(const uint8_t *p) {
 }
 
 KD_CRC32C_TARGET static inline uint64_t kd_crc32c_shifted(uint64_t crc, size_t m) {
-    return (uint64_t)_mm_cvtsi128_si64(
-        _mm_clmulepi64_si128(_mm_cvtsi64_si128((int64_t)crc), _mm_cvtsi64_si128((int64_t)kd_crc32c_power[m]), 0));
+    return (uint64_t)_mm_cvtsi128_si64(_mm_clmulepi64_si128(
+        _mm_cvtsi64_si128((int64_t)crc), _mm_cvtsi64_si128((int64_t)kd_crc32c_power[m]), 0));
 }
 
 KD_CRC32C_TARGET static uint32_t kd_crc32c_by_sse42(uint32_t crc, const void *data, size_t n) {
@@ -120,7 +125,8 @@ KD_CRC32C_TARGET static uint32_t kd_crc32c_by_sse42(uint32_t crc, const void *da
             p1 += 8;
             p2 += 8;
         }
-        uint64_t shifted = kd_crc32c_shifted(c0, lane / 4 + 1) ^ kd_crc32c_shifted(c1, lane / 8 + 1);
+        uint64_t shifted =
+            kd_crc32c_shifted(c0, lane / 4 + 1) ^ kd_crc32c_shifted(c1, lane / 8 + 1);
         c0 = _mm_crc32_u64(c2, kd_crc32c_word(p2) ^ shifted);
         p = p2 + 8;
     }
@@ -134,27 +140,34 @@ KD_CRC32C_TARGET static uint32_t kd_crc32c_by_sse42(uint32_t crc, const void *da
     return ~(uint32_t)c0;
 }
 
-#define KD_CRC32C_WIDE_TARGET __attribute__((target("avx512f,avx512vl,avx512dq,vpclmulqdq,pclmul,sse4.2")))
+#define KD_CRC32C_WIDE_TARGET                                                                      \
+    __attribute__((target("avx512f,avx512vl,avx512dq,vpclmulqdq,pclmul,sse4.2")))
 
 KD_CRC32C_WIDE_TARGET static inline __m512i kd_crc32c_fold(__m512i x, __m512i k, __m512i next) {
-    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00), _mm512_clmulepi64_epi128(x, k, 0x11), next, 0x96);
+    return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(x, k, 0x00),
+                                     _mm512_clmulepi64_epi128(x, k, 0x11), next, 0x96);
 }
 
 KD_CRC32C_WIDE_TARGET static inline __m512i kd_crc32c_fold_constant(size_t bits) {
-    return _mm512_broadcast_i32x4(_mm_set_epi64x(kd_crc32c_power[bits / 64], kd_crc32c_power[bits / 64 + 1]));
+    return _mm512_broadcast_i32x4(
+        _mm_set_epi64x(kd_crc32c_power[bits / 64], kd_crc32c_power[bits / 64 + 1]));
 }
 
 KD_CRC32C_WIDE_TARGET static inline __m128i kd_crc32c_fold128(__m128i x, __m128i k, __m128i next) {
-    return _mm_xor_si128(_mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next);
+    return _mm_xor_si128(
+        _mm_xor_si128(_mm_clmulepi64_si128(x, k, 0x00), _mm_clmulepi64_si128(x, k, 0x11)), next);
 }
 
 /* Folds 256 bytes a step; the few bytes left over go the SSE4.2 way. */
-KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const void *data, size_t n) {
+KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const void *data,
+                                                          size_t n) {
     const uint8_t *p = (const uint8_t *)data;
     if (n < 512)
         return kd_crc32c_by_sse42(crc, data, n);
-    __m512i x0 = _mm512_xor_si512(_mm512_loadu_si512(p), _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
-    __m512i x1 = _mm512_loadu_si512(p + 64), x2 = _mm512_loadu_si512(p + 128), x3 = _mm512_loadu_si512(p + 192);
+    __m512i x0 = _mm512_xor_si512(_mm512_loadu_si512(p),
+                                  _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)~crc)));
+    __m512i x1 = _mm512_loadu_si512(p + 64), x2 = _mm512_loadu_si512(p + 128),
+            x3 = _mm512_loadu_si512(p + 192);
     __m512i k = kd_crc32c_fold_constant(2048);
     p += 256;
     n -= 256;
@@ -176,7 +189,8 @@ KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const vo
         n -= 64;
     }
     __m128i k1 = _mm_set_epi64x(kd_crc32c_power[2], kd_crc32c_power[3]);
-    __m128i y = kd_crc32c_fold128(_mm512_extracti32x4_epi32(x0, 0), k1, _mm512_extracti32x4_epi32(x0, 1));
+    __m128i y =
+        kd_crc32c_fold128(_mm512_extracti32x4_epi32(x0, 0), k1, _mm512_extracti32x4_epi32(x0, 1));
     y = kd_crc32c_fold128(y, k1, _mm512_extracti32x4_epi32(x0, 2));
     y = kd_crc32c_fold128(y, k1, _mm512_extracti32x4_epi32(x0, 3));
     uint64_t c = _mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(y));
@@ -191,7 +205,8 @@ KD_CRC32C_WIDE_TARGET static uint32_t kd_crc32c_by_avx512(uint32_t crc, const vo
 #include <sys/auxv.h>
 #endif
 
-__attribute__((target("+crc"))) static uint32_t kd_crc32c_by_arm(uint32_t crc, const void *data, size_t n) {
+__attribute__((target("+crc"))) static uint32_t kd_crc32c_by_arm(uint32_t crc, const void *data,
+                                                                 size_t n) {
     const uint8_t *p = (const uint8_t *)data;
     crc = ~crc;
     while (n >= 8) {
@@ -227,8 +242,8 @@ __attribute__((constructor)) static void kd_crc32c_choose(void) {
     if (__builtin_cpu_supports("sse4.2") && __builtin_cpu_supports("pclmul")) {
         kd_crc32c_fill_power();
         kd_crc32c_implementations[1].function = kd_crc32c_by_sse42;
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
-            __builtin_cpu_supports("vpclmulqdq"))
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
+            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("vpclmulqdq"))
             kd_crc32c_implementations[2].function = kd_crc32c_by_avx512;
     }
 #elif defined(__aarch64__) && defined(__linux__)
@@ -242,6 +257,8 @@ __attribute__((constructor)) static void kd_crc32c_choose(void) {
             kd_crc32c_chosen = kd_crc32c_implementations[i].function;
 }
 
-static inline uint32_t kd_crc32c(uint32_t crc, const void *data, size_t n) { return kd_crc32c_chosen(crc, data, n); }
+static inline uint32_t kd_crc32c(uint32_t crc, const void *data, size_t n) {
+    return kd_crc32c_chosen(crc, data, n);
+}
 
 #endif

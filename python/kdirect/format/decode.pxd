@@ -13,7 +13,8 @@ cdef class ArrowDecoder:
     cdef readonly int64_t start_offset
     cdef readonly int64_t stop_offset
     cdef readonly int64_t next_offset       # after the last batch consumed
-    cdef readonly size_t next_batch_bytes   # size of the batch that the last feed could not take whole; 0: not known
+    # size of the batch that the last feed could not take whole; 0: not known
+    cdef readonly size_t next_batch_bytes
     cdef readonly int64_t target_rows
     cdef readonly int64_t target_bytes
     cdef readonly uint64_t max_decompressed_bytes
@@ -26,9 +27,12 @@ cdef class ArrowDecoder:
     cdef batch_info info                    # of the batch under work
     cdef int64_t row_capacity, value_capacity, key_capacity, header_capacity, header_rows_capacity
     cdef bint keys_wanted
-    cdef list types                         # (first row, timestamp type), a new entry where the type changes
+    # (first row, timestamp type), a new entry where the type changes
+    cdef list types
     cdef int last_type
-    cdef Block value_offsets, value_data, value_validity, key_offsets, key_data, key_validity, offset, timestamp
+    cdef Block value_offsets, value_data, value_validity
+    cdef Block key_offsets, key_data, key_validity
+    cdef Block offset, timestamp
     cdef Block list_offsets, list_validity, header_key_offsets, header_key_data, header_key_validity
     cdef Block header_value_offsets, header_value_data, header_value_validity
     cdef Decompressor decompressor
@@ -37,13 +41,15 @@ cdef class ArrowDecoder:
     cdef int64_t c_pending_bytes(self) noexcept nogil
     cdef bint c_full(self) noexcept nogil
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1
-    cdef int _run(self, const uint8_t* data, size_t n, size_t* position, chain_t* chain) noexcept nogil
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position,
+                  chain_t* chain) noexcept nogil
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
     cdef void _passed(self) noexcept nogil
     cdef int _take_compressed(self, const uint8_t* p) except -100
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1
     cdef object _fault(self, int code, const uint8_t* p, size_t n)
-    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data, Block validity, int64_t used)
+    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data,
+                      Block validity, int64_t used)
     cdef object _headers(self, int64_t rows)
     cdef object _timestamp_types(self, int64_t rows)

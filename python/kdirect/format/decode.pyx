@@ -18,7 +18,8 @@ import pyarrow as pa
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t)
 from libc.string cimport memcpy, memset
 
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
@@ -26,25 +27,26 @@ from kdirect.model import Record
 
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
-    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
+    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, offsets_are_possible,
+    parse_batch_header)
 from kdirect.format.blocks cimport Block, take_block
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_RECORDS,
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC,
+    BATCH_HEADER_BYTES, BATCH_RECORDS,
     CODEC_NONE, CODEC_ZSTD)
 from kdirect.format.records cimport (
-    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET, RECORDS_NEED_KEYS,
+    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET,
+    RECORDS_NEED_KEYS,
     RECORDS_OK, RECORDS_TRAILING, columns, decode_section,
     parse_header, parse_record, record_view, records_error, section)
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
 
-cdef extern from "wire.h" nogil:
-    void kd_prefetch(const void* p)
-    uint32_t kd_get32(const uint8_t* p)
+from kdirect.format.wire cimport kd_get32, kd_prefetch
 
 DEFAULT_TARGET_ROWS = 1 << 17
 DEFAULT_TARGET_BYTES = 8 << 20
@@ -53,13 +55,17 @@ NO_STOP = INT64_MAX
 
 _HEADER_TYPE = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _FIELDS = [
-    pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("topic", pa.string()), pa.field("partition", pa.int32()),
-    pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")), pa.field("timestampType", pa.int32())]
+    pa.field("key", pa.binary()), pa.field("value", pa.binary()), pa.field("topic", pa.string()),
+    pa.field("partition", pa.int32()),
+    pa.field("offset", pa.int64()), pa.field("timestamp", pa.timestamp("us", tz="UTC")),
+    pa.field("timestampType", pa.int32())]
 SCHEMA = pa.schema(_FIELDS)
-SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS, pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
+SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS,
+                                 pa.field("headers", pa.list_(pa.field("element", _HEADER_TYPE)))])
 
 # Not of pa.array([]): that looks for pandas, whose import takes longer than all others.
-_EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
+_EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema],
+                                     schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
 
 cdef enum:
     # why _run came back, beside the codes of batch.pxd (positive, below 100)
@@ -83,7 +89,8 @@ _HEADER_HINT = "read past it with another offset, or restore the segment from a 
 
 # -- columns that say the same in every row --------------------------------------------------------
 
-cdef dict _constants = {}           # what -> (rows, buffers); read-only, shared by all decoders of the process
+# what -> (rows, buffers); read-only, shared by all decoders of the process
+cdef dict _constants = {}
 cdef enum:
     CONSTANTS_MAX = 64
 
@@ -104,7 +111,8 @@ cdef tuple _constant(object what, int64_t rows):
     numbers = <int32_t*>first.data
     if what is None:
         memset(numbers, 0, (capacity + 1) * sizeof(int32_t))
-        buffers = (_buffer(first, capacity // 8), _buffer(first, (capacity + 1) * sizeof(int32_t)), _buffer(first, 0))
+        buffers = (_buffer(first, capacity // 8), _buffer(first, (capacity + 1) * sizeof(int32_t)),
+                   _buffer(first, 0))
     elif isinstance(what, str):
         text = what.encode()
         n = len(text)
@@ -119,7 +127,8 @@ cdef tuple _constant(object what, int64_t rows):
         while i < capacity * n:
             memcpy(second.data + i, second.data, min(i, capacity * n - i))
             i *= 2
-        buffers = (None, _buffer(first, (capacity + 1) * sizeof(int32_t)), _buffer(second, capacity * n))
+        buffers = (None, _buffer(first, (capacity + 1) * sizeof(int32_t)),
+                   _buffer(second, capacity * n))
     else:
         for i in range(capacity):
             numbers[i] = what
@@ -174,16 +183,22 @@ cdef class ArrowDecoder:
 
     A timestamp that microseconds since 1970 cannot hold is clamped to the nearest that they can."""
 
-    def __init__(self, str topic not None, int32_t partition, *, int64_t start_offset=0, int64_t stop_offset=INT64_MAX,
-                 bint include_headers=False, int64_t target_rows=DEFAULT_TARGET_ROWS, int64_t target_bytes=DEFAULT_TARGET_BYTES,
-                 bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
+    def __init__(self, str topic not None, int32_t partition, *, int64_t start_offset=0,
+                 int64_t stop_offset=INT64_MAX,
+                 bint include_headers=False, int64_t target_rows=DEFAULT_TARGET_ROWS,
+                 int64_t target_bytes=DEFAULT_TARGET_BYTES,
+                 bint check_crc=True,
+                 int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
         if not topic:
-            raise ConfigError("a decoder's topic is empty", hint="name the topic that the bytes are from")
+            raise ConfigError("a decoder's topic is empty",
+                              hint="name the topic that the bytes are from")
         if target_rows < 1 or target_rows > 1 << 22 or target_bytes < 1 or target_bytes > 1 << 30:
-            raise ConfigError(f"targets of {target_rows} rows and {target_bytes} bytes are out of range",
+            raise ConfigError(f"targets of {target_rows} rows and {target_bytes} bytes are out of"
+                              " range",
                               hint=f"give 1 to {1 << 22} rows and 1 to {1 << 30} bytes")
         if max_decompressed_bytes < 1 or max_decompressed_bytes > 1 << 30:
-            raise ConfigError(f"max_decompressed_bytes {max_decompressed_bytes} is out of range", hint=f"give 1 to {1 << 30}")
+            raise ConfigError(f"max_decompressed_bytes {max_decompressed_bytes} is out of range",
+                              hint=f"give 1 to {1 << 30}")
         self.topic = topic
         self.partition = partition
         self.start_offset = start_offset
@@ -203,13 +218,16 @@ cdef class ArrowDecoder:
     def _reset(self):
         memset(&self.c, 0, sizeof(columns))
         self.c.with_headers = self.include_headers
-        self.row_capacity = self.value_capacity = self.key_capacity = self.header_capacity = self.header_rows_capacity = 0
+        self.row_capacity = self.value_capacity = self.key_capacity = 0
+        self.header_capacity = self.header_rows_capacity = 0
         self.stopped = False
         self.types = []
         self.last_type = -1
-        self.value_offsets = self.value_data = self.value_validity = self.offset = self.timestamp = None
+        self.value_offsets = self.value_data = self.value_validity = None
+        self.offset = self.timestamp = None
         self.key_offsets = self.key_data = self.key_validity = None
-        self.list_offsets = self.list_validity = self.header_key_offsets = self.header_key_data = self.header_key_validity = None
+        self.list_offsets = self.list_validity = None
+        self.header_key_offsets = self.header_key_data = self.header_key_validity = None
         self.header_value_offsets = self.header_value_data = self.header_value_validity = None
 
     @property
@@ -230,11 +248,13 @@ cdef class ArrowDecoder:
     cdef int64_t c_pending_bytes(self) noexcept nogil:
         cdef int64_t n = self.c.rows * self.row_bytes + self.c.value.used + self.c.key.used
         if self.c.with_headers:
-            n += self.c.header_key.used + self.c.header_value.used + 8 * self.c.header_rows + 4 * self.c.rows
+            n += self.c.header_key.used + self.c.header_value.used
+            n += 8 * self.c.header_rows + 4 * self.c.rows
         return n
 
     cdef bint c_full(self) noexcept nogil:
-        return self.c.rows >= self.target_rows or self.stopped or self.c_pending_bytes() >= self.target_bytes
+        return (self.c.rows >= self.target_rows or self.stopped
+                or self.c_pending_bytes() >= self.target_bytes)
 
     def feed(self, data):
         """Decode whole batches from the start of a bytes-like object; returns the bytes consumed.
@@ -284,7 +304,8 @@ cdef class ArrowDecoder:
                     position += self.info.size
                     continue
             if position or chain != NULL:
-                return position     # the batches before it are good; the next call starts with this one
+                # the batches before it are good; the next call starts with this one
+                return position
             raise self._fault(code, data + position, n - position)
 
     cdef void _passed(self) noexcept nogil:
@@ -293,7 +314,8 @@ cdef class ArrowDecoder:
         if after > self.next_offset:
             self.next_offset = after
 
-    cdef int _run(self, const uint8_t* data, size_t n, size_t* position, chain_t* chain) noexcept nogil:
+    cdef int _run(self, const uint8_t* data, size_t n, size_t* position,
+                  chain_t* chain) noexcept nogil:
         """Take uncompressed batches from data[position, n), advancing `position` and `chain`, until
         something else is needed."""
         cdef const uint8_t* p
@@ -319,7 +341,7 @@ cdef class ArrowDecoder:
                 # Batches of one producer are often of one size: the header of the eighth from here
                 # is likely to be there.
                 kd_prefetch(p + 8 * <size_t> info.size)
-            elif info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta:
+            elif not offsets_are_possible(info):
                 return RUN_HEADER
             if info.records_count < 0:
                 return RUN_HEADER
@@ -331,7 +353,9 @@ cdef class ArrowDecoder:
                 continue
             if info.base_offset + info.last_offset_delta < self.next_offset:
                 # Nothing in it is wanted, but whether that is so is under its CRC.
-                if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
+                if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES,
+                                                info.size - BATCH_ATTRIBUTES) != kd_get32(p
+                                                        + BATCH_CRC):
                     return BATCH_BAD_CRC
                 if chain != NULL:
                     move_dense(chain, info)
@@ -343,14 +367,17 @@ cdef class ArrowDecoder:
                 return RUN_COMPRESSED
             wanted = info.records_count > 0 and not info.attributes & ATTRIBUTE_CONTROL
             if wanted:
-                if info.records_count > <int64_t>(info.size - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
+                if info.records_count > <int64_t>(info.size
+                                                  - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
                     return RUN_HEADER
                 if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
                     self.stopped = True
                     return RUN_DONE
                 if not self._has_room(info.records_count, info.size):
                     return RUN_RESERVE
-            if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES, info.size - BATCH_ATTRIBUTES) != kd_get32(p + BATCH_CRC):
+            if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES,
+                                            info.size - BATCH_ATTRIBUTES) != kd_get32(p
+                                                                                      + BATCH_CRC):
                 return BATCH_BAD_CRC
             if wanted:
                 code = self._decode(p + BATCH_RECORDS, p + info.size)
@@ -369,12 +396,15 @@ cdef class ArrowDecoder:
 
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil:
         """No column can grow past its memory with so many more rows and bytes of records."""
-        if self.c.rows + rows > self.row_capacity or self.c.value.used + section_bytes + COPY_SLACK > self.value_capacity:
+        if self.c.rows + rows > self.row_capacity:
+            return False
+        if self.c.value.used + section_bytes + COPY_SLACK > self.value_capacity:
             return False
         if self.keys_wanted and self.c.key.used + section_bytes + COPY_SLACK > self.key_capacity:
             return False
         return not self.c.with_headers or (
-            max(self.c.header_key.used, self.c.header_value.used) + section_bytes <= self.header_capacity
+            max(self.c.header_key.used, self.c.header_value.used)
+            + section_bytes <= self.header_capacity
             and self.c.header_rows + section_bytes // 2 <= self.header_rows_capacity)
 
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
@@ -414,14 +444,16 @@ cdef class ArrowDecoder:
         with nogil:
             memcpy(body, p + BATCH_RECORDS, size)
             if self.check_crc:
-                crc = kd_crc32c(kd_crc32c(0, p + BATCH_ATTRIBUTES, BATCH_RECORDS - BATCH_ATTRIBUTES), body, size)
+                crc = kd_crc32c(kd_crc32c(0, p + BATCH_ATTRIBUTES,
+                                          BATCH_RECORDS - BATCH_ATTRIBUTES), body, size)
         if self.check_crc and crc != kd_get32(p + BATCH_CRC):
             return BATCH_BAD_CRC
         if info.records_count == 0 or info.attributes & ATTRIBUTE_CONTROL:
             self._passed()
             return RUN_RESERVE
         try:
-            plain = self.decompressor.run(info.attributes & ATTRIBUTE_CODEC_MASK, private, self.max_decompressed_bytes)
+            plain = self.decompressor.run(info.attributes & ATTRIBUTE_CODEC_MASK, private,
+                                          self.max_decompressed_bytes)
         except FormatError as e:
             raise records_fault(self._where(), e, _HEADER_HINT) from e
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
@@ -434,7 +466,8 @@ cdef class ArrowDecoder:
             while True:
                 self._reserve(view.len, 0)
                 with nogil:
-                    code = self._decode(<const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len)
+                    code = self._decode(<const uint8_t*>view.buf,
+                                        <const uint8_t*>view.buf + view.len)
                 if code != RECORDS_NEED_KEYS:
                     break
                 self.keys_wanted = True
@@ -453,29 +486,42 @@ cdef class ArrowDecoder:
         cdef size_t bytes_ = section_bytes
         if ahead > <int64_t>section_bytes:
             bytes_ += ahead
-            likely_rows = self.c.rows + <int64_t>(self.info.records_count * (1.125 * bytes_ / section_bytes))
+            likely_rows = self.c.rows + <int64_t>(self.info.records_count
+                                                  * (1.125 * bytes_ / section_bytes))
             rows = max(rows, min(likely_rows, self.target_rows + self.info.records_count))
         if rows > self.row_capacity:
             rows = max(rows, min(2 * self.row_capacity, self.target_rows + self.info.records_count))
-            self.value_offsets = _grown(self.value_offsets, (self.c.rows + 1) * 4 if self.row_capacity else 0, (rows + 1) * 4)
-            self.value_validity = _grown(self.value_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
+            self.value_offsets = _grown(self.value_offsets,
+                                        (self.c.rows + 1) * 4 if self.row_capacity else 0,
+                                        (rows + 1) * 4)
+            self.value_validity = _grown(self.value_validity, (self.c.rows + 7) // 8,
+                                         (rows + 7) // 8)
             self.offset = _grown(self.offset, self.c.rows * 8, rows * 8)
             self.timestamp = _grown(self.timestamp, self.c.rows * 8, rows * 8)
             if self.include_headers:
-                self.list_offsets = _grown(self.list_offsets, (self.c.rows + 1) * 4 if self.row_capacity else 0, (rows + 1) * 4)
-                self.list_validity = _grown(self.list_validity, (self.c.rows + 7) // 8, (rows + 7) // 8)
-            self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1, <int64_t>(self.offset.capacity // 8))
+                self.list_offsets = _grown(self.list_offsets,
+                                           (self.c.rows + 1) * 4 if self.row_capacity else 0,
+                                           (rows + 1) * 4)
+                self.list_validity = _grown(self.list_validity, (self.c.rows + 7) // 8,
+                                            (rows + 7) // 8)
+            self.row_capacity = min(<int64_t>(self.value_offsets.capacity // 4) - 1,
+                                    <int64_t>(self.offset.capacity // 8))
             self.row_capacity = min(self.row_capacity, <int64_t>self.value_validity.capacity * 8)
         if self.keys_wanted:
-            self.key_offsets = _grown(self.key_offsets, (self.c.rows + 1) * 4 if self.key_offsets is not None else 0,
+            self.key_offsets = _grown(self.key_offsets,
+                                      (self.c.rows + 1) * 4 if self.key_offsets is not None else 0,
                                       (self.row_capacity + 1) * 4)
-            self.key_validity = _grown(self.key_validity, (self.c.rows + 7) // 8 if self.key_validity is not None else 0,
+            self.key_validity = _grown(self.key_validity,
+                                       (self.c.rows + 7) // 8 if self.key_validity is not None
+                                       else 0,
                                        (self.row_capacity + 7) // 8)
             if self.c.key.used + <int64_t>section_bytes + COPY_SLACK > self.key_capacity:
-                self.key_data = _grown(self.key_data, self.c.key.used, self.c.key.used + bytes_ + COPY_SLACK)
+                self.key_data = _grown(self.key_data, self.c.key.used,
+                                       self.c.key.used + bytes_ + COPY_SLACK)
                 self.key_capacity = self.key_data.capacity
         if self.c.value.used + <int64_t>section_bytes + COPY_SLACK > self.value_capacity:
-            self.value_data = _grown(self.value_data, self.c.value.used, self.c.value.used + bytes_ + COPY_SLACK)
+            self.value_data = _grown(self.value_data, self.c.value.used,
+                                     self.c.value.used + bytes_ + COPY_SLACK)
             self.value_capacity = self.value_data.capacity
         if self.include_headers:
             self._reserve_headers(section_bytes)
@@ -491,19 +537,29 @@ cdef class ArrowDecoder:
         return 0
 
     def _reserve_headers(self, size_t section_bytes):
-        cdef int64_t used = max(self.c.header_key.used, self.c.header_value.used), rows = self.c.header_rows
+        cdef int64_t used = max(self.c.header_key.used,
+                                self.c.header_value.used), rows = self.c.header_rows
         cdef int64_t rows_needed = rows + section_bytes // 2
         if used + <int64_t>section_bytes > self.header_capacity:
-            self.header_key_data = _grown(self.header_key_data, self.c.header_key.used, used + section_bytes)
-            self.header_value_data = _grown(self.header_value_data, self.c.header_value.used, used + section_bytes)
-            self.header_capacity = min(self.header_key_data.capacity, self.header_value_data.capacity)
+            self.header_key_data = _grown(self.header_key_data, self.c.header_key.used,
+                                          used + section_bytes)
+            self.header_value_data = _grown(self.header_value_data, self.c.header_value.used,
+                                            used + section_bytes)
+            self.header_capacity = min(self.header_key_data.capacity,
+                                       self.header_value_data.capacity)
         if rows_needed > self.header_rows_capacity:
             first = self.header_rows_capacity == 0
-            self.header_key_offsets = _grown(self.header_key_offsets, 0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
-            self.header_key_validity = _grown(self.header_key_validity, (rows + 7) // 8, (rows_needed + 7) // 8)
-            self.header_value_offsets = _grown(self.header_value_offsets, 0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
-            self.header_value_validity = _grown(self.header_value_validity, (rows + 7) // 8, (rows_needed + 7) // 8)
-            self.header_rows_capacity = min(self.header_key_offsets.capacity // 4 - 1, self.header_key_validity.capacity * 8)
+            self.header_key_offsets = _grown(self.header_key_offsets,
+                                             0 if first else (rows + 1) * 4, (rows_needed + 1) * 4)
+            self.header_key_validity = _grown(self.header_key_validity, (rows + 7) // 8,
+                                              (rows_needed + 7) // 8)
+            self.header_value_offsets = _grown(self.header_value_offsets,
+                                               0 if first else (rows + 1) * 4,
+                                               (rows_needed + 1) * 4)
+            self.header_value_validity = _grown(self.header_value_validity, (rows + 7) // 8,
+                                                (rows_needed + 7) // 8)
+            self.header_rows_capacity = min(self.header_key_offsets.capacity // 4 - 1,
+                                            self.header_key_validity.capacity * 8)
         self.c.header_list.offsets = <int32_t*>self.list_offsets.data
         self.c.header_list.validity = self.list_validity.data
         self.c.header_list.data = NULL
@@ -520,15 +576,23 @@ cdef class ArrowDecoder:
     cdef object _fault(self, int code, const uint8_t* p, size_t n):
         if code == RUN_CODEC:
             return UnsupportedFormatError(
-                f"{self._where()} has the unknown codec {self.info.attributes & ATTRIBUTE_CODEC_MASK}",
-                hint="this build reads " + ", ".join(CODEC_NAMES) + "; use another compression.type in the producer")
+                f"{self._where()} has the unknown codec"
+                f" {self.info.attributes & ATTRIBUTE_CODEC_MASK}",
+                hint="this build reads " + ", ".join(CODEC_NAMES)
+                + "; use another compression.type in the producer")
         if code == RUN_HEADER:
-            return CorruptBatchError(f"{self._where()}: its header contradicts itself ({self.info.records_count} records in "
-                                     f"{self.info.size} bytes, last offset delta {self.info.last_offset_delta})", hint=_HEADER_HINT)
+            return CorruptBatchError(
+                f"{self._where()}: its header contradicts itself ({self.info.records_count} records"
+                f" in {self.info.size} bytes, last offset delta {self.info.last_offset_delta})",
+                hint=_HEADER_HINT)
         if code >= RUN_RECORDS:
-            return CorruptBatchError(f"{self._where()}: {records_error(code - RUN_RECORDS).decode()}", hint=_HEADER_HINT)
-        return batch_error(code, f"{self.topic}-{self.partition} offset {self.info.base_offset if n >= 8 else self.next_offset}",
-                           PyBytes_FromStringAndSize(<const char*>p, min(n, <size_t>BATCH_HEADER_BYTES)))
+            fault = records_error(code - RUN_RECORDS).decode()
+            return CorruptBatchError(f"{self._where()}: {fault}", hint=_HEADER_HINT)
+        offset = self.info.base_offset if n >= 8 else self.next_offset
+        return batch_error(code,
+                           f"{self.topic}-{self.partition} offset {offset}",
+                           PyBytes_FromStringAndSize(<const char*>p,
+                                                     min(n, <size_t>BATCH_HEADER_BYTES)))
 
     # -- Arrow out ---------------------------------------------------------------------------------
 
@@ -540,12 +604,16 @@ cdef class ArrowDecoder:
             return _EMPTY[self.include_headers]
         from_buffers = pa.Array.from_buffers
         arrays = [
-            self._text(_BINARY, rows, self.c.key.state, self.key_offsets, self.key_data, self.key_validity, self.c.key.used),
-            self._text(_BINARY, rows, self.c.value.state, self.value_offsets, self.value_data, self.value_validity, self.c.value.used),
+            self._text(_BINARY, rows, self.c.key.state, self.key_offsets, self.key_data,
+                       self.key_validity, self.c.key.used),
+            self._text(_BINARY, rows, self.c.value.state, self.value_offsets, self.value_data,
+                       self.value_validity, self.c.value.used),
             from_buffers(_STRING, rows, list(_constant(self.topic, rows)), 0),
             from_buffers(_INT32, rows, list(_constant(self.partition, rows)), 0),
-            from_buffers(_INT64, rows, [None, _buffer(_fitting(self.offset, rows * 8), rows * 8)], 0),
-            from_buffers(_MICROSECONDS, rows, [None, _buffer(_fitting(self.timestamp, rows * 8), rows * 8)], 0),
+            from_buffers(_INT64, rows, [None, _buffer(_fitting(self.offset, rows * 8), rows * 8)],
+                         0),
+            from_buffers(_MICROSECONDS, rows,
+                         [None, _buffer(_fitting(self.timestamp, rows * 8), rows * 8)], 0),
             self._timestamp_types(rows),
         ]
         if self.include_headers:
@@ -554,34 +622,44 @@ cdef class ArrowDecoder:
         self._reset()
         return batch
 
-    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data, Block validity, int64_t used):
+    cdef object _text(self, object kind, int64_t rows, int state, Block offsets, Block data,
+                      Block validity, int64_t used):
         if state == COLUMN_NULL:
             return pa.Array.from_buffers(kind, rows, list(_constant(None, rows)), rows)
         bits = None
         if state == COLUMN_MIXED:
             bits = _buffer(_fitting(validity, (rows + 7) // 8), (rows + 7) // 8)
-        return pa.Array.from_buffers(kind, rows, [bits, _buffer(_fitting(offsets, (rows + 1) * 4), (rows + 1) * 4),
-                                                  _buffer(_fitting(data, used), used)], 0 if bits is None else -1)
+        return pa.Array.from_buffers(kind, rows,
+                                     [bits,
+                                      _buffer(_fitting(offsets, (rows + 1) * 4), (rows + 1) * 4),
+                                                  _buffer(_fitting(data, used), used)],
+                                                  0 if bits is None else -1)
 
     cdef object _headers(self, int64_t rows):
         cdef int64_t n = self.c.header_rows
         if self.c.header_list.state == COLUMN_NULL:
             return pa.nulls(rows, self.schema.field("headers").type)
-        keys = self._text(_STRING, n, self.c.header_key.state, self.header_key_offsets, self.header_key_data, self.header_key_validity,
+        keys = self._text(_STRING, n, self.c.header_key.state, self.header_key_offsets,
+                          self.header_key_data, self.header_key_validity,
                           self.c.header_key.used)
         try:
             keys.validate(full=True)
         except pa.ArrowInvalid:
             # Not UTF-8: replace what is malformed, as Kafka's Java client does.
-            keys = pa.array([key.decode("utf-8", "replace") for key in keys.view(_BINARY).to_pylist()], _STRING)
-        values = self._text(_BINARY, n, self.c.header_value.state, self.header_value_offsets, self.header_value_data,
+            keys = pa.array([key.decode("utf-8",
+                                        "replace") for key in keys.view(_BINARY).to_pylist()],
+                                        _STRING)
+        values = self._text(_BINARY, n, self.c.header_value.state, self.header_value_offsets,
+                            self.header_value_data,
                             self.header_value_validity, self.c.header_value.used)
         elements = pa.StructArray.from_arrays([keys, values], fields=list(_HEADER_TYPE))
         bits = None
         if self.c.header_list.state == COLUMN_MIXED:
             bits = _buffer(_fitting(self.list_validity, (rows + 7) // 8), (rows + 7) // 8)
         return pa.Array.from_buffers(self.schema.field("headers").type, rows,
-                                     [bits, _buffer(_fitting(self.list_offsets, (rows + 1) * 4), (rows + 1) * 4)],
+                                     [bits,
+                                      _buffer(_fitting(self.list_offsets, (rows + 1) * 4),
+                                              (rows + 1) * 4)],
                                      0 if bits is None else -1, children=[elements])
 
     cdef object _timestamp_types(self, int64_t rows):
@@ -601,8 +679,10 @@ cdef class ArrowDecoder:
 
 # -- a few records, as objects ---------------------------------------------------------------------
 
-def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0, int64_t stop_offset=INT64_MAX, *,
-                   bint check_crc=True, int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
+def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0,
+                   int64_t stop_offset=INT64_MAX, *,
+                   bint check_crc=True,
+                   int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
     """The records of the whole batches at the start of `data` with offsets in [start_offset,
     stop_offset).
 
@@ -629,7 +709,8 @@ def decode_records(data, str topic not None, int32_t partition, int64_t start_of
             if code == BATCH_TRUNCATED:
                 break
             if code == BATCH_OK:
-                code = _decode_batch(out, p, &info, topic, partition, next_offset, stop_offset, max_decompressed_bytes)
+                code = _decode_batch(out, p, &info, topic, partition, next_offset, stop_offset,
+                                     max_decompressed_bytes)
             if code != BATCH_OK:
                 if position:
                     break
@@ -643,7 +724,8 @@ def decode_records(data, str topic not None, int32_t partition, int64_t start_of
     return out, position, next_offset
 
 
-cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str topic, int32_t partition, int64_t start_offset,
+cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str topic,
+                       int32_t partition, int64_t start_offset,
                        int64_t stop_offset, uint64_t limit) except -100:
     """Appends the records of one batch whose frame is good; a code as `ArrowDecoder._fault` takes
     it."""
@@ -651,26 +733,31 @@ cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str t
     cdef int code
     cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK
     cdef Py_ssize_t before = len(out)
-    if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
-            or info.records_count < 0:
+    if not offsets_are_possible(info) or info.records_count < 0:
         return RUN_HEADER
     if codec > CODEC_ZSTD:
         return RUN_CODEC
-    if info.attributes & ATTRIBUTE_CONTROL or info.base_offset >= stop_offset or info.base_offset + info.last_offset_delta < start_offset:
+    if info.attributes & ATTRIBUTE_CONTROL or info.base_offset >= stop_offset:
+        return BATCH_OK
+    if info.base_offset + info.last_offset_delta < start_offset:
         return BATCH_OK
     if codec == CODEC_NONE:
-        code = _decode_plain(out, p + BATCH_RECORDS, p + info.size, info, topic, partition, start_offset, stop_offset)
+        code = _decode_plain(out, p + BATCH_RECORDS, p + info.size, info, topic, partition,
+                             start_offset, stop_offset)
     elif info.records_count == 0:
         return BATCH_OK
     else:
         try:
-            private = PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES)
+            private = PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS,
+                                                info.size - BATCH_HEADER_BYTES)
             plain = Decompressor().run(codec, private, limit)
         except FormatError as e:
-            raise records_fault(f"{topic}-{partition}: record batch at offset {info.base_offset}", e) from e
+            raise records_fault(f"{topic}-{partition}: record batch at offset {info.base_offset}",
+                                e) from e
         PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
         try:
-            code = _decode_plain(out, <const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len, info, topic, partition, start_offset,
+            code = _decode_plain(out, <const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len,
+                                 info, topic, partition, start_offset,
                                  stop_offset)
         finally:
             PyBuffer_Release(&view)
@@ -680,7 +767,8 @@ cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str t
     return BATCH_OK
 
 
-cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const batch_info* info, str topic, int32_t partition,
+cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const batch_info* info,
+                       str topic, int32_t partition,
                        int64_t start_offset, int64_t stop_offset) except -100:
     cdef record_view r
     cdef int error = 0
@@ -700,7 +788,8 @@ cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const bat
         offset = info.base_offset + r.offset_delta
         if offset < start_offset or offset >= stop_offset:
             continue
-        timestamp = info.max_timestamp if kind else <int64_t>(<uint64_t>info.base_timestamp + <uint64_t>r.timestamp_delta)
+        timestamp = info.max_timestamp if kind else <int64_t>(<uint64_t>info.base_timestamp
+                                                              + <uint64_t>r.timestamp_delta)
         headers = ()
         if r.headers_count:
             found = []
@@ -709,10 +798,14 @@ cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const bat
                 q = parse_header(q, r.end, &name, &a, &value, &b)
                 if q == NULL:
                     return RECORDS_BAD_FIELD
-                found.append((PyBytes_FromStringAndSize(<const char*>name, a).decode("utf-8", "replace"),
+                found.append((PyBytes_FromStringAndSize(<const char*>name, a).decode("utf-8",
+                                                                                     "replace"),
                               None if b < 0 else PyBytes_FromStringAndSize(<const char*>value, b)))
             headers = tuple(found)
         out.append(Record(topic, partition, offset, timestamp, kind,
-                          None if r.key_length < 0 else PyBytes_FromStringAndSize(<const char*>r.key, r.key_length),
-                          None if r.value_length < 0 else PyBytes_FromStringAndSize(<const char*>r.value, r.value_length), headers))
+                          None if r.key_length < 0
+                          else PyBytes_FromStringAndSize(<const char*>r.key, r.key_length),
+                          None if r.value_length < 0
+                          else PyBytes_FromStringAndSize(<const char*>r.value, r.value_length),
+                          headers))
     return RECORDS_OK if p == end else RECORDS_TRAILING

@@ -13,8 +13,10 @@ own), lengths of records are not trusted to fit.
 import pyarrow as pa
 
 from cpython.buffer cimport PyBuffer_FillInfo
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
-from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from cpython.bytes cimport (
+    PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_FromStringAndSize, PyBytes_GET_SIZE)
+from libc.stdint cimport (
+    INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t)
 from libc.string cimport memcpy
 
 from kdirect.errors import ConfigError, FormatError
@@ -22,19 +24,17 @@ from kdirect.errors import ConfigError, FormatError
 from kdirect.format.blocks cimport Block, take_block
 from kdirect.format.compression cimport Compressor
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CODEC_MASK, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE, BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES,
-    BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2,
-    BATCH_MAX_TIMESTAMP, BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS, BATCH_RECORDS_COUNT, CODEC_NONE)
+    ATTRIBUTE_CODEC_MASK, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE,
+    BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES,
+    BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES,
+    BATCH_MAGIC, BATCH_MAGIC_V2,
+    BATCH_MAX_TIMESTAMP, BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS,
+    BATCH_RECORDS_COUNT, CODEC_NONE)
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
 
-cdef extern from "wire.h" nogil:
-    void kd_put16(uint8_t* p, uint16_t v)
-    void kd_put32(uint8_t* p, uint32_t v)
-    void kd_put64(uint8_t* p, uint64_t v)
-    int kd_varint_size(int64_t v)
-    uint8_t* kd_put_varint(uint8_t* p, int64_t v)
+from kdirect.format.wire cimport kd_put16, kd_put32, kd_put64, kd_put_varint, kd_varint_size
 
 cdef extern from "encode_run.h" nogil:
     int KD_ENCODE_MAX
@@ -63,7 +63,9 @@ cdef enum:
     RECORD_TOO_LARGE = 3
     HEADER_KEY_NULL = 4
 
-    RECORD_FRAME_BYTES = 48     # length 5, attributes 1, timestamp 10, offset 5, key length 5, value length 5, headers count 5, and some
+    # length 5, attributes 1, timestamp 10, offset 5, key length 5, value length 5, headers count 5,
+    # and some
+    RECORD_FRAME_BYTES = 48
     SLACK = 64                  # copies may pass the end by 31 bytes
     BLOCK_BYTES = 8 << 20       # batches are laid one behind the other in blocks of about this size
     MAX_BATCH_BYTES = 0x7FFFFFFF - 61
@@ -172,7 +174,8 @@ cdef int64_t _headers_bytes(const rows_source* s, int64_t begin, int64_t end) no
     return total
 
 
-cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
+cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, size_t batch_bytes,
+                           int64_t max_record_bytes) noexcept nogil:
     """Rows from `row` on that `encode_run.h` takes, into an open batch that has a record already;
     how many they were."""
     cdef kd_encode run
@@ -205,11 +208,14 @@ cdef int64_t _encode_plain(open_batch* b, const rows_source* s, int64_t row, siz
     return taken
 
 
-cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
+cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t batch_bytes,
+                      int64_t max_record_bytes) noexcept nogil:
     """Append rows from row[0] on to the open batch until something stops it; row[0] is the first
     one not written."""
-    cdef bint plain = s.value.validity == NULL and s.value.offsets32 != NULL and s.value.data != NULL and not s.has_headers \
-        and s.timestamps == NULL and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL))
+    cdef bint plain = (
+        s.value.validity == NULL and s.value.offsets32 != NULL and s.value.data != NULL
+        and not s.has_headers and s.timestamps == NULL
+        and (not s.has_keys or (s.key.validity == NULL and s.key.offsets32 != NULL)))
     cdef int code
     while row[0] < s.rows:
         if plain and b.count:
@@ -223,9 +229,11 @@ cdef int _encode_rows(open_batch* b, const rows_source* s, int64_t* row, size_t 
     return ENCODED_ALL
 
 
-cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size_t batch_bytes, int64_t max_record_bytes) noexcept nogil:
+cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size_t batch_bytes,
+                            int64_t max_record_bytes) noexcept nogil:
     """Append one row, of any kind."""
-    cdef int64_t key_length = -1, value_length, timestamp, delta, body, headers_begin = 0, headers_end = 0, headers_bytes, j, n
+    cdef int64_t key_length = -1, value_length, timestamp, delta, body, j, n
+    cdef int64_t headers_begin = 0, headers_end = 0, headers_bytes
     cdef const uint8_t* key = NULL
     cdef const uint8_t* value
     cdef const uint8_t* text
@@ -241,8 +249,9 @@ cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size
         b.base_timestamp = timestamp
         b.max_timestamp = timestamp
     delta = <int64_t>(<uint64_t>timestamp - <uint64_t>b.base_timestamp)
-    body = 1 + kd_varint_size(delta) + kd_varint_size(b.count) + kd_varint_size(key_length) + (key_length if key_length > 0 else 0) \
-        + kd_varint_size(value_length) + (value_length if value_length > 0 else 0)
+    body = (1 + kd_varint_size(delta) + kd_varint_size(b.count)
+            + kd_varint_size(key_length) + (key_length if key_length > 0 else 0)
+            + kd_varint_size(value_length) + (value_length if value_length > 0 else 0))
     if s.has_headers and not _is_null(s.list_validity, s.list_first + i):
         headers_begin = s.list_offsets[s.list_first + i]
         headers_end = s.list_offsets[s.list_first + i + 1]
@@ -278,8 +287,10 @@ cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size
     return ENCODED_ALL
 
 
-cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t count, int64_t base_timestamp, int64_t max_timestamp,
-                      int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) noexcept nogil:
+cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t count,
+                           int64_t base_timestamp, int64_t max_timestamp,
+                      int64_t producer_id, int16_t producer_epoch,
+                      int32_t base_sequence) noexcept nogil:
     """The 61 bytes before the records of a batch of `size` bytes, and its CRC."""
     kd_put64(p + BATCH_BASE_OFFSET, 0)
     kd_put32(p + BATCH_LENGTH, <uint32_t>(size - BATCH_LENGTH_PREFIX_BYTES))
@@ -298,7 +309,8 @@ cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t coun
 
 # -- Arrow in --------------------------------------------------------------------------------------
 
-cdef object _LIST_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+cdef object _LIST_TYPE = pa.list_(pa.struct([pa.field("key", pa.string()),
+                                             pa.field("value", pa.binary())]))
 
 
 cdef object _as_text(str what, column, allow_null_column):
@@ -309,12 +321,14 @@ cdef object _as_text(str what, column, allow_null_column):
         try:
             column = pa.array(column, pa.binary())
         except (pa.ArrowException, TypeError, ValueError) as e:
-            raise ConfigError(f"column {what}: {e}", hint="give a pyarrow array of binary or string") from e
+            raise ConfigError(f"column {what}: {e}",
+                              hint="give a pyarrow array of binary or string") from e
     kind = column.type
     if pa.types.is_dictionary(kind):
         column = column.cast(kind.value_type)
         kind = column.type
-    if pa.types.is_binary(kind) or pa.types.is_string(kind) or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind):
+    if (pa.types.is_binary(kind) or pa.types.is_string(kind)
+            or pa.types.is_large_binary(kind) or pa.types.is_large_string(kind)):
         return column
     if pa.types.is_null(kind) and allow_null_column:
         return None
@@ -336,8 +350,10 @@ cdef object _as_timestamps(column):
         if pa.types.is_timestamp(column.type) or pa.types.is_integer(column.type):
             return column.cast(pa.int64())
     except pa.ArrowException as e:
-        raise ConfigError(f"column timestamp: {e}", hint="give milliseconds since 1970, or a timestamp") from e
-    raise ConfigError(f"column timestamp has type {column.type}", hint="give milliseconds since 1970 as int64, or a timestamp")
+        raise ConfigError(f"column timestamp: {e}",
+                          hint="give milliseconds since 1970, or a timestamp") from e
+    raise ConfigError(f"column timestamp has type {column.type}",
+                      hint="give milliseconds since 1970 as int64, or a timestamp")
 
 
 cdef object _as_headers(column):
@@ -350,7 +366,8 @@ cdef object _as_headers(column):
     try:
         return column if column.type == _LIST_TYPE else column.cast(_LIST_TYPE)
     except pa.ArrowException as e:
-        raise ConfigError(f"column headers has type {column.type}", hint="give array<struct<key:string,value:binary>>") from e
+        raise ConfigError(f"column headers has type {column.type}",
+                          hint="give array<struct<key:string,value:binary>>") from e
 
 
 cdef const uint8_t* _pointer(buffer):
@@ -391,14 +408,17 @@ cdef class ArrowEncoder:
     def __init__(self, *, str compression="none", int64_t batch_bytes=DEFAULT_BATCH_BYTES,
                  int64_t max_record_bytes=DEFAULT_MAX_RECORD_BYTES, level=None):
         if not 1 <= batch_bytes <= 1 << 30:
-            raise ConfigError(f"batch_bytes {batch_bytes} is out of range", hint=f"give 1 to {1 << 30}")
+            raise ConfigError(f"batch_bytes {batch_bytes} is out of range",
+                              hint=f"give 1 to {1 << 30}")
         if not 1 <= max_record_bytes <= 1 << 30:
-            raise ConfigError(f"max_record_bytes {max_record_bytes} is out of range", hint=f"give 1 to {1 << 30}")
+            raise ConfigError(f"max_record_bytes {max_record_bytes} is out of range",
+                              hint=f"give 1 to {1 << 30}")
         self.compressor = Compressor(compression, level)
         self.batch_bytes = batch_bytes
         self.max_record_bytes = max_record_bytes
 
-    def encode(self, values, keys=None, headers=None, timestamps_ms=None, *, int64_t default_timestamp_ms, int64_t producer_id=-1,
+    def encode(self, values, keys=None, headers=None, timestamps_ms=None, *,
+               int64_t default_timestamp_ms, int64_t producer_id=-1,
                int16_t producer_epoch=-1, int32_t base_sequence=-1):
         """Record batches of the rows, in order, as a list of `EncodedBatch`.
 
@@ -413,12 +433,15 @@ cdef class ArrowEncoder:
         cdef list out = []
         cdef dict columns = {"value": _as_text("value", values, False)}
         if columns["value"] is None:
-            raise ConfigError("column value is missing", hint="give a column of binary or string named value")
-        for name, column in (("key", _as_text("key", keys, True)), ("headers", _as_headers(headers)),
+            raise ConfigError("column value is missing",
+                              hint="give a column of binary or string named value")
+        for name, column in (("key", _as_text("key", keys, True)),
+                             ("headers", _as_headers(headers)),
                              ("timestamp", _as_timestamps(timestamps_ms))):
             if column is not None:
                 if len(column) != len(columns["value"]):
-                    raise ConfigError(f"column {name} has {len(column)} rows, value has {len(columns['value'])}",
+                    raise ConfigError(f"column {name} has {len(column)} rows, value has"
+                                      f" {len(columns['value'])}",
                                       hint="give columns of one length")
                 columns[name] = column
         table = pa.table(columns)
@@ -438,10 +461,12 @@ cdef class ArrowEncoder:
                 elif code == NEEDS_ROOM:
                     self._more_room()
                 elif code == RECORD_TOO_LARGE:
-                    raise FormatError(f"record of {self.b.need} bytes in row {done + row} is larger than {self.max_record_bytes}",
+                    raise FormatError(f"record of {self.b.need} bytes in row {done + row} is larger"
+                                      f" than {self.max_record_bytes}",
                                       hint="raise max_record_bytes, or write less into one record")
                 elif code == HEADER_KEY_NULL:
-                    raise FormatError(f"a header in row {done + row} has no key", hint="give every header a key")
+                    raise FormatError(f"a header in row {done + row} has no key",
+                                      hint="give every header a key")
             done += s.rows
             del held
         if self.b.count:
@@ -473,7 +498,8 @@ cdef class ArrowEncoder:
             lists = chunk.column("headers")
             elements = lists.values
             if elements.null_count:
-                raise FormatError("a header is null", hint="leave it out, or give it a key and a null value")
+                raise FormatError("a header is null",
+                                  hint="leave it out, or give it a key and a null value")
             names, contents = elements.field(0), elements.field(1)
             held += [lists, elements, names, contents]
             validity, offsets = lists.buffers()[:2]
@@ -510,7 +536,9 @@ cdef class ArrowEncoder:
         more."""
         cdef size_t have = self.b.used - self.b.start
         cdef size_t need = have + self.b.need + SLACK
-        cdef Block larger = take_block(max(need, min(max(2 * have, <size_t>BLOCK_BYTES), <size_t>self.batch_bytes + need)))
+        cdef Block larger = take_block(max(need,
+                                           min(max(2 * have, <size_t>BLOCK_BYTES),
+                                               <size_t>self.batch_bytes + need)))
         memcpy(larger.data, self.b.out + self.b.start, have)
         if self.compressor.codec != CODEC_NONE:
             self.scratch = larger
@@ -522,7 +550,8 @@ cdef class ArrowEncoder:
         self.b.used = have
         return 0
 
-    cdef int32_t _close(self, list out, int64_t producer_id, int16_t producer_epoch, int32_t base_sequence) except? -2:
+    cdef int32_t _close(self, list out, int64_t producer_id, int16_t producer_epoch,
+                        int32_t base_sequence) except? -2:
         """Finish the open batch, append it to `out`, open the next; the base sequence of the next.
         """
         cdef uint8_t* p = self.b.out + self.b.start
@@ -532,7 +561,8 @@ cdef class ArrowEncoder:
         cdef Block block = self.block
         cdef EncodedBatch batch
         if self.compressor.codec != CODEC_NONE:
-            compressed = memoryview(self.compressor.run(memoryview(self.scratch)[BATCH_HEADER_BYTES:size]))
+            records = memoryview(self.scratch)[BATCH_HEADER_BYTES:size]
+            compressed = memoryview(self.compressor.run(records))
             if <size_t>compressed.nbytes < size - BATCH_HEADER_BYTES:
                 attributes = self.compressor.codec
                 size = BATCH_HEADER_BYTES + compressed.nbytes
@@ -540,10 +570,12 @@ cdef class ArrowEncoder:
                 memoryview(block)[BATCH_HEADER_BYTES:size] = compressed.cast("B")
             else:       # not worth it: send the records as they are
                 block = take_block(size)
-                memcpy(block.data + BATCH_HEADER_BYTES, p + BATCH_HEADER_BYTES, size - BATCH_HEADER_BYTES)
+                memcpy(block.data + BATCH_HEADER_BYTES, p + BATCH_HEADER_BYTES,
+                       size - BATCH_HEADER_BYTES)
             p = block.data
         with nogil:
-            put_batch_header(p, size, attributes, count, self.b.base_timestamp, self.b.max_timestamp, producer_id, producer_epoch, base_sequence)
+            put_batch_header(p, size, attributes, count, self.b.base_timestamp,
+                             self.b.max_timestamp, producer_id, producer_epoch, base_sequence)
         batch = EncodedBatch.__new__(EncodedBatch)
         batch.block = block
         batch.address = p
@@ -551,7 +583,8 @@ cdef class ArrowEncoder:
         batch.records_count = count
         out.append(batch)
         self._open()
-        return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence + count) & 0x7FFFFFFF)
+        return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence
+                                                                  + count) & 0x7FFFFFFF)
 
 
 # -- a few records, from objects -------------------------------------------------------------------
@@ -564,7 +597,8 @@ cdef inline object _as_bytes(thing, str what):
     try:
         return bytes(memoryview(thing))
     except TypeError:
-        raise ConfigError(f"a record's {what} is a {type(thing).__name__}", hint="give bytes, str or None") from None
+        raise ConfigError(f"a record's {what} is a {type(thing).__name__}",
+                          hint="give bytes, str or None") from None
 
 
 cdef inline int64_t _length(thing):
@@ -580,20 +614,11 @@ cdef inline uint8_t* _put_bytes(uint8_t* p, thing):
     return p
 
 
-def encode_records(records, str compression="none", *, level=None, int64_t producer_id=-1, int16_t producer_epoch=-1,
-                   int32_t base_sequence=-1, int attributes=0):
-    """One record batch as bytes from an iterable of (key, value, headers, timestamp_ms).
-
-    Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes`
-    are bits to set beside the codec's (for tests and transactions).  For single produces and tests;
-    columns go through `ArrowEncoder`."""
+cdef list _as_rows(records, int64_t* bound):
+    """`records` with all text as bytes and headers as lists; adds to `bound` an upper bound of the
+    bytes that they take."""
     cdef list rows = []
-    cdef int64_t bound = BATCH_HEADER_BYTES, timestamp, base_timestamp = 0, max_timestamp = 0, body, delta, n
-    cdef int32_t count = 0
-    cdef Block block
-    cdef uint8_t* p
-    cdef size_t size
-    cdef Compressor compressor
+    cdef int64_t body, timestamp
     for record in records:
         key, value, headers, stamp = record
         key = _as_bytes(key, "key")
@@ -605,17 +630,73 @@ def encode_records(records, str compression="none", *, level=None, int64_t produ
             for name, content in headers:
                 name = _as_bytes(name, "header key")
                 if name is None:
-                    raise FormatError("a record's header has no key", hint="give every header a key")
+                    raise FormatError("a record's header has no key",
+                                      hint="give every header a key")
                 content = _as_bytes(content, "header value")
                 pairs.append((name, content))
                 body += 10 + _length(name) + max(_length(content), 0)
             headers = pairs
-        bound += body
-        if bound > MAX_BATCH_BYTES:
-            raise FormatError(f"records of more than {MAX_BATCH_BYTES} bytes do not fit a batch", hint="split them")
+        bound[0] += body
+        if bound[0] > MAX_BATCH_BYTES:
+            raise FormatError(f"records of more than {MAX_BATCH_BYTES} bytes do not fit into a"
+                              " batch", hint="split them over several batches")
         rows.append((key, value, headers, timestamp))
+    return rows
+
+
+cdef int64_t _body_bytes(int64_t delta, int32_t count, key, value, headers):
+    """The bytes of a record after its length."""
+    cdef int64_t n = _length(key)
+    cdef int64_t body = 1 + kd_varint_size(delta) + kd_varint_size(count)
+    body += kd_varint_size(n) + max(n, 0)
+    n = _length(value)
+    body += kd_varint_size(n) + max(n, 0)
+    if not headers:
+        return body + 1
+    body += kd_varint_size(len(headers))
+    for name, content in headers:
+        n = _length(name)
+        body += kd_varint_size(n) + n
+        n = _length(content)
+        body += kd_varint_size(n) + max(n, 0)
+    return body
+
+
+cdef uint8_t* _put_record(uint8_t* p, int64_t delta, int32_t count, key, value, headers):
+    p = kd_put_varint(p, _body_bytes(delta, count, key, value, headers))
+    p[0] = 0                            # attributes
+    p = kd_put_varint(p + 1, delta)
+    p = kd_put_varint(p, count)
+    p = _put_bytes(p, key)
+    p = _put_bytes(p, value)
+    if not headers:
+        p[0] = 0
+        return p + 1
+    p = kd_put_varint(p, len(headers))
+    for name, content in headers:
+        p = _put_bytes(p, name)
+        p = _put_bytes(p, content)
+    return p
+
+
+def encode_records(records, str compression="none", *, level=None, int64_t producer_id=-1,
+                   int16_t producer_epoch=-1, int32_t base_sequence=-1, int attributes=0):
+    """One record batch, as bytes, from an iterable of (key, value, headers, timestamp_ms).
+
+    Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes`
+    are bits to set in addition to the codec's (for tests and transactions).  For single produces
+    and tests; columns go through `ArrowEncoder`.  Raises ConfigError for an empty list, FormatError
+    for records that do not fit into a batch."""
+    cdef int64_t bound = BATCH_HEADER_BYTES, timestamp, base_timestamp = 0, max_timestamp = 0
+    cdef int32_t count = 0
+    cdef list rows = _as_rows(records, &bound)
+    cdef Block block
+    cdef uint8_t* p
+    cdef size_t size
+    cdef Compressor compressor
     if not rows:
-        raise ConfigError("a record batch needs at least one record", hint="do not encode an empty list")
+        raise ConfigError("a record batch needs at least one record",
+                          hint="do not encode an empty list")
     block = take_block(bound)
     p = block.data + BATCH_HEADER_BYTES
     for key, value, headers, timestamp in rows:
@@ -623,43 +704,18 @@ def encode_records(records, str compression="none", *, level=None, int64_t produ
             base_timestamp = max_timestamp = timestamp
         elif timestamp > max_timestamp:
             max_timestamp = timestamp
-        delta = <int64_t>(<uint64_t>timestamp - <uint64_t>base_timestamp)
-        n = _length(key)
-        body = 1 + kd_varint_size(delta) + kd_varint_size(count) + kd_varint_size(n) + max(n, 0)
-        n = _length(value)
-        body += kd_varint_size(n) + max(n, 0)
-        if headers:
-            body += kd_varint_size(len(headers))
-            for name, content in headers:
-                n = _length(name)
-                body += kd_varint_size(n) + n
-                n = _length(content)
-                body += kd_varint_size(n) + max(n, 0)
-        else:
-            body += 1
-        p = kd_put_varint(p, body)
-        p[0] = 0
-        p = kd_put_varint(p + 1, delta)
-        p = kd_put_varint(p, count)
-        p = _put_bytes(p, key)
-        p = _put_bytes(p, value)
-        if headers:
-            p = kd_put_varint(p, len(headers))
-            for name, content in headers:
-                p = _put_bytes(p, name)
-                p = _put_bytes(p, content)
-        else:
-            p[0] = 0
-            p += 1
+        p = _put_record(p, <int64_t>(<uint64_t>timestamp - <uint64_t>base_timestamp), count, key,
+                        value, headers)
         count += 1
     size = p - block.data
     attributes &= ~ATTRIBUTE_CODEC_MASK
     if compression != "none":
         compressor = Compressor(compression, level)
-        compressed = memoryview(compressor.run(memoryview(block)[BATCH_HEADER_BYTES:size])).cast("B")
+        compressed = memoryview(compressor.run(memoryview(block)[BATCH_HEADER_BYTES:size]))
         if <size_t>compressed.nbytes < size - BATCH_HEADER_BYTES:
             size = BATCH_HEADER_BYTES + compressed.nbytes
-            memoryview(block)[BATCH_HEADER_BYTES:size] = compressed
+            memoryview(block)[BATCH_HEADER_BYTES:size] = compressed.cast("B")
             attributes |= compressor.codec
-    put_batch_header(block.data, size, attributes, count, base_timestamp, max_timestamp, producer_id, producer_epoch, base_sequence)
+    put_batch_header(block.data, size, attributes, count, base_timestamp, max_timestamp,
+                     producer_id, producer_epoch, base_sequence)
     return PyBytes_FromStringAndSize(<const char*>block.data, size)

@@ -3,14 +3,18 @@
 Kafka's own schemas (OffsetCommitKey/Value.json, GroupMetadataKey/Value.json), big endian::
 
     offset key, version 1      int16 1   string group   string topic   int32 partition
-    offset value, version 3    int16 3   int64 offset   int32 leader epoch   string metadata   int64 commit time
+    offset value, version 3    int16 3   int64 offset   int32 leader epoch   string metadata
+                               int64 commit time
     group key, version 2       int16 2   string group
-    group value, version 3     int16 3   string protocol type   int32 generation   nullable string protocol
-                               nullable string leader   int64 state time   int32 count, then for each member:
-                               string id   nullable string instance id   string client id   string client host
-                               int32 rebalance timeout   int32 session timeout   bytes subscription   bytes assignment
+    group value, version 3     int16 3   string protocol type   int32 generation
+                               nullable string protocol   nullable string leader
+                               int64 state time   int32 count, then for each member:
+                                   string id   nullable string instance id
+                                   string client id   string client host
+                                   int32 rebalance timeout   int32 session timeout
+                                   bytes subscription   bytes assignment
 
-A null value is a tombstone: the offset or group is gone.
+A null value is a tombstone: it deletes the offset or the group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
 # Written by `python -m kdirect.format.layout`; edit layout.py instead.
+from libc.stdint cimport uint64_t
+
 cdef enum:
     BATCH_BASE_OFFSET = 0
     BATCH_LENGTH = 8
@@ -69,6 +71,7 @@ cdef enum:
     PRODUCE_EXCLUSIVE = 0
     PRODUCE_SHARED = 1
     PRODUCE_AUTO = 2
+    TWO_SIDED_ANSWER_BYTES = 4096
     API_OPEN_QUEUE_PAIR = 32001
     API_GET_PRODUCE_ACCESS = 32002
     API_GET_CONSUME_ACCESS = 32003
@@ -79,3 +82,12 @@ cdef enum:
     ERROR_ACCESS_DISABLED = 32004
     ERROR_NO_FREE_SLOT = 32005
     ERROR_ACCESS_CONTENDED = 32006
+
+# C's enumerators are ints: these need more.
+cdef extern from *:
+    """
+    #define SHARED_ONE_ORDER 281474976710656ULL
+    #define SHARED_POSITION_MASK 281474976710655ULL
+    """
+    const uint64_t SHARED_ONE_ORDER
+    const uint64_t SHARED_POSITION_MASK

@@ -72,11 +72,11 @@ COMPARE_AND_SWAP)::
     | order   | position                                    |
     +---------+---------------------------------------------+
 
-A reservation of n bytes adds ``1 << 48 | n``: what was there before is its order and its position.
-The order wraps out of the top. A position beyond the file says that the file is full: the first
-reservation that passes its end makes all later ones do so, so the orders below it are the valid
-ones.  The broker closes a word by adding ``1 << 46``; reservations that fail after that, each below
-2**31 bytes, would have to be 2**15 and more before they reached the order.
+A reservation of n bytes adds ``1 << 48 | n``.  What was there before is its order and its position.
+The order wraps around out of the top.  A position beyond the file says that the file is full: the
+first reservation that passes its end makes all later ones do so too, so exactly the orders below it
+are valid.  The broker closes a word by adding ``1 << 46``.  Reservations that fail after that are
+below 2**31 bytes each, so it would take 2**15 of them to reach the order.
 """
 
 from __future__ import annotations
@@ -150,10 +150,11 @@ ACK_LOG_APPEND_TIME = 24
 ACK_BYTES = 32
 
 ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
-ACK_FLAG_DUPLICATE = 0x2  # an idempotent producer's repetition: base offset is that of the original, -1 if it is not known any more
-ACK_FLAG_RECALLED = (
-    0x4  # send no more under this grant; once everything is answered, ask for access again
-)
+# A repetition of an idempotent producer: the base offset is that of the original, or -1 if that is no
+# longer known.
+ACK_FLAG_DUPLICATE = 0x2
+# Send no more under this grant; once everything is answered, ask for access again.
+ACK_FLAG_RECALLED = 0x4
 
 # -- immediate data --------------------------------------------------------------------------------
 IMM_FILE_ID_SHIFT = 16
@@ -169,10 +170,17 @@ NOTICE_BYTES = 8
 SHARED_WORD_BYTES = 8
 SHARED_ORDER_SHIFT = 48
 SHARED_CLOSE_SHIFT = 46
+SHARED_ONE_ORDER = 1 << SHARED_ORDER_SHIFT
+SHARED_POSITION_MASK = SHARED_ONE_ORDER - 1
 
 PRODUCE_EXCLUSIVE = 0
 PRODUCE_SHARED = 1
 PRODUCE_AUTO = 2  # exclusive while alone, shared with others
+
+# -- Kafka requests in SENDs -----------------------------------------------------------------------
+# The size of a client's receives, so of the broker's answers: far above any answer to a Produce of
+# one partition.
+TWO_SIDED_ANSWER_BYTES = 4096
 
 # -- kdirect's own Kafka API keys (a private range, far above Kafka's) -----------------------------
 API_OPEN_QUEUE_PAIR = 32001
@@ -180,15 +188,20 @@ API_GET_PRODUCE_ACCESS = 32002
 API_GET_CONSUME_ACCESS = 32003
 API_RELEASE_ACCESS = 32004
 
-# -- error codes of the access protocol, beside Kafka's --------------------------------------------
-ERROR_ACCESS_HELD = (
-    32001  # another RDMA producer holds the partition, and one of the two wants it for itself
-)
-ERROR_UNKNOWN_CONNECTION = 32002  # the queue pair named is not of this TCP connection, or has ended
-ERROR_TRANSPORT_UNAVAILABLE = 32003  # the broker cannot serve that transport
-ERROR_ACCESS_DISABLED = 32004  # this datapath is switched off on the broker
-ERROR_NO_FREE_SLOT = 32005  # the consumer's slot region, or the file id space, is used up
-ERROR_ACCESS_CONTENDED = 32006  # not now: Kafka clients write what was asked for alone, or shared writes failed again and again; use TCP
+# -- error codes of the access protocol, in addition to Kafka's ------------------------------------
+# Another RDMA producer holds the partition, and one of the two wants it for itself.
+ERROR_ACCESS_HELD = 32001
+# The queue pair named does not belong to this TCP connection, or has ended.
+ERROR_UNKNOWN_CONNECTION = 32002
+# The broker cannot serve that transport.
+ERROR_TRANSPORT_UNAVAILABLE = 32003
+# This datapath is switched off at the broker.
+ERROR_ACCESS_DISABLED = 32004
+# The consumer's slot region, or the file id space, is used up.
+ERROR_NO_FREE_SLOT = 32005
+# Not now: Kafka clients write to the partition for which exclusive access was asked, or shared
+# writes failed repeatedly.  Use TCP.
+ERROR_ACCESS_CONTENDED = 32006
 
 if BATCH_RECORDS != BATCH_RECORDS_COUNT + 4 or SLOT_LOG_START_OFFSET + 8 != SLOT_BYTES:
     raise AssertionError("layout: fields do not add up")
@@ -203,11 +216,22 @@ def constants() -> dict[str, int]:
 
 def render_pxd() -> str:
     """The text of ``layout.pxd``."""
+    small = {name: value for name, value in constants().items() if value < 1 << 31}
+    large = {name: value for name, value in constants().items() if name not in small}
     lines = [
         "# Written by `python -m kdirect.format.layout`; edit layout.py instead.",
+        "from libc.stdint cimport uint64_t",
+        "",
         "cdef enum:",
+        *(f"    {name} = {value}" for name, value in small.items()),
+        "",
+        "# C's enumerators are ints: these need more.",
+        "cdef extern from *:",
+        '    """',
+        *(f"    #define {name} {value}ULL" for name, value in large.items()),
+        '    """',
+        *(f"    const uint64_t {name}" for name in large),
     ]
-    lines += [f"    {name} = {value}" for name, value in constants().items()]
     return "\n".join(lines) + "\n"
 
 

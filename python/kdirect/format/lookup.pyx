@@ -14,20 +14,22 @@ from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint64
 from kdirect.errors import CorruptBatchError, FormatError, UnsupportedFormatError
 
 from kdirect.format.batch import CODEC_NAMES, batch_error
-from kdirect.format.batch cimport BATCH_OK, batch_info, check_batch_crc
+from kdirect.format.batch cimport BATCH_OK, batch_info, check_batch_crc, offsets_are_possible
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_NONE, CODEC_ZSTD)
-from kdirect.format.records cimport RECORDS_BAD_LENGTH, RECORDS_BAD_NUMBER, RECORDS_OK, parse_record, record_view, records_error
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_HEADER_BYTES,
+    BATCH_RECORDS, CODEC_NONE, CODEC_ZSTD)
+from kdirect.format.records cimport (
+    RECORDS_BAD_LENGTH, RECORDS_BAD_NUMBER, RECORDS_OK, parse_record, record_view, records_error)
 
-cdef extern from "wire.h" nogil:
-    const uint8_t* kd_get_varint(const uint8_t* p, const uint8_t* end, int64_t* out)
+from kdirect.format.wire cimport kd_get_varint
 
 LARGEST_BATCH_BYTES = 64 << 20  # decompressed; as much as readers take
 
 cdef enum:
-    HEAD_BYTES = 5 + 1 + 10 + 5     # of a record at most: length, attributes, timestamp delta, offset delta
+    # of a record at most: length, attributes, timestamp delta, offset delta
+    HEAD_BYTES = 5 + 1 + 10 + 5
     SMALL_RECORD_BYTES = 1 << 20    # longer ones are not kept to be parsed whole
 
 
@@ -39,7 +41,8 @@ cdef struct search:
     int64_t found_timestamp
 
 
-cdef bint _wanted(search* s, const batch_info* info, int64_t timestamp_delta, int64_t offset_delta) noexcept nogil:
+cdef bint _wanted(search* s, const batch_info* info, int64_t timestamp_delta,
+                  int64_t offset_delta) noexcept nogil:
     cdef int64_t offset = info.base_offset + offset_delta
     cdef int64_t timestamp = info.max_timestamp if info.attributes & ATTRIBUTE_LOG_APPEND_TIME \
         else <int64_t>(<uint64_t>info.base_timestamp + <uint64_t>timestamp_delta)
@@ -50,7 +53,8 @@ cdef bint _wanted(search* s, const batch_info* info, int64_t timestamp_delta, in
     return True
 
 
-cdef int _search(search* s, const batch_info* info, const uint8_t** start, const uint8_t* end, bint more) noexcept nogil:
+cdef int _search(search* s, const batch_info* info, const uint8_t** start, const uint8_t* end,
+                 bint more) noexcept nogil:
     """RECORDS_OK, or why the records of [start[0], end) cannot be read.  Where `more` bytes follow,
     a record that leaves these ones is no fault; `start` is moved behind the whole ones."""
     cdef record_view r
@@ -74,7 +78,8 @@ cdef int _search(search* s, const batch_info* info, const uint8_t** start, const
     return RECORDS_OK
 
 
-cdef int64_t _pass_long(search* s, const batch_info* info, const uint8_t* p, size_t n, int* error) noexcept nogil:
+cdef int64_t _pass_long(search* s, const batch_info* info, const uint8_t* p, size_t n,
+                        int* error) noexcept nogil:
     """The length of the record at `p`, whose first `n` bytes are known, where it is long, and
     looked at by its head alone; 0 where it is not long or n does not tell yet; below 0 with *error
     set."""
@@ -97,7 +102,8 @@ cdef int64_t _pass_long(search* s, const batch_info* info, const uint8_t* p, siz
     return (body - p) + length
 
 
-def find_record(data, where, int64_t timestamp, int64_t from_offset=0, *, int64_t max_decompressed_bytes=LARGEST_BATCH_BYTES):
+def find_record(data, where, int64_t timestamp, int64_t from_offset=0, *,
+                int64_t max_decompressed_bytes=LARGEST_BATCH_BYTES):
     """(offset, timestamp) of the first record of the one batch `data` that is of `timestamp` (ms)
     or later and at `from_offset` or higher; None when there is none.  `where` names the batch in a
     CorruptBatchError or UnsupportedFormatError."""
@@ -114,28 +120,36 @@ def find_record(data, where, int64_t timestamp, int64_t from_offset=0, *, int64_
         with nogil:
             code = check_batch_crc(<const uint8_t*>view.buf, view.len, &info)
         if code != BATCH_OK:
-            raise batch_error(code, where, PyBytes_FromStringAndSize(<const char*>view.buf, min(view.len, <Py_ssize_t>BATCH_HEADER_BYTES)))
+            raise batch_error(code, where,
+                              PyBytes_FromStringAndSize(<const char*>view.buf,
+                                                        min(view.len,
+                                                            <Py_ssize_t>BATCH_HEADER_BYTES)))
         if info.attributes & ATTRIBUTE_CONTROL or info.records_count <= 0:
             return None
         codec = info.attributes & ATTRIBUTE_CODEC_MASK
         if codec > CODEC_ZSTD:
-            raise UnsupportedFormatError(f"record batch at {where} has the unknown codec {codec}", hint="known are " + ", ".join(CODEC_NAMES))
-        if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta:
-            raise CorruptBatchError(f"record batch at {where} has offsets that cannot be", hint="restore the segment from a good copy")
+            raise UnsupportedFormatError(f"record batch at {where} has the unknown codec {codec}",
+                                         hint="known are " + ", ".join(CODEC_NAMES))
+        if not offsets_are_possible(&info):
+            raise CorruptBatchError(f"record batch at {where} has impossible offsets",
+                                    hint="restore the segment from a good copy")
         if codec == CODEC_NONE:
             p = <const uint8_t*>view.buf + BATCH_RECORDS
             with nogil:
                 code = _search(&s, &info, &p, <const uint8_t*>view.buf + info.size, False)
         else:
             try:
-                packed = PyBytes_FromStringAndSize(<const char*>view.buf + BATCH_RECORDS, info.size - BATCH_HEADER_BYTES)
-                code = _search_pieces(&s, &info, Decompressor().pieces(codec, packed, max_decompressed_bytes))
+                packed = PyBytes_FromStringAndSize(<const char*>view.buf + BATCH_RECORDS,
+                                                   info.size - BATCH_HEADER_BYTES)
+                code = _search_pieces(&s, &info,
+                                      Decompressor().pieces(codec, packed, max_decompressed_bytes))
             except FormatError as e:
                 raise records_fault(f"record batch at {where}", e) from e
     finally:
         PyBuffer_Release(&view)
     if code != RECORDS_OK:
-        raise CorruptBatchError(f"record batch at {where}: {records_error(code).decode()}", hint="restore the segment from a good copy")
+        raise CorruptBatchError(f"record batch at {where}: {records_error(code).decode()}",
+                                hint="restore the segment from a good copy")
     return (s.found_offset, s.found_timestamp) if s.found_offset >= 0 else None
 
 

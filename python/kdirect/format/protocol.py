@@ -262,7 +262,7 @@ _CORRELATION = struct.Struct(">i")
 
 
 class RequestHeader(NamedTuple):
-    """`body` is the position of the body in the frame; `api` is None for a key that we do not know."""
+    """`body` is the position of the body in the frame; `api` is None for an unknown key."""
 
     api_key: int
     api_version: int
@@ -303,7 +303,7 @@ def decode_request(header: RequestHeader, frame: memoryview) -> Any:
     api = header.api
     if api is None or not api.low <= header.api_version <= api.high:
         raise ProtocolError(
-            f"request with API key {header.api_key} version {header.api_version} is not one we speak"
+            f"request with API key {header.api_key} version {header.api_version} is not supported"
         )
     return schema.decode(api.request, header.api_version, frame, header.body)
 

@@ -4,7 +4,8 @@ from libc.stdint cimport int32_t, int64_t, uint8_t
 
 cdef enum:
     RECORDS_OK = 0
-    RECORDS_NEED_KEYS = 1       # a first key, and the key column has no memory: give it some, then repeat the batch
+    # a first key, and the key column has no memory: give it some, then repeat the batch
+    RECORDS_NEED_KEYS = 1
     RECORDS_BAD_NUMBER = 2      # a varint is cut off or too long
     RECORDS_BAD_LENGTH = 3      # a record's length is negative or leaves the batch
     RECORDS_BAD_FIELD = 4       # a key, value or header leaves its record, or a count is negative
@@ -29,7 +30,8 @@ cdef struct record_view:
     int32_t headers_count
     const uint8_t* end
 
-cdef struct text_column:        # variable-width: also the list column (used counts elements then, data is not used)
+# variable-width: also the list column (used counts elements then, data is not used)
+cdef struct text_column:
     int32_t* offsets            # rows + 1
     uint8_t* data
     uint8_t* validity
@@ -58,13 +60,16 @@ cdef struct section:            # what the batch header says of its records
     bint log_append_time        # every record has the timestamp max_timestamp
     int64_t max_timestamp
 
-cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out, int* error) noexcept nogil
+cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out,
+                                 int* error) noexcept nogil
 # Parses and checks one record, headers too, within [p, end).  Returns the position after it; NULL
 # with *error set.
-cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key, int64_t* key_length, const uint8_t** value,
+cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key,
+                                 int64_t* key_length, const uint8_t** value,
                                  int64_t* value_length) noexcept nogil
 # One header; NULL when it leaves [p, end) or its key is null.
-cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil
+cdef int decode_section(columns* c, const section* s, const uint8_t* p,
+                        const uint8_t* end) noexcept nogil
 # Appends the records in [p, end) to `c`, whose columns have room: s.count more rows, end - p +
 # COPY_SLACK more bytes of values, and of keys and headers where they have memory at all.  On an
 # error the caller puts c back as it was, by assignment.

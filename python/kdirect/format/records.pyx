@@ -8,15 +8,17 @@ Invariants, for any bytes at all, also when they change while they are read: not
 end) is read; every length is read once and compared with what is left before it is used; no column
 grows by more rows than the batch header counts or more bytes than the batch has.
 
-    record:  length, attributes (1 byte), timestamp delta, offset delta, key length, key, value length, value, headers count, headers
-    header:  key length, key, value length, value          lengths of -1 are null
+    record:  length, attributes (1 byte), timestamp delta, offset delta,
+             key length, key, value length, value, headers count, headers
+    header:  key length, key, value length, value
+
+A length of -1 means null.
 """
 
 from libc.stdint cimport INT64_MAX, INT64_MIN, int32_t, int64_t, uint8_t
 from libc.string cimport memcpy, memset
 
-cdef extern from "wire.h" nogil:
-    const uint8_t* kd_get_varint(const uint8_t* p, const uint8_t* end, int64_t* out)
+from kdirect.format.wire cimport kd_get_varint
 
 cdef extern from "records_run.h" nogil:
     ctypedef struct kd_run:
@@ -64,7 +66,8 @@ cdef const char* records_error(int error) noexcept nogil:
     return "its records are broken"
 
 
-cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key, int64_t* key_length, const uint8_t** value,
+cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uint8_t** key,
+                                 int64_t* key_length, const uint8_t** value,
                                  int64_t* value_length) noexcept nogil:
     cdef int64_t n
     p = kd_get_varint(p, end, &n)
@@ -81,7 +84,8 @@ cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uin
     return p + n if n > 0 else p
 
 
-cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out, int* error) noexcept nogil:
+cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out,
+                                 int* error) noexcept nogil:
     cdef int64_t n, a, b
     cdef int32_t i
     cdef const uint8_t* ignored
@@ -142,7 +146,8 @@ cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_vi
     return p
 
 
-cdef void _put_text(text_column* c, int64_t row, const uint8_t* data, int64_t length) noexcept nogil:
+cdef void _put_text(text_column* c, int64_t row, const uint8_t* data,
+                    int64_t length) noexcept nogil:
     """Row `row` of a column; length -1 is null.  Changes the column's state when it must."""
     if length < 0:
         if c.state == COLUMN_NULL:
@@ -190,7 +195,8 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
     return RECORDS_OK
 
 
-cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end, int32_t* index,
+cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end,
+                               int32_t* index,
                                int64_t* previous) noexcept nogil:
     """Appends records as long as `records_run.h` takes them; stops before the first other one."""
     cdef kd_run run
@@ -221,12 +227,14 @@ cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, c
     return run.p
 
 
-cdef int decode_section(columns* c, const section* s, const uint8_t* p, const uint8_t* end) noexcept nogil:
+cdef int decode_section(columns* c, const section* s, const uint8_t* p,
+                        const uint8_t* end) noexcept nogil:
     cdef int64_t previous = -1, offset, row, first_row = c.rows, max_us
     cdef int32_t i = 0
     cdef int error
     cdef record_view r
-    cdef bint whole = s.start_offset <= s.base_offset and s.stop_offset > s.base_offset + s.last_offset_delta
+    cdef bint whole = (s.start_offset <= s.base_offset
+                       and s.stop_offset > s.base_offset + s.last_offset_delta)
     cdef bint short_way = whole and not c.with_headers and -PLAIN_MS < s.base_timestamp < PLAIN_MS
     if c.rows == 0 and c.value.state == COLUMN_NULL:
         c.value.state = COLUMN_VALID

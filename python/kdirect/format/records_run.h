@@ -1,16 +1,22 @@
-/* The loop that takes most records: short numbers, no headers, columns that keep their form.
+/* The loop that reads most records: short numbers, no headers, and columns that need no conversion.
  *
- * Same law as records.pyx: nothing outside [p, end) is read, every length is read once and compared with
- * what is left before it is used.  A record that is not of this kind, or that is broken, ends the run; the
- * careful way then sees to it.  Written in C because the registers decide: the numbers of a record must not
- * go through the stack, and values are copied with the widest registers that pay, chosen once at load.
+ * It keeps the law of records.pyx: nothing outside [p, end) is read, and every length is read once
+ * and compared with what is left before it is used.  A record that is not of this kind, or that is
+ * broken, ends the run; the general code in records.pyx then handles it.  The loop is in C because
+ * register allocation decides its speed: the numbers of a record must not go through the stack, and
+ * values are copied with the widest registers that pay, chosen once at load.
  *
- *   int64_t kd_run_records(kd_run *run)     records appended; run->p, used, key_used, offset_delta move on
+ *   int64_t kd_run_records(kd_run *run)
  *
- * A record is taken when its numbers have at most three bytes (lengths and the offset delta so below 2^20),
- * the offset delta is the one that is due, the key is null exactly when run->key_data is NULL, there are no
- * headers, and at least KD_RUN_SLACK bytes follow it: room for reading a number without looking, and for
- * copies that pass the end.
+ * Returns the number of records appended, and moves run->p, used, key_used and offset_delta on.
+ *
+ * A record is taken when
+ *   - its numbers have at most three bytes (so lengths and the offset delta are below 2^20),
+ *   - its offset delta is the one that is due,
+ *   - its key is null exactly when run->key_data is NULL,
+ *   - it has no headers, and
+ *   - at least KD_RUN_SLACK bytes follow it: room for reading a number without a check, and for
+ *     copies that write past their end.
  */
 #ifndef KD_RECORDS_RUN_H
 #define KD_RECORDS_RUN_H
@@ -36,96 +42,99 @@ typedef struct {
     int32_t *key_offsets; /* of the next row's end */
 } kd_run;
 
-static inline uint32_t kd_load16(const uint8_t *p) {
-    uint16_t v = *(const volatile kd_u16_unaligned *)p;
-    return __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? v : __builtin_bswap16(v);
-}
-
-/* A number that is not negative, of up to three bytes, at p; leaves the loop around it for another. */
-#define KD_RUN_LENGTH(n, p)                                                                                                      \
-    {                                                                                                                            \
-        uint32_t word_ = kd_load16(p);                                                                                           \
-        if (word_ & 1)                                                                                                           \
-            break;                                                                                                               \
-        if (word_ & 0x80) {                                                                                                      \
-            n = (word_ & 0x7f) >> 1 | (word_ >> 2 & 0x1fc0);                                                                     \
-            p += 2;                                                                                                              \
-            if (__builtin_expect(word_ & 0x8000, 0)) {                                                                           \
-                uint32_t byte_ = kd_get8(p++);                                                                                   \
-                if (byte_ & 0x80)                                                                                                \
-                    break;                                                                                                       \
-                n |= byte_ << 13;                                                                                                \
-            }                                                                                                                    \
-        } else {                                                                                                                 \
-            n = (word_ & 0x7f) >> 1;                                                                                             \
-            p += 1;                                                                                                              \
-        }                                                                                                                        \
+/* Reads a number that is not negative, of up to three bytes, at p.  A longer or negative number
+ * leaves the loop that this macro stands in. */
+#define KD_RUN_LENGTH(n, p)                                                                        \
+    {                                                                                              \
+        uint32_t word_ = kd_get_le16(p);                                                           \
+        if (word_ & 1)                                                                             \
+            break;                                                                                 \
+        if (word_ & 0x80) {                                                                        \
+            n = (word_ & 0x7f) >> 1 | (word_ >> 2 & 0x1fc0);                                       \
+            p += 2;                                                                                \
+            if (__builtin_expect(word_ & 0x8000, 0)) {                                             \
+                uint32_t byte_ = kd_get8(p++);                                                     \
+                if (byte_ & 0x80)                                                                  \
+                    break;                                                                         \
+                n |= byte_ << 13;                                                                  \
+            }                                                                                      \
+        } else {                                                                                   \
+            n = (word_ & 0x7f) >> 1;                                                               \
+            p += 1;                                                                                \
+        }                                                                                          \
     }
 
-#define KD_RUN_BODY(KEYED, COPY)                                                                                                 \
-    const uint8_t *p = run->p, *end = run->end - KD_RUN_SLACK;                                                                   \
-    uint8_t *value_data = run->value_data, *key_data = run->key_data;                                                            \
-    int64_t used = run->used, key_used = run->key_used, i = 0, count = run->count, due = run->offset_delta;                      \
-    const int64_t base_offset = run->base_offset + due, base_us = run->base_us;                                                  \
-    while (i < count && p < end) {                                                                                               \
-        const uint8_t *q = p, *key = NULL;                                                                                       \
-        uint32_t length, delta, key_length = 0, value_length;                                                                    \
-        kd_prefetch(p + 16384);                                                                                                  \
-        kd_prefetch(p + 16384 + 64);                                                                                             \
-        KD_RUN_LENGTH(length, q)                                                                                                 \
-        const uint8_t *stop = q + length;                                                                                        \
-        if (stop > end)                                                                                                          \
-            break;                                                                                                               \
-        q++; /* attributes */                                                                                                    \
-        uint32_t stamp = kd_get8(q++);                                                                                           \
-        if (stamp & 0x80) {                                                                                                      \
-            uint32_t byte = kd_get8(q++);                                                                                        \
-            stamp = (stamp & 0x7f) | byte << 7;                                                                                  \
-            if (byte & 0x80) {                                                                                                   \
-                byte = kd_get8(q++);                                                                                             \
-                if (byte & 0x80)                                                                                                 \
-                    break;                                                                                                       \
-                stamp = (stamp & 0x3fff) | byte << 14;                                                                           \
-            }                                                                                                                    \
-        }                                                                                                                        \
-        KD_RUN_LENGTH(delta, q)                                                                                                  \
-        if (delta != (uint64_t)(due + i))                                                                                        \
-            break;                                                                                                               \
-        if (KEYED) {                                                                                                             \
-            KD_RUN_LENGTH(key_length, q)                                                                                         \
-            key = q;                                                                                                             \
-            if (key_length > stop - q)                                                                                           \
-                break;                                                                                                           \
-            q += key_length;                                                                                                     \
-        } else if (kd_get8(q++) != 1) /* -1 */                                                                                   \
-            break;                                                                                                               \
-        KD_RUN_LENGTH(value_length, q)                                                                                           \
-        /* behind the value comes one byte: the number of headers, 0 */                                                          \
-        if (value_length != stop - q - 1 || kd_get8(stop - 1) != 0)                                                              \
-            break;                                                                                                               \
-        if (KEYED) {                                                                                                             \
-            COPY(key_data + key_used, key, key_length);                                                                          \
-            key_used += key_length;                                                                                              \
-            run->key_offsets[i] = (int32_t)key_used;                                                                             \
-        }                                                                                                                        \
-        COPY(value_data + used, q, value_length);                                                                                \
-        used += value_length;                                                                                                    \
-        run->value_offsets[i] = (int32_t)used;                                                                                   \
-        run->offsets[i] = base_offset + i;                                                                                       \
-        run->timestamps[i] = base_us + ((int64_t)(stamp >> 1) ^ -(int64_t)(stamp & 1)) * 1000;                                   \
-        p = stop;                                                                                                                \
-        i++;                                                                                                                     \
-    }                                                                                                                            \
-    run->p = p;                                                                                                                  \
-    run->used = used;                                                                                                            \
-    run->key_used = key_used;                                                                                                    \
-    run->offset_delta = due + i;                                                                                                 \
+#define KD_RUN_BODY(KEYED, COPY)                                                                   \
+    const uint8_t *p = run->p, *end = run->end - KD_RUN_SLACK;                                     \
+    uint8_t *value_data = run->value_data, *key_data = run->key_data;                              \
+    int64_t used = run->used, key_used = run->key_used, i = 0, count = run->count,                 \
+            due = run->offset_delta;                                                               \
+    const int64_t base_offset = run->base_offset + due, base_us = run->base_us;                    \
+    while (i < count && p < end) {                                                                 \
+        const uint8_t *q = p, *key = NULL;                                                         \
+        uint32_t length, delta, key_length = 0, value_length;                                      \
+        kd_prefetch(p + 16384);                                                                    \
+        kd_prefetch(p + 16384 + 64);                                                               \
+        KD_RUN_LENGTH(length, q)                                                                   \
+        const uint8_t *stop = q + length;                                                          \
+        if (stop > end)                                                                            \
+            break;                                                                                 \
+        q++; /* attributes */                                                                      \
+        uint32_t stamp = kd_get8(q++);                                                             \
+        if (stamp & 0x80) {                                                                        \
+            uint32_t byte = kd_get8(q++);                                                          \
+            stamp = (stamp & 0x7f) | byte << 7;                                                    \
+            if (byte & 0x80) {                                                                     \
+                byte = kd_get8(q++);                                                               \
+                if (byte & 0x80)                                                                   \
+                    break;                                                                         \
+                stamp = (stamp & 0x3fff) | byte << 14;                                             \
+            }                                                                                      \
+        }                                                                                          \
+        KD_RUN_LENGTH(delta, q)                                                                    \
+        if (delta != (uint64_t)(due + i))                                                          \
+            break;                                                                                 \
+        if (KEYED) {                                                                               \
+            KD_RUN_LENGTH(key_length, q)                                                           \
+            key = q;                                                                               \
+            if (key_length > stop - q)                                                             \
+                break;                                                                             \
+            q += key_length;                                                                       \
+        } else if (kd_get8(q++) != 1) /* -1 */                                                     \
+            break;                                                                                 \
+        KD_RUN_LENGTH(value_length, q)                                                             \
+        /* after the value comes one byte: the number of headers, 0 */                             \
+        if (value_length != stop - q - 1 || kd_get8(stop - 1) != 0)                                \
+            break;                                                                                 \
+        if (KEYED) {                                                                               \
+            COPY(key_data + key_used, key, key_length);                                            \
+            key_used += key_length;                                                                \
+            run->key_offsets[i] = (int32_t)key_used;                                               \
+        }                                                                                          \
+        COPY(value_data + used, q, value_length);                                                  \
+        used += value_length;                                                                      \
+        run->value_offsets[i] = (int32_t)used;                                                     \
+        run->offsets[i] = base_offset + i;                                                         \
+        run->timestamps[i] = base_us + ((int64_t)(stamp >> 1) ^ -(int64_t)(stamp & 1)) * 1000;     \
+        p = stop;                                                                                  \
+        i++;                                                                                       \
+    }                                                                                              \
+    run->p = p;                                                                                    \
+    run->used = used;                                                                              \
+    run->key_used = key_used;                                                                      \
+    run->offset_delta = due + i;                                                                   \
     return i;
 
-#define KD_RUN(NAME, TARGET)                                                                                                     \
-    TARGET static int64_t kd_run_keyed_##NAME(kd_run *run) { KD_RUN_BODY(1, kd_copy_##NAME) }                                    \
-    TARGET static int64_t kd_run_plain_##NAME(kd_run *run) { KD_RUN_BODY(0, kd_copy_##NAME) }                                    \
-    TARGET static int64_t kd_run_##NAME(kd_run *run) { return run->key_data ? kd_run_keyed_##NAME(run) : kd_run_plain_##NAME(run); }
+#define KD_RUN(NAME, TARGET)                                                                       \
+    TARGET static int64_t kd_run_keyed_##NAME(kd_run *run) {                                       \
+        KD_RUN_BODY(1, kd_copy_##NAME)                                                             \
+    }                                                                                              \
+    TARGET static int64_t kd_run_plain_##NAME(kd_run *run) {                                       \
+        KD_RUN_BODY(0, kd_copy_##NAME)                                                             \
+    }                                                                                              \
+    TARGET static int64_t kd_run_##NAME(kd_run *run) {                                             \
+        return run->key_data ? kd_run_keyed_##NAME(run) : kd_run_plain_##NAME(run);                \
+    }
 
 KD_RUN(any, )
 static int64_t (*kd_run_records)(kd_run *) = kd_run_any;

@@ -93,7 +93,7 @@ def _within(versions: tuple[int, int] | None, version: int) -> bool:
 
 
 def _struct_reader(schema: Any, cls: Any, version: int, flexible: bool) -> Reader:
-    """Reads the fields of a struct that are in `version`; runs of fixed-size ones with one unpack."""
+    """Reads the fields of a struct that `version` has; runs of fixed-size ones with one unpack."""
     present = [f for f in schema._fields if _within(f._versions, version)]
     tagged = {
         f._tag: f for f in present if f._tag is not None and _within(f._tagged_versions, version)

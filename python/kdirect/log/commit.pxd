@@ -4,10 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from kdirect.format.batch cimport batch_info
 from kdirect.log.producers cimport producer_state, producer_table
 from kdirect.log.results cimport commit_result
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
+from kdirect.machine cimport pthread_mutex_t
 
 cdef struct slot_entry:
     uint8_t* slot

@@ -26,9 +26,7 @@ from kdirect.log.results cimport (
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
 
-cdef extern from "wire.h" nogil:
-    void kd_put32(uint8_t* p, uint32_t v)
-    void kd_put64(uint8_t* p, uint64_t v)
+from kdirect.format.wire cimport kd_put32, kd_put64
 
 cdef extern from *:
     """

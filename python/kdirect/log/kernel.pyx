@@ -48,21 +48,18 @@ from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 from kdirect.format.layout cimport SLOT_BYTES, SLOT_FLAG_REVOKED, SLOT_FLAG_SEALED
+from kdirect.machine cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
+    pthread_mutex_unlock)
 from kdirect.log.commit cimport (
     add_time_entry, append_request, check_batches, clear_piece, clear_result, commit_request, drop_slots, fill_slot, finish_request,
-    kernel_state, move_high_watermark, pthread_mutex_t, publish, slot_entry, update_slots)
+    kernel_state, move_high_watermark, publish, slot_entry, update_slots)
 from kdirect.log.producers cimport (
     entries_of, expire, load_entry, producer_state, reserve_producer, restore_batch, store_producer)
 
 from typing import NamedTuple
 
 from kdirect.errors import LogError
-
-cdef extern from "<pthread.h>" nogil:
-    int pthread_mutex_init(pthread_mutex_t*, void*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
 
 NO_SPACE = COMMIT_NO_SPACE
 WRONG_POSITION = COMMIT_WRONG_POSITION

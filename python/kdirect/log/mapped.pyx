@@ -58,12 +58,7 @@ cdef extern from "huge_map.h" nogil:
     void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
     int kd_allocate_huge(int fd, size_t length)
 
-cdef extern from "wire.h" nogil:
-    uint8_t kd_get8(const uint8_t* p)
-    uint32_t kd_get32(const uint8_t* p)
-    uint64_t kd_get64(const uint8_t* p)
-    void kd_put32(uint8_t* p, uint32_t v)
-    void kd_put64(uint8_t* p, uint64_t v)
+from kdirect.format.wire cimport kd_get32, kd_get64, kd_get8, kd_put32, kd_put64
 
 
 # -- mappings --------------------------------------------------------------------------------------

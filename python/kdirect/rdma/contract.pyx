@@ -54,24 +54,31 @@ import os
 from kdirect.errors import QueueFullError, QueuePairError, RdmaError
 
 STATUS_NAMES = {
-    WC_SUCCESS: "success", WC_LOC_LEN_ERR: "local length error", WC_LOC_PROT_ERR: "local protection error",
+    WC_SUCCESS: "success", WC_LOC_LEN_ERR: "local length error",
+    WC_LOC_PROT_ERR: "local protection error",
     WC_WR_FLUSH_ERR: "flushed", WC_REM_INV_REQ_ERR: "remote invalid request",
-    WC_REM_ACCESS_ERR: "remote access error", WC_RETRY_EXC_ERR: "retries exceeded (peer unreachable)",
+    WC_REM_ACCESS_ERR: "remote access error",
+    WC_RETRY_EXC_ERR: "retries exceeded (peer unreachable)",
     WC_RNR_RETRY_EXC_ERR: "receiver not ready",
 }
 
 
 # Numbers of ibv_access_flags, ibv_wc_status, ibv_wc_opcode and ibv_qp_state.
 Access = enum.IntFlag("Access", {
-    "LOCAL_WRITE": LOCAL_WRITE, "REMOTE_WRITE": REMOTE_WRITE, "REMOTE_READ": REMOTE_READ, "REMOTE_ATOMIC": REMOTE_ATOMIC})
+    "LOCAL_WRITE": LOCAL_WRITE, "REMOTE_WRITE": REMOTE_WRITE, "REMOTE_READ": REMOTE_READ,
+    "REMOTE_ATOMIC": REMOTE_ATOMIC})
 Status = enum.IntEnum("Status", {
-    "SUCCESS": WC_SUCCESS, "LOC_LEN_ERR": WC_LOC_LEN_ERR, "LOC_PROT_ERR": WC_LOC_PROT_ERR, "WR_FLUSH_ERR": WC_WR_FLUSH_ERR,
-    "REM_INV_REQ_ERR": WC_REM_INV_REQ_ERR, "REM_ACCESS_ERR": WC_REM_ACCESS_ERR, "RETRY_EXC_ERR": WC_RETRY_EXC_ERR,
+    "SUCCESS": WC_SUCCESS, "LOC_LEN_ERR": WC_LOC_LEN_ERR, "LOC_PROT_ERR": WC_LOC_PROT_ERR,
+    "WR_FLUSH_ERR": WC_WR_FLUSH_ERR,
+    "REM_INV_REQ_ERR": WC_REM_INV_REQ_ERR, "REM_ACCESS_ERR": WC_REM_ACCESS_ERR,
+    "RETRY_EXC_ERR": WC_RETRY_EXC_ERR,
     "RNR_RETRY_EXC_ERR": WC_RNR_RETRY_EXC_ERR})
 Opcode = enum.IntEnum("Opcode", {
-    "SEND": WC_SEND, "RDMA_WRITE": WC_RDMA_WRITE, "RDMA_READ": WC_RDMA_READ, "COMP_SWAP": WC_COMP_SWAP, "FETCH_ADD": WC_FETCH_ADD,
+    "SEND": WC_SEND, "RDMA_WRITE": WC_RDMA_WRITE, "RDMA_READ": WC_RDMA_READ,
+    "COMP_SWAP": WC_COMP_SWAP, "FETCH_ADD": WC_FETCH_ADD,
     "RECV": WC_RECV, "RECV_RDMA_WITH_IMM": WC_RECV_RDMA_WITH_IMM})
-State = enum.IntEnum("State", {"RESET": QPS_RESET, "INIT": QPS_INIT, "RTS": QPS_RTS, "ERROR": QPS_ERROR})
+State = enum.IntEnum("State",
+                     {"RESET": QPS_RESET, "INIT": QPS_INIT, "RTS": QPS_RTS, "ERROR": QPS_ERROR})
 
 
 class WorkCompletion:
@@ -155,7 +162,8 @@ cdef class Memory:
     def __getbuffer__(self, Py_buffer* view, int flags):
         if self.closed:
             raise BufferError("memory is closed")
-        PyBuffer_FillInfo(view, self, <void*> self.data, <Py_ssize_t> self.length, not self.writable, flags)
+        PyBuffer_FillInfo(view, self, <void*> self.data, <Py_ssize_t> self.length,
+                          not self.writable, flags)
 
     def close(self):
         """Unmap.  The caller must know that no region, view or pointer into it remains in use."""
@@ -187,7 +195,8 @@ cdef class MemoryRegion:
     domain's close).  Remote peers name it by (`rkey`, address within [address, address + length)).
     """
 
-    def __init__(self, Memory memory=None, uint64_t address=0, uint64_t length=0, uint32_t lkey=0, uint32_t rkey=0, int access=0):
+    def __init__(self, Memory memory=None, uint64_t address=0, uint64_t length=0, uint32_t lkey=0,
+                 uint32_t rkey=0, int access=0):
         self.memory = memory
         self.address = address
         self.data = <uint8_t*><uintptr_t> address
@@ -202,7 +211,8 @@ cdef class MemoryRegion:
         raise NotImplementedError
 
     def __repr__(self):
-        return f"MemoryRegion(0x{self.address:x}+{self.length}, rkey=0x{self.rkey:x}, access={self.access})"
+        return (f"MemoryRegion(0x{self.address:x}+{self.length}, rkey=0x{self.rkey:x}, "
+                f"access={self.access})")
 
 
 cdef class CompletionQueue:
@@ -240,7 +250,7 @@ cdef class CompletionQueue:
             raise forked_error("completion queue")
         if k < 0:
             raise RdmaError(f"completion queue overrun ({os.strerror(-k)})",
-                            hint="make the queue at least as deep as the sum of its queue pairs' depths")
+                            hint="make the queue at least as deep as its queue pairs together")
         return [WorkCompletion(wcs[i].wr_id, wcs[i].status, wcs[i].opcode, wcs[i].byte_len,
                                wcs[i].imm_data if wcs[i].has_imm else None, wcs[i].qp_num)
                 for i in range(k)]
@@ -269,7 +279,8 @@ cdef class CompletionQueue:
 
 def forked_error(what):
     """The error for work on an object of a device that the parent process opened."""
-    error = RdmaError(f"{what} was opened by the process that forked this one (here: process {os.getpid()})",
+    error = RdmaError(f"{what} was opened by the process that forked this one (here: process"
+                      f" {os.getpid()})",
                       hint="open a device in this process: kdirect.rdma.open_device")
     error.forked = True
     return error
@@ -285,7 +296,8 @@ cdef _check(int rc, what, qp):
                              hint="poll completions before posting more, or create it deeper")
     if rc == ENOTCONN:
         raise QueuePairError(f"{what}: queue pair {qp.qp_num} is not connected",
-                             hint="the peer left or an earlier request failed; open a new connection")
+                             hint="the peer left or an earlier request failed; open a new"
+                             " connection")
     raise RdmaError(f"{what}: {os.strerror(rc)} on queue pair {qp.qp_num}",
                     hint="check lengths, keys and the 8-byte alignment of atomics")
 
@@ -312,7 +324,8 @@ cdef class QueuePair:
     arrived); `close()` or an error ends it.
     """
 
-    def __init__(self, uint32_t qp_num=0, CompletionQueue send_cq=None, CompletionQueue recv_cq=None):
+    def __init__(self, uint32_t qp_num=0, CompletionQueue send_cq=None,
+                 CompletionQueue recv_cq=None):
         self.qp_num = qp_num
         self.send_cq = send_cq
         self.recv_cq = recv_cq
@@ -321,10 +334,12 @@ cdef class QueuePair:
         with gil:
             return self.state
 
-    cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length,
                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
         with gil:
-            return _errno(self.raw_post, ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
+            return _errno(self.raw_post,
+                          ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
 
     def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
         """The peer's memory itself, for readers that need no copy, or None where there is no such
@@ -337,7 +352,8 @@ cdef class QueuePair:
         """
         return None
 
-    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil:
+    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address,
+                             uint32_t length) noexcept nogil:
         """A READ without the copy: the checks of a READ of [remote_address, remote_address +
         length) under the view's key, now, and its count.  WC_SUCCESS, or the status that the READ
         would complete with; the queue pair stays as it is."""
@@ -354,20 +370,27 @@ cdef class QueuePair:
                                  hint="access ended or never reached so far; ask for it again")
         return (<const char*> (view.data + (remote_address - view.address)))[:length]
 
-    cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                          uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil:
         with gil:
-            return _errno(self.raw_post, ("write", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
+            return _errno(self.raw_post,
+                          ("write", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
 
-    cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                              uint32_t length,
                               uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
-                          ("write_imm", wr_id, local_address, lkey, length, remote_address, rkey, imm, 0))
+                          ("write_imm", wr_id, local_address, lkey, length, remote_address, rkey,
+                           imm, 0))
 
-    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
-                                     uint32_t inline_at, const uint8_t* inline_data, uint32_t inline_length,
-                                     uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                     uint32_t length,
+                                     uint32_t inline_at, const uint8_t* inline_data,
+                                     uint32_t inline_length,
+                                     uint64_t remote_address, uint32_t rkey,
+                                     uint32_t imm) noexcept nogil:
         """As `c_post_write_imm`, but `inline_length` of the `length` bytes, from the `inline_at`th
         on, come from `inline_data` in place of the registered memory, whose bytes there are not
         read.  As with IBV_SEND_INLINE, they may lie anywhere in this process, and are read before
@@ -392,14 +415,16 @@ cdef class QueuePair:
                               uint64_t remote_address, uint32_t rkey, uint64_t add) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
-                          ("fetch_add", wr_id, local_address, lkey, 8, remote_address, rkey, add, 0))
+                          ("fetch_add", wr_id, local_address, lkey, 8, remote_address, rkey, add,
+                           0))
 
     cdef int c_post_compare_swap(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                                  uint64_t remote_address, uint32_t rkey, uint64_t compare,
                                  uint64_t swap) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
-                          ("compare_swap", wr_id, local_address, lkey, 8, remote_address, rkey, compare, swap))
+                          ("compare_swap", wr_id, local_address, lkey, 8, remote_address, rkey,
+                           compare, swap))
 
     def raw_post(self, op, wr_id, local_address, lkey, length, remote_address, rkey, arg0, arg1):
         """For providers in Python: post one work request, or raise QueueFullError (ENOMEM),
@@ -425,24 +450,33 @@ cdef class QueuePair:
         raise NotImplementedError
 
     # Python face: a local buffer is (region, position within the region's memory range, length)
-    def post_read(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey):
+    def post_read(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
+                  uint64_t remote_address, uint32_t rkey):
         """READ `length` bytes at (`remote_address`, `rkey`) into `local` at `position`."""
-        _check(self.c_post_read(wr_id, local.address + position, local.lkey, length, remote_address, rkey), "READ", self)
+        _check(self.c_post_read(wr_id, local.address + position, local.lkey, length, remote_address,
+                                rkey), "READ", self)
 
-    def post_write(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey):
+    def post_write(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
+                   uint64_t remote_address, uint32_t rkey):
         """WRITE `length` bytes of `local` at `position` to (`remote_address`, `rkey`)."""
-        _check(self.c_post_write(wr_id, local.address + position, local.lkey, length, remote_address, rkey), "WRITE", self)
+        _check(self.c_post_write(wr_id, local.address + position, local.lkey, length,
+                                 remote_address, rkey), "WRITE", self)
 
-    def post_write_imm(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint64_t remote_address, uint32_t rkey, uint32_t imm):
+    def post_write_imm(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
+                       uint64_t remote_address, uint32_t rkey, uint32_t imm):
         """WRITE_WITH_IMM; `length` may be 0."""
-        _check(self.c_post_write_imm(wr_id, local.address + position, local.lkey, length, remote_address, rkey, imm), "WRITE_WITH_IMM", self)
+        _check(self.c_post_write_imm(wr_id, local.address + position, local.lkey, length,
+                                     remote_address, rkey, imm), "WRITE_WITH_IMM", self)
 
-    def post_write_imm_inline(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length, uint32_t inline_at, bytes inline_data,
+    def post_write_imm_inline(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
+                              uint32_t inline_at, bytes inline_data,
                               uint64_t remote_address, uint32_t rkey, uint32_t imm):
         """WRITE_WITH_IMM of `length` bytes, of which those from `inline_at` on are `inline_data`;
         see `c_post_write_imm_inline`.  False: nothing was posted, use `post_write_imm`."""
-        cdef int rc = self.c_post_write_imm_inline(wr_id, local.address + position, local.lkey, length, inline_at,
-                                                   <const uint8_t*> PyBytes_AS_STRING(inline_data), <uint32_t> PyBytes_GET_SIZE(inline_data),
+        cdef int rc = self.c_post_write_imm_inline(wr_id, local.address + position, local.lkey,
+                                                   length, inline_at,
+                                                   <const uint8_t*> PyBytes_AS_STRING(inline_data),
+                                                   <uint32_t> PyBytes_GET_SIZE(inline_data),
                                                    remote_address, rkey, imm)
         if rc == EAGAIN:
             return False
@@ -457,15 +491,20 @@ cdef class QueuePair:
         if local is None:
             _check(self.c_post_recv(wr_id, 0, 0, 0), "RECV", self)
         else:
-            _check(self.c_post_recv(wr_id, local.address + position, local.lkey, length), "RECV", self)
+            _check(self.c_post_recv(wr_id, local.address + position, local.lkey, length), "RECV",
+                   self)
 
-    def post_fetch_add(self, wr_id, MemoryRegion local, uint64_t position, uint64_t remote_address, uint32_t rkey, uint64_t add):
+    def post_fetch_add(self, wr_id, MemoryRegion local, uint64_t position, uint64_t remote_address,
+                       uint32_t rkey, uint64_t add):
         """FETCH_AND_ADD on 8 aligned bytes; the old value arrives in `local` (native order)."""
-        _check(self.c_post_fetch_add(wr_id, local.address + position, local.lkey, remote_address, rkey, add), "FETCH_AND_ADD", self)
+        _check(self.c_post_fetch_add(wr_id, local.address + position, local.lkey, remote_address,
+                                     rkey, add), "FETCH_AND_ADD", self)
 
-    def post_compare_swap(self, wr_id, MemoryRegion local, uint64_t position, uint64_t remote_address, uint32_t rkey, uint64_t compare, uint64_t swap):
+    def post_compare_swap(self, wr_id, MemoryRegion local, uint64_t position,
+                          uint64_t remote_address, uint32_t rkey, uint64_t compare, uint64_t swap):
         """COMPARE_AND_SWAP on 8 aligned bytes; the old value arrives in `local` (native order)."""
-        _check(self.c_post_compare_swap(wr_id, local.address + position, local.lkey, remote_address, rkey, compare, swap), "COMPARE_AND_SWAP", self)
+        _check(self.c_post_compare_swap(wr_id, local.address + position, local.lkey, remote_address,
+                                        rkey, compare, swap), "COMPARE_AND_SWAP", self)
 
 
 cdef int _errno(post, args):
@@ -490,14 +529,18 @@ def check_registration(Memory memory, access, position, length):
     if length is None:
         length = memory.length - position
     if position < 0 or length <= 0 or position + length > memory.length:
-        raise RdmaError(f"cannot register [{position}, {position + length}) of {memory.length} bytes of memory",
+        raise RdmaError(f"cannot register [{position}, {position + length}) of {memory.length}"
+                        " bytes of memory",
                         hint="the region must be a non-empty part of the memory")
     if access & ~15:
-        raise RdmaError(f"cannot register memory with unknown access flags {access:#x}", hint="combine values of Access")
+        raise RdmaError(f"cannot register memory with unknown access flags {access:#x}",
+                        hint="combine values of Access")
     if access & (REMOTE_WRITE | REMOTE_ATOMIC) and not access & LOCAL_WRITE:
-        raise RdmaError("cannot register memory for remote writes without LOCAL_WRITE", hint="add Access.LOCAL_WRITE, as ibverbs demands")
+        raise RdmaError("cannot register memory for remote writes without LOCAL_WRITE",
+                        hint="add Access.LOCAL_WRITE, as ibverbs demands")
     if access & LOCAL_WRITE and not memory.writable:
-        raise RdmaError("cannot register read-only memory for writing", hint="map it writable, or leave out LOCAL_WRITE")
+        raise RdmaError("cannot register read-only memory for writing",
+                        hint="map it writable, or leave out LOCAL_WRITE")
     return length
 
 

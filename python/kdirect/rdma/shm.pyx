@@ -84,7 +84,8 @@ class ShmProtectionDomain(ProtectionDomain):
         access = int(access)
         length = check_registration(m, access, position, length)
         if m.fd < 0:
-            raise RdmaError("memory without a descriptor cannot be registered with shm", hint="use Memory.anonymous, Memory.map or Memory.wrap")
+            raise RdmaError("memory without a descriptor cannot be registered with shm",
+                            hint="use Memory.anonymous, Memory.map or Memory.wrap")
         with self._lock:
             index, key = self._allocate()
             region.memory = m
@@ -117,7 +118,8 @@ class ShmProtectionDomain(ProtectionDomain):
             index = self._free.popleft()
             generation = self._last[index] + self._step
         else:
-            raise RdmaError(f"the protection domain has {KD_KEYS} regions already", hint="deregister what is no longer used, or use another domain")
+            raise RdmaError(f"the protection domain has {KD_KEYS} regions already",
+                            hint="deregister what is no longer used, or use another domain")
         generation %= GENERATIONS
         if generation == 0:
             generation = self._step
@@ -204,9 +206,11 @@ class ShmProtectionDomain(ProtectionDomain):
         free(cores)
         return out != 0
 
-    def create_qp(self, send_cq, recv_cq, max_send_wr=128, max_recv_wr=128, max_send_bytes=65536, rnr_timeout_ms=5000):
+    def create_qp(self, send_cq, recv_cq, max_send_wr=128, max_recv_wr=128, max_send_bytes=65536,
+                  rnr_timeout_ms=5000):
         self._check()
-        qp = ShmQueuePair(self, send_cq, recv_cq, max_send_wr, max_recv_wr, max_send_bytes, rnr_timeout_ms)
+        qp = ShmQueuePair(self, send_cq, recv_cq, max_send_wr, max_recv_wr, max_send_bytes,
+                          rnr_timeout_ms)
         self._qps.add(qp)
         self._device._qps.add(qp)
         return qp
@@ -223,7 +227,8 @@ class ShmProtectionDomain(ProtectionDomain):
             for region in self._regions.values():
                 self._keys.withdraw(region.rkey & KD_KEY_INDEX_MASK)
         if not self._wait_out_of_reach(100):
-            shm_link.log.warning("a peer is still inside a copy under a key of a closed protection domain: it is stopped or hangs")
+            shm_link.log.warning("a peer is still inside a copy under a key of a closed protection "
+                                 "domain: its process is stopped or hangs")
         with self._lock:
             for region in self._regions.values():
                 (<ShmMemoryRegion> region)._end()
@@ -271,7 +276,8 @@ class ShmDevice(Device):
     def create_cq(self, depth=1024):
         self._check()
         if depth <= 0:
-            raise RdmaError(f"completion queue depth {depth} is out of range", hint="give at least 1")
+            raise RdmaError(f"completion queue depth {depth} is out of range",
+                            hint="give at least 1")
         cq = ShmCompletionQueue(self, depth)
         self._cqs.add(cq)
         return cq
@@ -325,7 +331,8 @@ class ShmDevice(Device):
     def _check(self):
         self._check_process()
         if self._closed:
-            raise ClosedError("the shm device is closed", hint="open it again: kdirect.rdma.open_device")
+            raise ClosedError("the shm device is closed",
+                              hint="open it again: kdirect.rdma.open_device")
 
     def _abandon(self):
         """In a forked child: the objects stay, and refuse."""
@@ -339,7 +346,8 @@ class ShmDevice(Device):
         self._service.abandon()
 
 
-COUNTERS = ("reads", "writes", "read_bytes", "write_bytes", "sends", "receives", "atomics", "wakeups")
+COUNTERS = ("reads", "writes", "read_bytes", "write_bytes", "sends", "receives", "atomics",
+            "wakeups")
 _devices = {}
 
 

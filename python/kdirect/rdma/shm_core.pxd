@@ -3,16 +3,9 @@
 Everything here is private memory of one process.  What two processes share is in shm_ring.h.
 """
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from kdirect.machine cimport *
 from kdirect.rdma.contract cimport work_completion
 
-
-cdef extern from "<pthread.h>" nogil:
-    ctypedef struct pthread_mutex_t:
-        pass
-    int pthread_mutex_init(pthread_mutex_t*, const void*)
-    int pthread_mutex_destroy(pthread_mutex_t*)
-    int pthread_mutex_lock(pthread_mutex_t*)
-    int pthread_mutex_unlock(pthread_mutex_t*)
 
 cdef extern from "shm_ring.h" nogil:
     enum:
@@ -71,16 +64,15 @@ cdef extern from "shm_ring.h" nogil:
     void kd_compiler_fence()
     int kd_register_fences()
     void kd_heavy_fence(int asymmetric, int everywhere)
-    void kd_pause()
     void kd_backoff(unsigned int n)
     void kd_lock(uint32_t*)
     void kd_unlock(uint32_t*)
-    int64_t kd_now_ns()
     uint64_t kd_round_up(uint64_t, uint64_t)
     uint64_t kd_power_of_two(uint64_t)
     void kd_pair_layout(uint64_t start, uint32_t cap, uint64_t ring, kd_direction_layout* out)
     uint64_t kd_payload_ring_bytes(uint32_t cap, uint32_t max_send_bytes)
-    void kd_fill_completion(void* out, uint64_t wr_id, uint32_t status, uint32_t opcode, uint32_t byte_len,
+    void kd_fill_completion(void* out, uint64_t wr_id, uint32_t status, uint32_t opcode,
+                            uint32_t byte_len,
                             uint32_t imm_data, uint32_t qp_num, uint32_t has_imm)
     int kd_send_message(int sock, const kd_message*, int fd)
     int kd_receive_message(int sock, kd_message*, int* fd)
@@ -292,7 +284,8 @@ cdef bint fences_register() noexcept nogil
 cdef void fences_forbid(bint forbidden) noexcept
 cdef kd_domain* domain_new() noexcept
 cdef void domain_unref(kd_domain* d) noexcept nogil
-cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
+cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num,
+                   uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept
 cdef void qp_unref(kd_qp* qp) noexcept nogil
 cdef kd_cq* cq_new(int event_fd) noexcept
@@ -302,7 +295,8 @@ cdef void cq_detach_all(kd_cq* cq) noexcept nogil
 cdef void change_enter(kd_cq* cq) noexcept nogil
 cdef void change_leave(kd_cq* cq) noexcept nogil
 # connection
-cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes, uint32_t active_recv_wr,
+cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes,
+                         uint32_t active_recv_wr,
                          uint32_t passive_send_bytes) noexcept nogil
 cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_light,
                      uint32_t peer_recv_wr, uint32_t peer_send_bytes) noexcept nogil

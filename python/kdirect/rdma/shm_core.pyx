@@ -107,7 +107,8 @@ cdef void forked_child() noexcept nogil:
 
 cdef void* anonymous(size_t n) noexcept nogil:
     """Zeroed private pages that cost nothing until they are touched."""
-    cdef void* p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
+    cdef void* p = mmap(NULL, n, PROT_READ | PROT_WRITE,
+                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)
     return NULL if p == MAP_FAILED else p
 
 
@@ -152,7 +153,8 @@ cdef void domain_unref(kd_domain* d) noexcept nogil:
 
 
 # -- mappings of peers' files ----------------------------------------------------------------------
-cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32_t writable, kd_mapping** out) noexcept nogil:
+cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32_t writable,
+                              kd_mapping** out) noexcept nogil:
     """Where byte `position` of the file behind `fd` is mapped, together with `length` bytes; NULL
     when it cannot be.  Every successful call is paired with one mapping_release()."""
     cdef stat_t st
@@ -160,24 +162,29 @@ cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32
     cdef kd_mapping* m
     cdef void* p
     cdef int bucket
-    if fstat(fd, &st) != 0 or not S_ISREG(st.st_mode) or length > <uint64_t> st.st_size or position > <uint64_t> st.st_size - length:
-        return NULL             # touching pages beyond the end of a file would be SIGBUS
+    if fstat(fd, &st) != 0 or not S_ISREG(st.st_mode):
+        return NULL
+    # Touching pages beyond the end of a file would be SIGBUS.
+    if length > <uint64_t> st.st_size or position > <uint64_t> st.st_size - length:
+        return NULL
     start = position & ~<uint64_t> 4095
     end = (position + length + 4095) & ~<uint64_t> 4095
     bucket = <int> ((st.st_ino ^ st.st_dev) % MAPPING_BUCKETS)
     pthread_mutex_lock(&mappings_mutex)
     m = mappings[bucket]
     while m != NULL:
-        if m.inode == st.st_ino and m.device == st.st_dev and m.writable == writable and m.start <= start \
-                and m.start + m.bytes >= end:
+        if (m.inode == st.st_ino and m.device == st.st_dev and m.writable == writable
+                and m.start <= start and m.start + m.bytes >= end):
             break
         m = m.next
     if m == NULL:
         m = <kd_mapping*> calloc(1, sizeof(kd_mapping))
         p = MAP_FAILED
         if m != NULL:
-            p = kd_map_shared(fd, end - start, (PROT_READ | PROT_WRITE) if writable else PROT_READ, <long> start)
-            if p == MAP_FAILED and errno == EINVAL:     # huge pages: a part of the file may start anywhere but there
+            p = kd_map_shared(fd, end - start, (PROT_READ | PROT_WRITE) if writable else PROT_READ,
+                              <long> start)
+            # huge pages: a part of the file may start anywhere but there
+            if p == MAP_FAILED and errno == EINVAL:
                 start = 0
                 end = st.st_size
                 p = kd_map_shared(fd, end, (PROT_READ | PROT_WRITE) if writable else PROT_READ, 0)
@@ -222,7 +229,8 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
 
 
 # -- queue pairs: life -----------------------------------------------------------------------------
-cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num, uint32_t max_send_wr,
+cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num,
+                   uint32_t max_send_wr,
                    uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept:
     cdef kd_qp* qp = <kd_qp*> lines(sizeof(kd_qp))
     if qp == NULL:
@@ -276,13 +284,15 @@ cdef void qp_unref(kd_qp* qp) noexcept nogil:
     free(qp)
 
 
-cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes, uint32_t active_recv_wr,
+cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes,
+                         uint32_t active_recv_wr,
                          uint32_t passive_send_bytes) noexcept nogil:
     """Size of the pair memory of two queue pairs with these limits."""
     cdef kd_direction_layout a, b
     cdef uint32_t cap
     cap = <uint32_t> kd_power_of_two(passive_recv_wr)
-    kd_pair_layout(kd_round_up(2 * sizeof(kd_direction), 4096), cap, kd_payload_ring_bytes(cap, active_send_bytes), &a)
+    kd_pair_layout(kd_round_up(2 * sizeof(kd_direction), 4096), cap,
+                   kd_payload_ring_bytes(cap, active_send_bytes), &a)
     cap = <uint32_t> kd_power_of_two(active_recv_wr)
     kd_pair_layout(a.end, cap, kd_payload_ring_bytes(cap, passive_send_bytes), &b)
     return b.end
@@ -295,7 +305,8 @@ cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_l
     cdef kd_direction_layout forward, back
     cdef kd_direction_layout* mine
     cdef kd_direction_layout* theirs
-    cdef uint32_t my_cap = <uint32_t> (qp.recv_mask + 1), peer_cap = <uint32_t> kd_power_of_two(peer_recv_wr)
+    cdef uint32_t my_cap = <uint32_t> (qp.recv_mask
+                                       + 1), peer_cap = <uint32_t> kd_power_of_two(peer_recv_wr)
     cdef uint64_t my_ring = kd_payload_ring_bytes(my_cap, peer_send_bytes)
     cdef uint64_t peer_ring = kd_payload_ring_bytes(peer_cap, qp.max_send_bytes)
     cdef uint64_t start = kd_round_up(2 * sizeof(kd_direction), 4096), n
@@ -313,9 +324,12 @@ cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_l
         mine = &forward
         theirs = &back
     n = back.end
-    if fstat(memfd, &st) != 0 or <uint64_t> st.st_size < n or (fcntl(memfd, F_GET_SEALS) & need) != need:
+    if fstat(memfd,
+             &st) != 0 or <uint64_t> st.st_size < n or (fcntl(memfd, F_GET_SEALS) & need) != need:
         return EINVAL
-    if fstat(keys_fd, &st) != 0 or <uint64_t> st.st_size < KD_KEY_TABLE_BYTES or (fcntl(keys_fd, F_GET_SEALS) & need) != need:
+    if fstat(keys_fd,
+             &st) != 0 or <uint64_t> st.st_size < KD_KEY_TABLE_BYTES or (fcntl(keys_fd,
+                     F_GET_SEALS) & need) != need:
         return EINVAL
     p = mmap(NULL, KD_KEY_TABLE_BYTES, PROT_READ, MAP_SHARED, keys_fd, 0)
     if p == MAP_FAILED:
@@ -368,7 +382,8 @@ cdef void qp_set_error(kd_qp* qp) noexcept nogil:
     and the service thread tells the peer once the executor has left."""
     if kd_exchange32(&qp.state, QPS_ERROR) == QPS_ERROR:
         return
-    kd_heavy_fence(registered, False)       # a receive posted before is seen by whoever the events wake
+    # a receive posted before is seen by whoever the events wake
+    kd_heavy_fence(registered, False)
     error_event(qp.send_cq)
     if qp.recv_cq != qp.send_cq:
         error_event(qp.recv_cq)
@@ -417,8 +432,9 @@ cdef bint remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
     stays unknown."""
     cdef kd_remote* r
     cdef uint32_t index = m.rkey & KD_KEY_INDEX_MASK
-    if m.rkey == 0 or m.length == 0 or m.address > <uint64_t> -1 - m.length or m.position > <uint64_t> (1ull << 62) \
-            or m.length > <uint64_t> (1ull << 62):
+    if m.rkey == 0 or m.length == 0 or m.address > <uint64_t> -1 - m.length:
+        return False
+    if m.position > <uint64_t> (1ull << 62) or m.length > <uint64_t> (1ull << 62):
         return False
     r = <kd_remote*> lines(sizeof(kd_remote))
     if r == NULL:
@@ -427,7 +443,8 @@ cdef bint remote_add(kd_qp* qp, const kd_message* m, int fd) noexcept nogil:
     r.access = m.access
     r.address = m.address
     r.length = m.length
-    r.base = mapping_acquire(fd, m.position, m.length, (m.access & (REMOTE_WRITE | REMOTE_ATOMIC)) != 0, &r.mapping)
+    r.base = mapping_acquire(fd, m.position, m.length,
+                             (m.access & (REMOTE_WRITE | REMOTE_ATOMIC)) != 0, &r.mapping)
     if r.base == NULL:
         free(r)
         return False
@@ -510,7 +527,8 @@ cdef int link_send(kd_qp* qp, const kd_message* m, int fd, int64_t timeout_ns) n
         p.revents = 0
         if rc == EAGAIN:
             poll(&p, 1, 10)
-        else:                   # too many descriptors on their way for this user: they arrive as the peers take them in
+        # too many descriptors on their way for this user: they arrive as the peers take them in
+        else:
             poll(&p, 0, 1)
 
 
@@ -607,7 +625,8 @@ cdef int cq_attach(kd_cq* cq, kd_qp* qp, bint is_recv) noexcept nogil:
     cdef int rc = 0
     change_enter(cq)
     if cq.count == cq.capacity:
-        grown = <kd_attachment*> realloc(cq.attachments, (2 * cq.capacity + 4) * sizeof(kd_attachment))
+        grown = <kd_attachment*> realloc(cq.attachments,
+                                         (2 * cq.capacity + 4) * sizeof(kd_attachment))
         if grown == NULL:
             rc = ENOMEM
         else:

@@ -9,23 +9,25 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy
 
-from kdirect.rdma.contract cimport WC_RECV_RDMA_WITH_IMM, CompletionQueue, MemoryRegion, QueuePair, work_completion
+from kdirect.machine cimport kd_now_ns, kd_pause
+from kdirect.rdma.contract cimport (
+    WC_RECV_RDMA_WITH_IMM, CompletionQueue, MemoryRegion, QueuePair, work_completion)
 
 from kdirect.errors import RdmaError
 
 cdef extern from "shm_ring.h" nogil:
-    int64_t kd_now_ns()
     uint64_t kd_fetch_add(uint64_t*, uint64_t)
-    void kd_pause()
     int eventfd_read "read"(int, void*, size_t)
     int eventfd_write "write"(int, const void*, size_t)
 
 
 def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
-              uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count, uint64_t begin=0):
+              uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count,
+              uint64_t begin=0):
     """`count` READs of `size` bytes, one at a time, walking both spans round and round from
     operation `begin`; ns for all."""
-    cdef uint64_t to = begin % (local_span // size) * size, at = begin % (remote_span // size) * size
+    cdef uint64_t to = begin % (local_span // size) * size
+    cdef uint64_t at = begin % (remote_span // size) * size
     cdef int64_t i, start
     cdef int rc = 0, k
     cdef work_completion wc
@@ -53,10 +55,12 @@ def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t rem
     return start
 
 
-def memcpy_loop(uint64_t local, uint64_t remote, uint32_t size, uint64_t local_span, uint64_t remote_span, int64_t count,
+def memcpy_loop(uint64_t local, uint64_t remote, uint32_t size, uint64_t local_span,
+                uint64_t remote_span, int64_t count,
                 uint64_t begin=0):
     """The same walk with memcpy alone; `remote` is an address in this process."""
-    cdef uint64_t to = begin % (local_span // size) * size, at = begin % (remote_span // size) * size
+    cdef uint64_t to = begin % (local_span // size) * size
+    cdef uint64_t at = begin % (remote_span // size) * size
     cdef int64_t i, start
     with nogil:
         start = kd_now_ns()
@@ -98,7 +102,8 @@ def write_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t re
     return start
 
 
-def fetch_add_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey, int64_t count):
+def fetch_add_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote,
+                   uint32_t rkey, int64_t count):
     cdef int64_t i, start
     cdef int rc = 0, k
     cdef work_completion wc
@@ -129,7 +134,8 @@ def bare_fetch_add_loop(uint64_t address, int64_t count):
     return start
 
 
-def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey, uint32_t size,
+def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
+           uint32_t size,
            int64_t count, bint first, int64_t timeout_ms):
     """`count` round trips of WRITE_WITH_IMM of `size` bytes, spinning: both sides call it, one with
     `first`.  Immediate data counts up and is checked.  Receives: 16 must be posted already.  ns for
@@ -160,14 +166,16 @@ def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote
                     i += 1
                     rc = qp.c_post_recv(i, 0, 0, 0)
                     if rc == 0 and (not first or i < count):
-                        rc = qp.c_post_write_imm(i, local.address, local.lkey, size, remote, rkey, <uint32_t> (i if first else i - 1))
+                        rc = qp.c_post_write_imm(i, local.address, local.lkey, size, remote, rkey,
+                                                 <uint32_t> (i if first else i - 1))
         start = kd_now_ns() - start
     if rc or bad:
         raise RdmaError(f"round trip {i} of {count} failed: errno {rc}, status {bad}")
     return start
 
 
-def bounce_asleep(QueuePair qp, cq, MemoryRegion local, uint64_t remote, uint32_t rkey, int64_t count, bint first, spin_us=0, timeout_ms=10000):
+def bounce_asleep(QueuePair qp, cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
+                  int64_t count, bint first, spin_us=0, timeout_ms=10000):
     """As `bounce`, with both sides in `cq.wait` between; a lost wake-up is a timeout.  ns for all.
     """
     cdef int64_t i = 0, start = kd_now_ns()
@@ -191,7 +199,8 @@ def bounce_asleep(QueuePair qp, cq, MemoryRegion local, uint64_t remote, uint32_
                 i += 1
                 rc = qp.c_post_recv(i, 0, 0, 0)
                 if rc == 0 and (not first or i < count):
-                    rc = qp.c_post_write_imm(i, local.address, local.lkey, 8, remote, rkey, <uint32_t> (i if first else i - 1))
+                    rc = qp.c_post_write_imm(i, local.address, local.lkey, 8, remote, rkey,
+                                             <uint32_t> (i if first else i - 1))
     return kd_now_ns() - start
 
 

@@ -10,7 +10,9 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.exc cimport PyErr_CheckSignals
 from posix.unistd cimport close as close_descriptor
 
-from kdirect.rdma.contract cimport QPS_ERROR, QPS_INIT, WC_REM_ACCESS_ERR, WC_SUCCESS, CompletionQueue, QueuePair, RemoteView, work_completion
+from kdirect.rdma.contract cimport (
+    QPS_ERROR, QPS_INIT, WC_REM_ACCESS_ERR, WC_SUCCESS, CompletionQueue, QueuePair, RemoteView,
+    work_completion)
 from kdirect.rdma.shm_core cimport *
 from kdirect.rdma.shm_work cimport *
 
@@ -31,8 +33,10 @@ log = shm_link.log
 if shm_link.VERSION != KD_SHM_VERSION:
     raise ImportError("shm_link.py and shm_ring.h are of different versions: rebuild kdirect")
 
-CUT_REASONS = {CUT_SEQUENCE: "wrote rubbish into its ring", CUT_FLOOD: "sent more than there are receives posted",
-               CUT_LENGTH: "sent more bytes than agreed", CUT_POSITION: "gave a payload position that cannot be",
+CUT_REASONS = {CUT_SEQUENCE: "wrote rubbish into its ring",
+               CUT_FLOOD: "sent more than there are receives posted",
+               CUT_LENGTH: "sent more bytes than agreed",
+               CUT_POSITION: "gave a payload position that cannot be",
                CUT_CREDITS: "gave counters that cannot be", CUT_OPCODE: "sent an unknown opcode"}
 
 
@@ -50,7 +54,8 @@ cdef class KeyTable:
     def __cinit__(self):
         self.core = domain_new()
         if self.core == NULL:
-            raise RdmaError("cannot allocate a key table", hint="check the limits of open files (ulimit -n) and memory")
+            raise RdmaError("cannot allocate a key table",
+                            hint="check the limits of open files (ulimit -n) and memory")
 
     def __dealloc__(self):
         if self.core != NULL:
@@ -62,7 +67,8 @@ cdef class KeyTable:
     def abandon(self):
         self.core.forked = 1
 
-    def publish(self, uint32_t index, uint32_t key, uint64_t address, uint64_t length, uint32_t access):
+    def publish(self, uint32_t index, uint32_t key, uint64_t address, uint64_t length,
+                uint32_t access):
         cdef kd_local* l = &self.core.locals[index]
         l.address = address
         l.length = length
@@ -112,7 +118,8 @@ cdef class ShmCompletionQueue(CompletionQueue):
         with nogil:
             k = cq_poll_guarded(self.core, wcs, n)
         return [WorkCompletion(wcs[i].wr_id, wcs[i].status, wcs[i].opcode, wcs[i].byte_len,
-                               wcs[i].imm_data if wcs[i].has_imm else None, wcs[i].qp_num) for i in range(k)]
+                               wcs[i].imm_data if wcs[i].has_imm else None,
+                               wcs[i].qp_num) for i in range(k)]
 
     def wait(self, timeout_ms=-1, spin_us=0):
         cdef int64_t deadline = -1, spin_until = 0, now
@@ -137,7 +144,8 @@ cdef class ShmCompletionQueue(CompletionQueue):
                 self._close_event()
         if r < 0:
             self._check()
-            raise ClosedError("the completion queue was closed while a thread waited on it", hint="wake() the thread and join it first")
+            raise ClosedError("the completion queue was closed while a thread waited on it",
+                              hint="wake() the thread and join it first")
         return r == 1
 
     def fileno(self):
@@ -161,7 +169,8 @@ cdef class ShmCompletionQueue(CompletionQueue):
         if self.closed:
             return
         if self.users:
-            raise RdmaError(f"the completion queue still serves {self.users} queue pairs", hint="close the queue pairs first")
+            raise RdmaError(f"the completion queue still serves {self.users} queue pairs",
+                            hint="close the queue pairs first")
         self.closed = True
         if self.core.forked:
             return
@@ -210,7 +219,8 @@ cdef class ShmRemoteView(RemoteView):
             mapping_release(self.mapping)
 
 
-cdef inline void fill(kd_wr* wr, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
+cdef inline void fill(kd_wr* wr, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey,
+                      uint32_t length,
                       uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
     wr.wr_id = wr_id
     wr.local = local
@@ -230,13 +240,16 @@ cdef class ShmQueuePair(QueuePair):
     def __cinit__(self):
         self.memfd = -1
 
-    def __init__(self, domain, ShmCompletionQueue send_cq, ShmCompletionQueue recv_cq, max_send_wr, max_recv_wr,
+    def __init__(self, domain, ShmCompletionQueue send_cq, ShmCompletionQueue recv_cq, max_send_wr,
+                 max_recv_wr,
                  max_send_bytes, rnr_timeout_ms):
         cdef KeyTable keys = domain._keys
         if not (0 < max_send_wr <= shm_link.MAX_QUEUE and 0 < max_recv_wr <= shm_link.MAX_QUEUE):
-            raise RdmaError(f"queue depths {max_send_wr} and {max_recv_wr} are out of range", hint=f"give 1 to {shm_link.MAX_QUEUE}")
+            raise RdmaError(f"queue depths {max_send_wr} and {max_recv_wr} are out of range",
+                            hint=f"give 1 to {shm_link.MAX_QUEUE}")
         if not 0 <= max_send_bytes <= shm_link.MAX_SEND_BYTES:
-            raise RdmaError(f"max_send_bytes {max_send_bytes} is out of range", hint=f"give 0 to {shm_link.MAX_SEND_BYTES}")
+            raise RdmaError(f"max_send_bytes {max_send_bytes} is out of range",
+                            hint=f"give 0 to {shm_link.MAX_SEND_BYTES}")
         send_cq._check()
         recv_cq._check()
         self.domain = domain
@@ -246,9 +259,11 @@ cdef class ShmQueuePair(QueuePair):
         self.qp_num = self.device._next_qp_num()
         self.lock = threading.Lock()
         self.token = os.urandom(shm_link.TOKEN_BYTES)
-        self.core = qp_new(keys.core, send_cq.core, recv_cq.core, self.qp_num, max_send_wr, max_recv_wr, max_send_bytes,
+        self.core = qp_new(keys.core, send_cq.core, recv_cq.core, self.qp_num, max_send_wr,
+                           max_recv_wr, max_send_bytes,
                            <int64_t> (rnr_timeout_ms * 1000000))
-        if self.core == NULL or cq_attach(send_cq.core, self.core, False) or cq_attach(recv_cq.core, self.core, True):
+        if self.core == NULL or cq_attach(send_cq.core, self.core, False) or cq_attach(recv_cq.core,
+                self.core, True):
             raise MemoryError
         send_cq.users += 1
         recv_cq.users += 1
@@ -261,7 +276,8 @@ cdef class ShmQueuePair(QueuePair):
     cdef int c_state(self) noexcept nogil:
         return kd_load32(&self.core.state)
 
-    cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length,
                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
         return qp_read(self.core, wr_id, local_address, lkey, length, remote_address, rkey)
 
@@ -279,23 +295,30 @@ cdef class ShmQueuePair(QueuePair):
         view.data = base
         return view
 
-    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address, uint32_t length) noexcept nogil:
+    cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address,
+                             uint32_t length) noexcept nogil:
         if view.data == NULL or remote_address < view.address or length > view.length \
                 or remote_address - view.address > view.length - length:
             return WC_REM_ACCESS_ERR
         return qp_in_place(self.core, remote_address, length, view.rkey, NULL, NULL)
 
-    cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                          uint32_t length,
                           uint64_t remote_address, uint32_t rkey) noexcept nogil:
         return self.post(KIND_WRITE, wr_id, local_address, lkey, length, remote_address, rkey, 0, 0)
 
-    cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
+    cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                              uint32_t length,
                               uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
-        return self.post(KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey, imm, 0)
+        return self.post(KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey,
+                         imm, 0)
 
-    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length,
-                                     uint32_t inline_at, const uint8_t* inline_data, uint32_t inline_length,
-                                     uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+    cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                                     uint32_t length,
+                                     uint32_t inline_at, const uint8_t* inline_data,
+                                     uint32_t inline_length,
+                                     uint64_t remote_address, uint32_t rkey,
+                                     uint32_t imm) noexcept nogil:
         cdef kd_wr wr
         cdef kd_inline piece
         fill(&wr, KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey, imm, 0)
@@ -304,22 +327,29 @@ cdef class ShmQueuePair(QueuePair):
         piece.length = inline_length
         return qp_post(self.core, &wr, &piece)
 
-    cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length) noexcept nogil:
+    cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length) noexcept nogil:
         return self.post(KIND_SEND, wr_id, local_address, lkey, length, 0, 0, 0, 0)
 
-    cdef int c_post_recv(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey, uint32_t length) noexcept nogil:
+    cdef int c_post_recv(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
+                         uint32_t length) noexcept nogil:
         return qp_post_recv(self.core, wr_id, local_address, lkey, length)
 
     cdef int c_post_fetch_add(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
                               uint64_t remote_address, uint32_t rkey, uint64_t add) noexcept nogil:
-        return self.post(KIND_FETCH_ADD, wr_id, local_address, lkey, 8, remote_address, rkey, add, 0)
+        return self.post(KIND_FETCH_ADD, wr_id, local_address, lkey, 8, remote_address, rkey, add,
+                         0)
 
     cdef int c_post_compare_swap(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                                 uint64_t remote_address, uint32_t rkey, uint64_t compare, uint64_t swap) noexcept nogil:
-        return self.post(KIND_COMPARE_SWAP, wr_id, local_address, lkey, 8, remote_address, rkey, compare, swap)
+                                 uint64_t remote_address, uint32_t rkey, uint64_t compare,
+                                 uint64_t swap) noexcept nogil:
+        return self.post(KIND_COMPARE_SWAP, wr_id, local_address, lkey, 8, remote_address, rkey,
+                         compare, swap)
 
-    cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
-                         uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
+    cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey,
+                  uint32_t length,
+                         uint64_t remote, uint32_t rkey, uint64_t arg0,
+                         uint64_t arg1) noexcept nogil:
         cdef kd_wr wr
         fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
         return qp_post(self.core, &wr, NULL)
@@ -330,7 +360,8 @@ cdef class ShmQueuePair(QueuePair):
         self._check()
         self.device._service.start()
         boot_id, namespace = shm_link.place()
-        return shm_link.Address(self.token, boot_id, namespace, self.qp_num, self.device._service.name).pack()
+        return shm_link.Address(self.token, boot_id, namespace, self.qp_num,
+                                self.device._service.name).pack()
 
     def connect(self, peer_address, active, timeout_ms=shm_link.CONNECT_TIMEOUT_MS):
         """Connect to the queue pair at `peer_address`.  Passive: remember whom to expect and
@@ -340,8 +371,10 @@ cdef class ShmQueuePair(QueuePair):
         address = shm_link.Address.unpack(peer_address)
         address.check_reachable()
         with self.lock:
-            if self.core.state != QPS_INIT or self.connecting or self.expected is not None or self.sock is not None:
-                raise QueuePairError(f"queue pair {self.qp_num} was connected before", hint="create another; a queue pair connects once")
+            if (self.core.state != QPS_INIT or self.connecting or self.expected is not None
+                    or self.sock is not None):
+                raise QueuePairError(f"queue pair {self.qp_num} was connected before",
+                                     hint="create another; a queue pair connects once")
             self.connecting = active
             self.expected = address.token
         self.device._service.start()
@@ -367,9 +400,11 @@ cdef class ShmQueuePair(QueuePair):
         self.core.sock = sock.fileno()
         keys_fd = reopen_read_only(self.domain._keys.fd())
         try:
-            shm_link.send_hello(sock, address.token, self._self(), [(<ShmCompletionQueue> self.recv_cq).event_fd, keys_fd])
+            shm_link.send_hello(sock, address.token, self._self(),
+                                [(<ShmCompletionQueue> self.recv_cq).event_fd, keys_fd])
         except OSError as e:
-            raise TransportError(f"queue pair {address.qp_num} hung up: {e.strerror}", hint="ask it for a new address") from e
+            raise TransportError(f"queue pair {address.qp_num} hung up: {e.strerror}",
+                                 hint="ask it for a new address") from e
         finally:
             os.close(keys_fd)
         self.domain._introduce(self, False)
@@ -383,15 +418,18 @@ cdef class ShmQueuePair(QueuePair):
             if flags & LINK_READY:
                 break
             if flags & LINK_LEFT or self.closed:
-                raise TransportError(f"queue pair {address.qp_num} hung up while connecting", hint="look at its process's log")
+                raise TransportError(f"queue pair {address.qp_num} hung up while connecting",
+                                     hint="look at its process's log")
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TransportError(f"queue pair {address.qp_num} did not finish connecting in time",
-                                     hint="its process is stopped or overloaded; try again, or use transport=tcp")
+                raise TransportError(
+                    f"queue pair {address.qp_num} did not finish connecting in time",
+                    hint="its process is stopped or overloaded; try again, or use transport=tcp")
             poller.poll(min(left, 0.1) * 1000)
         with self.lock:
             if self.closed:
-                raise QueuePairError(f"queue pair {self.qp_num} was closed while connecting", hint="create another")
+                raise QueuePairError(f"queue pair {self.qp_num} was closed while connecting",
+                                     hint="create another")
             with nogil:
                 qp_set_ready(self.core)
             self.device._service.watch(sock.fileno(), self)
@@ -410,13 +448,16 @@ cdef class ShmQueuePair(QueuePair):
             if active:
                 os.close(memfd)
         if rc == EINVAL:
-            raise TransportError(f"queue pair {peer.qp_num} sent shared memory of another shape", hint="use the same release of kdirect on both sides")
+            raise TransportError(f"queue pair {peer.qp_num} sent shared memory of another shape",
+                                 hint="use the same release of kdirect on both sides")
         if rc:
-            raise TransportError(f"cannot map the shared memory of queue pair {peer.qp_num}: {os.strerror(rc)}",
+            raise TransportError(f"cannot map the shared memory of queue pair {peer.qp_num}:"
+                                 f" {os.strerror(rc)}",
                                  hint="check the address-space limit (ulimit -v) and free memory")
 
     cdef _self(self):
-        return shm_link.Peer(self.token, self.qp_num, self.core.max_recv_wr, self.core.max_send_bytes, self.device._fences)
+        return shm_link.Peer(self.token, self.qp_num, self.core.max_recv_wr,
+                             self.core.max_send_bytes, self.device._fences)
 
     # -- service thread ----------------------------------------------------------------------------
     def _expected_token(self):
@@ -424,7 +465,8 @@ cdef class ShmQueuePair(QueuePair):
 
     def _greet(self, sock, peer, fds):
         """A peer proved the token: make the pair memory.  True: `sock` is this queue pair's now."""
-        cdef uint64_t n = pair_bytes(self.core.max_recv_wr, peer.max_send_bytes, peer.max_recv_wr, self.core.max_send_bytes)
+        cdef uint64_t n = pair_bytes(self.core.max_recv_wr, peer.max_send_bytes, peer.max_recv_wr,
+                                     self.core.max_send_bytes)
         cdef int memfd = -1
         with self.lock:
             if self.closed:
@@ -458,7 +500,9 @@ cdef class ShmQueuePair(QueuePair):
                 if self.closed:
                     return
                 self.welcomed = True
-                shm_link.send_welcome(self.sock, self._self(), [self.memfd, (<ShmCompletionQueue> self.recv_cq).event_fd, keys_fd])
+                shm_link.send_welcome(self.sock, self._self(),
+                                      [self.memfd, (<ShmCompletionQueue> self.recv_cq).event_fd,
+                                       keys_fd])
             self.domain._introduce(self, True)
         except (OSError, RdmaError) as e:
             log.error("queue pair %d lost its peer while connecting: %s", self.qp_num, e)
@@ -474,8 +518,10 @@ cdef class ShmQueuePair(QueuePair):
         with nogil:
             flags = link_drain(self.core)
         if self.core.map_failures:
-            log.error("queue pair %d cannot map %d regions that its peer announced: too many open files (ulimit -n) or mappings "
-                      "(vm.max_map_count), no address space, or a file shorter than the region", self.qp_num, self.core.map_failures)
+            log.error("queue pair %d cannot map %d regions that its peer announced: too many open "
+                      "files (ulimit -n) or mappings "
+                      "(vm.max_map_count), no address space, or a file shorter than the region",
+                      self.qp_num, self.core.map_failures)
             self.core.map_failures = 0
         if flags & LINK_READY and self.memfd >= 0 and not self.welcomed:
             self._welcome()
@@ -552,8 +598,10 @@ cdef class ShmQueuePair(QueuePair):
 
     def _statistics(self):
         cdef kd_qp* q = self.core
-        return {"reads": q.reads, "writes": q.writes, "read_bytes": q.read_bytes, "write_bytes": q.write_bytes,
-                "sends": q.sends, "receives": q.receives, "atomics": q.atomics, "wakeups": q.wakeups}
+        return {"reads": q.reads, "writes": q.writes, "read_bytes": q.read_bytes,
+                "write_bytes": q.write_bytes,
+                "sends": q.sends, "receives": q.receives, "atomics": q.atomics,
+                "wakeups": q.wakeups}
 
     cdef _check(self):
         if self.core.forked:
@@ -596,9 +644,11 @@ cdef int tell(ShmQueuePair qp, kd_message* m, int fd, int64_t timeout_ns) except
         qp.core.need_sweep = 1      # a hint only: the key table says it too
     else:
         if rc == EAGAIN:
-            log.error("queue pair %d disconnects its peer: it does not take in announcements", qp.qp_num)
+            log.error("queue pair %d disconnects its peer: it does not take in announcements",
+                      qp.qp_num)
         elif rc != EPIPE and rc != ECONNRESET:
-            log.error("queue pair %d disconnects its peer: a region cannot be announced (%s)", qp.qp_num, os.strerror(rc))
+            log.error("queue pair %d disconnects its peer: a region cannot be announced (%s)",
+                      qp.qp_num, os.strerror(rc))
         with nogil:
             qp_set_error(qp.core)   # EPIPE and the like: the service thread sees the hang-up
     return 0

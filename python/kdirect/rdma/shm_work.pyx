@@ -27,7 +27,8 @@ from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from libc.string cimport memcpy, memset
 
 from kdirect.rdma.contract cimport (
-    LOCAL_WRITE, QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, WC_COMP_SWAP,
+    LOCAL_WRITE, QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE,
+    WC_COMP_SWAP,
     WC_FETCH_ADD, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RDMA_READ, WC_RDMA_WRITE, WC_RECV,
     WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR,
     WC_RNR_RETRY_EXC_ERR, WC_SEND, WC_SUCCESS, WC_WR_FLUSH_ERR, work_completion)
@@ -83,22 +84,24 @@ cdef inline void leave(kd_qp* qp) noexcept nogil:
     kd_store64(&qp.out.busy, qp.busy)
 
 
-cdef inline bint local_ok(kd_qp* qp, uint32_t lkey, uint64_t address, uint64_t length, uint32_t need) noexcept nogil:
+cdef inline bint local_ok(kd_qp* qp, uint32_t lkey, uint64_t address, uint64_t length,
+                          uint32_t need) noexcept nogil:
     cdef kd_local* l = &qp.locals[lkey & KD_KEY_INDEX_MASK]
     if lkey == 0 or kd_load32(&l.key) != lkey or (l.access & need) != need:
         return False
     return address >= l.address and length <= l.length and address - l.address <= l.length - length
 
 
-cdef inline uint8_t* remote_at(kd_qp* qp, uint32_t rkey, uint64_t address, uint64_t length, uint32_t need,
+cdef inline uint8_t* remote_at(kd_qp* qp, uint32_t rkey, uint64_t address, uint64_t length,
+                               uint32_t need,
                                int* status) noexcept nogil:
     cdef uint32_t index = rkey & KD_KEY_INDEX_MASK
     cdef kd_remote* r = <kd_remote*> kd_load_pointer(&qp.remotes[index])
     if r == NULL or r.rkey != rkey:
         status[0] = RUN_UNKNOWN_KEY
         return NULL
-    if kd_load32(&qp.peer_keys[index]) != rkey or not r.access & need or address < r.address or length > r.length \
-            or address - r.address > r.length - length:
+    if (kd_load32(&qp.peer_keys[index]) != rkey or not r.access & need or address < r.address
+            or length > r.length or address - r.address > r.length - length):
         status[0] = WC_REM_ACCESS_ERR
         return NULL
     return r.base + (address - r.address)
@@ -117,7 +120,8 @@ cdef inline int credit(kd_qp* qp) noexcept nogil:
     return 0 if posted != qp.sent else RUN_RNR
 
 
-cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm, uint64_t position) noexcept nogil:
+cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm,
+                         uint64_t position) noexcept nogil:
     """Make the next entry visible, and wake the target if it sleeps (flag and entry: see
     shm_ring.h)."""
     cdef kd_entry* e = &qp.out_entries[qp.sent & qp.out_mask]
@@ -140,19 +144,22 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     if wr.length and not local_ok(qp, wr.lkey, wr.local, wr.length, 0):
         return WC_LOC_PROT_ERR
     if wr.length > kd_load32(&qp.out_lengths[qp.sent & qp.out_mask]):
-        publish(qp, WC_RECV, wr.length, 0, qp.byte_tail)        # the target's completion says it too
+        # the target's completion says it too
+        publish(qp, WC_RECV, wr.length, 0, qp.byte_tail)
         return WC_REM_INV_REQ_ERR
     start = qp.byte_tail
     if wr.length:
         head = kd_load64(&qp.out.byte_head)
-        if head - qp.byte_head > qp.byte_tail - qp.byte_head:       # it went backwards, or past what was sent
+        # it went backwards, or past what was sent
+        if head - qp.byte_head > qp.byte_tail - qp.byte_head:
             cut(qp, CUT_CREDITS)
             return WC_RETRY_EXC_ERR
         qp.byte_head = head
         if head < qp.byte_floor:
             head = qp.byte_floor                # what was skipped is not in use
         if head == qp.byte_tail:
-            head = start = kd_round_up(start, ring)     # an empty ring restarts where its pages are warm
+            # an empty ring restarts where its pages are warm
+            head = start = kd_round_up(start, ring)
         elif (start & (ring - 1)) + wr.length > ring:
             start = kd_round_up(start, ring)
         if start + wr.length - head > ring:
@@ -244,7 +251,8 @@ cdef inline int run(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil
     return run_again(qp, wr, piece) if status == RUN_UNKNOWN_KEY else status
 
 
-cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status, uint64_t opcode) noexcept nogil:
+cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t length, uint64_t status,
+                          uint64_t opcode) noexcept nogil:
     cdef kd_done* d = &qp.done_ring[at & qp.send_mask]
     d.wr_id = wr_id
     d.result = (length if status == WC_SUCCESS else 0) | status << 32 | opcode << 48
@@ -302,7 +310,8 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
     return 0
 
 
-cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length, uint64_t remote,
+cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
+                 uint64_t remote,
                  uint32_t rkey) noexcept nogil:
     """READ: the common case in few instructions and stores; whatever is out of the ordinary, by
     qp_post."""
@@ -310,8 +319,9 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
     cdef uint8_t* at
     cdef int status = 0
     cdef kd_wr wr
-    if kd_load32(&qp.state) == QPS_RTS and kd_load64(&qp.done) == posted and 0 < length <= KD_MAX_MESSAGE_BYTES \
-            and posted - kd_load64(&qp.polled) < qp.max_send_wr:
+    if (kd_load32(&qp.state) == QPS_RTS and kd_load64(&qp.done) == posted
+            and 0 < length <= KD_MAX_MESSAGE_BYTES
+            and posted - kd_load64(&qp.polled) < qp.max_send_wr):
         enter(qp)
         if kd_load32(&qp.state) == QPS_RTS and local_ok(qp, lkey, local, length, LOCAL_WRITE):
             at = remote_at(qp, rkey, remote, length, REMOTE_READ, &status)
@@ -336,7 +346,8 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
     return qp_post(qp, &wr, NULL)
 
 
-cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold, uint8_t** base) noexcept nogil:
+cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold,
+                     uint8_t** base) noexcept nogil:
     """The checks of a READ without its copy.  With `hold`: a reference to the mapping, and where
     `remote` lies in it; without: the READ is counted.  A WC_* status."""
     cdef uint8_t* at = NULL
@@ -350,7 +361,8 @@ cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey,
             at = remote_at(qp, rkey, remote, length, REMOTE_READ, &status)
             if at != NULL:
                 status = WC_SUCCESS
-                if hold != NULL:        # a region is not retired while we are busy, so its mapping is there
+                # a region is not retired while we are busy, so its mapping is there
+                if hold != NULL:
                     r = <kd_remote*> kd_load_pointer(&qp.remotes[rkey & KD_KEY_INDEX_MASK])
                     mapping_hold(r.mapping)
                     hold[0] = r.mapping
@@ -394,7 +406,8 @@ cdef bint run_deferred(kd_qp* qp) noexcept nogil:
     cdef int64_t now
     while True:
         posted = kd_load64(&qp.posted)
-        done = kd_load64(&qp.done)      # in this order: what the posting thread runs in between is not ours, and `done` is past it
+        # in this order: what the posting thread runs in between is not ours, and `done` is past it
+        done = kd_load64(&qp.done)
         if <int64_t> (posted - done) <= 0:
             return False
         wr = &qp.send_ring[done & qp.send_mask]
@@ -417,7 +430,8 @@ cdef bint run_deferred(kd_qp* qp) noexcept nogil:
 
 
 # -- receiving -------------------------------------------------------------------------------------
-cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length) noexcept nogil:
+cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey,
+                      uint32_t length) noexcept nogil:
     cdef uint64_t posted
     cdef kd_recv* r
     if kd_load32(&qp.state) == QPS_ERROR:
@@ -451,7 +465,9 @@ cdef inline int arrived(kd_qp* qp) noexcept nogil:
         n = kd_load64(&qp.received)
         sequence = kd_load64(&qp.in_entries[n & qp.in_mask].sequence)
         if kd_load64(&qp.received) == n:
-            break               # else another thread polled in between, and the slot may hold a later turn's entry by now
+            # else another thread polled in between, and the slot may hold a later turn's entry by
+            # now
+            break
     if sequence == n + 1:
         if n >= kd_load64(&qp.recv_posted):
             cut(qp, CUT_FLOOD)
@@ -464,9 +480,10 @@ cdef inline int arrived(kd_qp* qp) noexcept nogil:
 
 
 cdef inline bint deliverable(kd_qp* qp) noexcept nogil:
-    """An entry is there and counts: also in ERROR, since what arrived before the peer left has
-    completed there; not after a failed receive, a cut or a close."""
-    return qp.into != NULL and not qp.recv_failed and not qp.cut and not qp.closed and arrived(qp) == 1
+    """Whether an entry is there and counts.  It counts in ERROR too, since what arrived before the
+    peer left has completed there; not after a failed receive, a cut or a close."""
+    return (qp.into != NULL and not qp.recv_failed and not qp.cut and not qp.closed
+            and arrived(qp) == 1)
 
 
 cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t position) noexcept nogil:
@@ -481,7 +498,8 @@ cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t positio
     if byte_len > qp.in_max_bytes:
         cut(qp, CUT_LENGTH)
         return WC_WR_FLUSH_ERR
-    if (position != qp.in_head and position != kd_round_up(qp.in_head, ring)) or (position & (ring - 1)) + byte_len > ring:
+    if (position != qp.in_head
+        and position != kd_round_up(qp.in_head, ring)) or (position & (ring - 1)) + byte_len > ring:
         cut(qp, CUT_POSITION)
         return WC_WR_FLUSH_ERR
     kd_store64(&qp.recv_busy, qp.recv_busy + 1)
@@ -539,7 +557,8 @@ cdef int recv_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     if k < n and kd_load32(&qp.state) == QPS_ERROR and not deliverable(qp):
         posted = kd_load64(&qp.recv_posted)
         if qp.received < posted:
-            qp.recv_failed = 1      # from here on `received` counts flushed receives, and says nothing of entries any more
+            # from here on `received` counts flushed receives, and says nothing of entries any more
+            qp.recv_failed = 1
         while k < n and qp.received < posted:
             r = &qp.recv_ring[qp.received & qp.recv_mask]
             wc = &out[k]
@@ -581,7 +600,8 @@ cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     done = kd_load64(&qp.done)
     while k < n and polled != done:
         d = &qp.done_ring[polled & qp.send_mask]
-        kd_fill_completion(&out[k], d.wr_id, <uint32_t> (d.result >> 32 & 0xffff), <uint32_t> (d.result >> 48),
+        kd_fill_completion(&out[k], d.wr_id, <uint32_t> (d.result >> 32 & 0xffff),
+                           <uint32_t> (d.result >> 48),
                            <uint32_t> d.result, 0, qp.qp_num, 0)
         k += 1
         polled += 1

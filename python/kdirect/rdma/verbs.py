@@ -1,15 +1,16 @@
 """libibverbs through pyverbs: the one file that imports it.
 
-Owns: the import (at first use, never before: a process that does not use RDMA does not load it),
-the differences between pyverbs 44 of Debian (`pyverbs.enums`) and 59 (`pyverbs.libibverbs_enums`),
-and a thin face in plain types that the rest of the provider is written against (`verbs_device`,
-`verbs_completions`, `verbs_queue_pairs`).  What may not enter: the contract's classes, policy, accounting.
+It owns the import, the differences between pyverbs 44 of Debian (`pyverbs.enums`) and 59
+(`pyverbs.libibverbs_enums`), and a thin face in plain types that the rest of the provider is
+written against (`verbs_device`, `verbs_completions`, `verbs_queue_pairs`).  pyverbs is imported at
+first use, so a process that does not use RDMA does not load it.  What may not enter: the contract's
+classes, policy, accounting.
 
 Every call that libibverbs refuses raises OSError with its errno; the callers say what that means.
-pyverbs holds the GIL during all of its calls, so a descriptor is polled before an event is taken
-from it, and nothing here blocks for long but the registration of memory.
+pyverbs holds the GIL during all of its calls.  So a descriptor is polled before an event is taken
+from it, and nothing here blocks for long except the registration of memory.
 
-Life of what is made here: `close()` each in the order queue pairs, regions, domains, completion
+Life of what is made here: `close()` each, in the order queue pairs, regions, domains, completion
 queues and channels, context.  In a forked child nothing may be closed or collected, because that
 would destroy the parent's objects: see `immortal`.
 """
@@ -25,7 +26,10 @@ from typing import Any
 
 from kdirect.errors import TransportError
 
-INSTALL = "install it: apt install python3-pyverbs (then make it visible to this Python), or pip install 'kdirect[rdma]'"
+INSTALL = (
+    "install it: apt install python3-pyverbs (then make it visible to this Python), or"
+    " pip install 'kdirect[rdma]'"
+)
 RETRY_COUNT = 6  # not 7: that means "for ever" to soft-RoCE
 RNR_RETRY_COUNT = 6  # not 7: that means "for ever" everywhere
 TIMEOUT_CODE = 14  # 4.096 us * 2 ** 14 = 67 ms, about half a second with all repetitions
@@ -34,8 +38,8 @@ MIN_INLINE_BYTES, WANTED_INLINE_BYTES = 0, 128
 HOP_LIMIT = 64
 # Microseconds of the RNR timer codes (InfiniBand specification, table 45).
 RNR_TIMER_US = (
-    655360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120, 7680, 10240, 15360, 20480, 30720,
-    40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520,
+    655360, 10, 20, 30, 40, 60, 80, 120, 160, 240, 320, 480, 640, 960, 1280, 1920, 2560, 3840, 5120,
+    7680, 10240, 15360, 20480, 30720, 40960, 61440, 81920, 122880, 163840, 245760, 327680, 491520,
 )  # fmt: skip
 
 _library: Library | None = None
@@ -93,9 +97,13 @@ class Library:
         self.AHAttr, self.GlobalRoute, self.GID = AHAttr, GlobalRoute, GID
         self.PyverbsError = PyverbsError
         self.opcodes = {
-            "read": e.IBV_WR_RDMA_READ, "write": e.IBV_WR_RDMA_WRITE, "write_imm": e.IBV_WR_RDMA_WRITE_WITH_IMM, "send": e.IBV_WR_SEND,
-            "fetch_add": e.IBV_WR_ATOMIC_FETCH_AND_ADD, "compare_swap": e.IBV_WR_ATOMIC_CMP_AND_SWP,
-        }  # fmt: skip
+            "read": e.IBV_WR_RDMA_READ,
+            "write": e.IBV_WR_RDMA_WRITE,
+            "write_imm": e.IBV_WR_RDMA_WRITE_WITH_IMM,
+            "send": e.IBV_WR_SEND,
+            "fetch_add": e.IBV_WR_ATOMIC_FETCH_AND_ADD,
+            "compare_swap": e.IBV_WR_ATOMIC_CMP_AND_SWP,
+        }
         self.signaled = int(e.IBV_SEND_SIGNALED)
         self.inline = int(e.IBV_SEND_SIGNALED) | int(e.IBV_SEND_INLINE)
         self.with_imm = int(e.IBV_WC_RECV_RDMA_WITH_IMM)
@@ -310,9 +318,14 @@ class Context:
         route = lib.GlobalRoute(dgid=lib.GID(peer_gid), sgid_index=gid_index, hop_limit=HOP_LIMIT)
         attr.ah_attr = lib.AHAttr(port_num=self.port, is_global=1, gr=route, dlid=peer_lid)
         mask = (
-            e.IBV_QP_STATE | e.IBV_QP_AV | e.IBV_QP_PATH_MTU | e.IBV_QP_DEST_QPN | e.IBV_QP_RQ_PSN
-            | e.IBV_QP_MAX_DEST_RD_ATOMIC | e.IBV_QP_MIN_RNR_TIMER
-        )  # fmt: skip
+            e.IBV_QP_STATE
+            | e.IBV_QP_AV
+            | e.IBV_QP_PATH_MTU
+            | e.IBV_QP_DEST_QPN
+            | e.IBV_QP_RQ_PSN
+            | e.IBV_QP_MAX_DEST_RD_ATOMIC
+            | e.IBV_QP_MIN_RNR_TIMER
+        )
         self._call(qp.modify, attr, mask)
 
     def to_ready_to_send(self, qp: Any, *, psn: int, rd_atomic: int) -> None:

@@ -23,7 +23,9 @@ from kdirect.errors import TransportError
 SYSFS = "/sys/class/infiniband"
 DEVICE_FILES = "/dev/infiniband"
 ROCE_V2 = "RoCE v2"
-EMPTY_RUN = 32  # GID tables have up to 1024 entries, filled from the front: after so many empty ones in a row the rest is taken to be empty
+# GID tables have up to 1024 entries and are filled from the front: after this many empty entries in
+# a row the rest is taken to be empty.
+EMPTY_RUN = 32
 LINK_INFINIBAND = "InfiniBand"
 
 
@@ -150,8 +152,14 @@ def container_hint() -> str:
     if not kind:
         return ""
     if "Kubernetes" in kind:
-        return "; in a pod: request the RDMA resource of a device plugin (rdma/... under resources.limits) and add the capability IPC_LOCK"
-    return f"; in {kind}: run it with --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1 and the host's network"
+        return (
+            "; in a pod: request the RDMA resource of a device plugin (rdma/... under"
+            " resources.limits) and add the capability IPC_LOCK"
+        )
+    return (
+        f"; in {kind}: run it with --device=/dev/infiniband --cap-add=IPC_LOCK --ulimit memlock=-1"
+        " and the host's network"
+    )
 
 
 def no_device_error(sysfs: str = SYSFS) -> TransportError:
@@ -176,9 +184,10 @@ def device_file_error(directory: str = DEVICE_FILES) -> TransportError | None:
     ]
     if not open_to_us:
         return TransportError(
-            f"{', '.join(os.path.join(directory, n) for n in names)}: no permission for user {os.geteuid()}",
-            hint="give the user read and write access (udev rules of rdma-core make the files world-writable, or use their group)"
-            + container_hint(),
+            f"{', '.join(os.path.join(directory, n) for n in names)}: no permission for user"
+            f" {os.geteuid()}",
+            hint="give the user read and write access (udev rules of rdma-core make the files"
+            " world-writable, or use their group)" + container_hint(),
         )
     return None
 
@@ -220,7 +229,8 @@ def choose(
         if strict:
             raise TransportError(
                 f"no RDMA device has a RoCE v2 GID of {bind_address}; present: {_table(ports)}",
-                hint="bind to an address of the RDMA network, or name the entry: rdma.device and rdma.gid.index",
+                hint="bind to an address of the RDMA network, or name the entry: rdma.device and"
+                " rdma.gid.index",
             )
     best: tuple[tuple[bool, int], Port, Gid] | None = None
     for port in ports:
@@ -230,8 +240,10 @@ def choose(
                 best = ((not port.active, rank), port, gid)
     if best is None:
         raise TransportError(
-            f"no RDMA port has a GID that can be used (RoCE v2 or InfiniBand); present: {_table(ports)}",
-            hint="give the device's network interface an IP address, and see that the driver makes RoCE v2 entries (ibv_devinfo -v)",
+            "no RDMA port has a GID that can be used (RoCE v2 or InfiniBand); present:"
+            f" {_table(ports)}",
+            hint="give the device's network interface an IP address, and check that the driver"
+            " makes RoCE v2 entries (ibv_devinfo -v)",
         )
     why = (
         "the first active port"
@@ -258,7 +270,8 @@ def _active(port: Port) -> Port:
     if not port.active:
         raise TransportError(
             f"{port.name} is {port.state}, not ACTIVE",
-            hint="check the cable and bring its network interface up (ip link set <interface> up); ibv_devinfo shows the state",
+            hint="check the cable and bring its network interface up (ip link set <interface> up);"
+            " ibv_devinfo shows the state",
         )
     return port
 
