@@ -6,6 +6,9 @@ Reads files and the tables; imports nothing compiled, so it runs in a clean clon
 from __future__ import annotations
 
 import ast
+import enum
+import fnmatch
+import importlib
 import inspect
 import io
 import os
@@ -14,6 +17,7 @@ import subprocess
 import sys
 import tokenize
 import warnings
+from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
@@ -21,6 +25,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = {"build", "dist", "__pycache__", "target"}
 LONG, TOO_LONG = 700, 1000
+WIDTH = 100
+# Where no line is wider than WIDTH: directories with all that is in them, and files.  Add a room
+# here once its last line is broken, and take it out of ruff's exceptions in pyproject.toml.
+WRAPPED = (
+    "python/kdirect/format/", "python/kdirect/rdma/", "python/kdirect/machine.h",
+    "python/kdirect/machine.pxd", "jvm_shim/", "setup.py", "bench/*.py", "tests/rdma/",
+    "tests/format/", "tests/verbs/",
+)  # fmt: skip
 
 # What a room may import of kdirect, beside itself and what everyone may.  The same arrows as in
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
@@ -65,6 +77,44 @@ def test_file_is_not_too_long(path: Path) -> None:
             f"{ident(path)} has {lines} lines; past {TOO_LONG} it must be split", stacklevel=1
         )
     assert lines <= TOO_LONG, f"{ident(path)} has {lines} lines: split it where the nouns part"
+
+
+def is_wrapped(path: Path) -> bool:
+    name = ident(path)
+    return any(
+        name.startswith(place)
+        if place.endswith("/")
+        else fnmatch.fnmatchcase(name, place) and name.count("/") == place.count("/")
+        for place in WRAPPED
+    )
+
+
+def too_wide(text: str, *, prose: bool) -> list[int]:
+    """Numbers of the lines that are wider than WIDTH.  In Markdown (`prose`) a table's row, and a
+    line that is one word too long to break, such as a link, may be."""
+    return [
+        number
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > WIDTH
+        and not (prose and (line.lstrip().startswith("|") or "://" in line or "](" in line))
+    ]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [p for p in sources(".py", ".pyi", ".pyx", ".pxd", ".h", ".scala", ".md") if is_wrapped(p)],
+    ids=ident,
+)
+def test_no_line_is_too_wide(path: Path) -> None:
+    wide = too_wide(path.read_text(), prose=path.suffix == ".md")
+    assert not wide, f"{ident(path)}: lines {wide} are wider than {WIDTH} columns"
+
+
+def test_every_wrapped_place_exists_and_wide_lines_are_found() -> None:
+    for place in WRAPPED:
+        assert any(is_wrapped(p) for p in ROOT.glob(place + "**/*" if place[-1] == "/" else place))
+    assert too_wide("a" * 101 + "\n" + "b" * 100 + "\n| " + "c" * 99, prose=False) == [1, 3]
+    assert too_wide("| " + "c" * 99 + "\nhttps://" + "d" * 99 + "\n" + "e" * 101, prose=True) == [3]
 
 
 def test_no_drawer_of_leftovers() -> None:

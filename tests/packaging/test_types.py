@@ -42,6 +42,16 @@ reveal_type(kdirect.Record("t", 0, 1, 2, 0, None, b"v").value)
 reveal_type(kdirect.__version__)
 kdirect.NoSuchError
 kdirect.connect(5)
+from kdirect.format.codec import ArrowDecoder, encode_records
+from kdirect.rdma import open_device
+
+data = encode_records([(b"k", b"v", None, 0)])
+reveal_type(data)
+reveal_type(ArrowDecoder("t", 0).feed(data))
+ArrowDecoder("t", "0")
+encode_records(["v"])
+reveal_type(open_device("shm").create_cq().poll())
+open_device("shm").alloc_pd().register(b"", 1)
 """
 REVEALED = {
     5: "builtins.int",
@@ -57,8 +67,19 @@ REVEALED = {
     24: "builtins.bool",
     25: "builtins.bytes | None",
     26: "builtins.str",
+    33: "builtins.bytes",
+    34: "builtins.int",
+    37: "builtins.list[kdirect.rdma.contract.WorkCompletion]",
 }
-ERRORS = {7: "arg-type", 16: "attr-defined", 27: "attr-defined", 28: "arg-type"}
+ERRORS = {
+    7: "arg-type",
+    16: "attr-defined",
+    27: "attr-defined",
+    28: "arg-type",
+    35: "arg-type",
+    36: "list-item",
+    38: "arg-type",
+}
 
 
 @pytest.fixture(scope="module")

@@ -119,7 +119,7 @@ def test_receiver_not_ready_waits(rig: Rig) -> None:
 def test_requests_that_wait_for_a_receiver_go_on_while_their_owner_waits_for_answers(
     rig: Rig,
 ) -> None:
-    """A side that waits for an answer looks at its receives alone; its question must still arrive."""
+    """A side that waits for an answer looks at its receives alone; its question must arrive."""
     a, b = rig.pair()
     put(a, 0, b"question")
     a.qp.post_recv(1, a.region, 8, 8)

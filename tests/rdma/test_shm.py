@@ -88,7 +88,7 @@ def bounce_pair(rig: Rig) -> tuple[End, End]:
 
 
 def test_no_wake_up_is_lost_between_threads(fenced: Rig) -> None:
-    """Both sides sleep after every message, so that each race between "sleeps" and "sent" occurs."""
+    """Both sides sleep after every message: each race between "sleeps" and "sent" occurs."""
     a, b = bounce_pair(fenced)
     n = 12_000
     run_threads(

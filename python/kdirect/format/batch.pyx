@@ -20,12 +20,11 @@ from libc.string cimport memcpy, memset
 
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_DELETE_HORIZON, ATTRIBUTE_LOG_APPEND_TIME,
-    ATTRIBUTE_TRANSACTIONAL,
-    BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE, BATCH_BASE_TIMESTAMP, BATCH_CRC,
-    BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA,
+    ATTRIBUTE_TRANSACTIONAL, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE,
+    BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA,
     BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2,
-    BATCH_MAX_TIMESTAMP, BATCH_MIN_LENGTH,
-    BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS, BATCH_RECORDS_COUNT, CODEC_ZSTD)
+    BATCH_MAX_TIMESTAMP, BATCH_MIN_LENGTH, BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS,
+    BATCH_RECORDS_COUNT, CODEC_ZSTD)
 
 from kdirect.errors import CorruptBatchError, UnsupportedFormatError
 
@@ -122,7 +121,7 @@ cdef void stamp_log_append_time(uint8_t* p, uint32_t size, int64_t timestamp) no
 
 
 # [k]: what the CRC register becomes over 2**k bytes of zeros, by each of its bits
-cdef uint32_t[32][32] zeros_behind
+cdef uint32_t[32][32] zeros_after
 
 
 cdef inline uint32_t _apply_zeros(const uint32_t* operator, uint32_t register) noexcept nogil:
@@ -140,10 +139,10 @@ cdef void _fill_zeros() noexcept nogil:
     cdef uint8_t zero = 0
     cdef int i, k
     for i in range(32):
-        zeros_behind[0][i] = ~kd_crc32c(~(<uint32_t> 1 << i), &zero, 1)
+        zeros_after[0][i] = ~kd_crc32c(~(<uint32_t> 1 << i), &zero, 1)
     for k in range(1, 32):
         for i in range(32):
-            zeros_behind[k][i] = _apply_zeros(zeros_behind[k - 1], zeros_behind[k - 1][i])
+            zeros_after[k][i] = _apply_zeros(zeros_after[k - 1], zeros_after[k - 1][i])
 
 
 _fill_zeros()
@@ -152,7 +151,7 @@ _fill_zeros()
 cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t producer_epoch,
                          int32_t base_sequence) noexcept nogil:
     cdef uint8_t changed[BATCH_RECORDS_COUNT - BATCH_PRODUCER_ID]
-    cdef uint32_t behind, register
+    cdef uint32_t after, register
     cdef int i, k = 0
     if size < BATCH_HEADER_BYTES:
         return
@@ -165,19 +164,18 @@ cdef void stamp_producer(uint8_t* p, uint32_t size, int64_t producer_id, int16_t
     # The CRC is linear: that of the difference, from an empty register, is the difference of the
     # CRCs.
     register = ~kd_crc32c(0xFFFFFFFF, changed, sizeof(changed))
-    behind = size - BATCH_RECORDS_COUNT
-    while behind:
-        if behind & 1:
-            register = _apply_zeros(zeros_behind[k], register)
-        behind >>= 1
+    after = size - BATCH_RECORDS_COUNT
+    while after:
+        if after & 1:
+            register = _apply_zeros(zeros_after[k], register)
+        after >>= 1
         k += 1
     kd_put32(p + BATCH_CRC, kd_get32(p + BATCH_CRC) ^ register)
 
 
 cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* key,
-                                int64_t key_length, int64_t value_length,
-                                int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
-                                int32_t base_sequence,
+                                int64_t key_length, int64_t value_length, int64_t timestamp,
+                                int64_t producer_id, int16_t producer_epoch, int32_t base_sequence,
                                 uint8_t** value_place) noexcept nogil:
     """All of the batch but the value and the CRC; its size, or -1."""
     cdef int64_t key_bytes = key_length if key_length > 0 else 0
@@ -219,9 +217,8 @@ cdef inline int64_t _put_single(uint8_t* out, size_t capacity, const uint8_t* ke
 
 
 cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, int64_t key_length,
-                           const uint8_t* value,
-                           int64_t value_length, int64_t timestamp, int64_t producer_id,
-                           int16_t producer_epoch,
+                           const uint8_t* value, int64_t value_length, int64_t timestamp,
+                           int64_t producer_id, int16_t producer_epoch,
                            int32_t base_sequence) noexcept nogil:
     cdef uint8_t* place = NULL
     cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp,
@@ -234,9 +231,8 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
 
 
 cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key,
-                                  int64_t key_length, const uint8_t* value,
-                                  int64_t value_length, int64_t timestamp, int64_t producer_id,
-                                  int16_t producer_epoch,
+                                  int64_t key_length, const uint8_t* value, int64_t value_length,
+                                  int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
                                   int32_t base_sequence, uint32_t* hole) noexcept nogil:
     cdef uint8_t* place = NULL
     cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp,

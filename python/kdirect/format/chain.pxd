@@ -4,7 +4,7 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 from kdirect.format.batch cimport batch_info
 
 cdef enum:
-    # what is wrong with a batch, beside the codes of batch.pxd (positive, below 10)
+    # what is wrong with a batch, in addition to the codes of batch.pxd (positive, below 10)
     CHAIN_OK = 0
     # a negative base offset or last offset delta, or offsets that overflow
     CHAIN_BAD_OFFSETS = 20

@@ -33,8 +33,7 @@ from kdirect.format.batch cimport (
     check_batch_crc, parse_batch_header)
 from kdirect.format.layout cimport (
     BATCH_BASE_OFFSET, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH,
-    BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC,
-    BATCH_MAGIC_V2, BATCH_MIN_LENGTH)
+    BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2, BATCH_MIN_LENGTH)
 
 from kdirect.format.wire cimport kd_get32, kd_get64, kd_get8, kd_prefetch
 
@@ -96,7 +95,9 @@ cdef uint64_t _follow_fast(chain_t* c, const uint8_t* p, uint64_t n, uint64_t at
         epoch = <int32_t> kd_get32(q + BATCH_LEADER_EPOCH)
         if base != next_offset or length < BATCH_MIN_LENGTH:
             break
-        if length > n - at - BATCH_LENGTH_PREFIX_BYTES or kd_get8(q + BATCH_MAGIC) != BATCH_MAGIC_V2:
+        if length > n - at - BATCH_LENGTH_PREFIX_BYTES:
+            break
+        if kd_get8(q + BATCH_MAGIC) != BATCH_MAGIC_V2:
             break
         if delta < 0 or delta >= c.end_offset - base:
             break

@@ -14,15 +14,14 @@ from kdirect.format.decode import (
     SCHEMA,
     SCHEMA_WITH_HEADERS,
     ArrowDecoder,
-    decode_records,
 )
 from kdirect.format.encode import (
     DEFAULT_BATCH_BYTES,
     DEFAULT_MAX_RECORD_BYTES,
     ArrowEncoder,
     EncodedBatch,
-    encode_records,
 )
+from kdirect.format.record_list import decode_records, encode_records
 
 __all__ = [
     "DEFAULT_BATCH_BYTES",

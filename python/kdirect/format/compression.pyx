@@ -10,7 +10,7 @@ compression libraries are imported here and nowhere else; their exceptions do no
   tokens), or by the library's own output limit (gzip).  The zstandard library ignores its output
   limit where the frame states its size, so that one is looked at here, and held against what the
   frame's blocks can stand for.
-- `pieces` is for those who need not have everything at once: its memory is that of a piece.
+- `pieces` is for callers that need not have everything at once: its memory is that of a piece.
 - Input is the caller's private copy: these libraries need not survive bytes that change under them.
 - lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked
   ones are read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both
@@ -297,7 +297,7 @@ cdef class Decompressor:
     def pieces(self, int codec, bytes data not None, uint64_t limit):
         """Iterate over what `data` stands for, bytes-like piece by piece: a piece is valid until
         the next one.  Raises as `run`; too much is noticed no later than with the piece that begins
-        behind `limit`."""
+        after `limit`."""
         if codec == CODEC_ZSTD:
             return _zstd_pieces(data, limit)
         if codec == CODEC_LZ4:
@@ -588,7 +588,7 @@ cdef object _run_gzip(bytes data, uint64_t limit):
 
 
 def _gzip_pieces(bytes data, uint64_t limit):
-    # The input goes in by pieces, too: the library copies what is behind the end of a member each
+    # The input goes in by pieces, too: the library copies what is after the end of a member each
     # time it finds one.
     cdef size_t position = 0, n = len(data)
     cdef uint64_t total = 0
@@ -667,7 +667,7 @@ cdef class Compressor:
 
     cdef object _run_lz4(self, data):
         # The library links blocks as soon as there are two.  A piece of up to 64 KiB is one block,
-        # so a longer frame is put together from the blocks of such pieces behind the header of the
+        # so a longer frame is put together from the blocks of such pieces after the header of the
         # first (which announces blocks of up to 64 KiB, as Kafka's own does).
         cdef list parts
         view = memoryview(data).cast("B")

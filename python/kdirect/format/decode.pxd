@@ -7,6 +7,17 @@ from kdirect.format.chain cimport chain_t
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.records cimport columns, section
 
+cdef enum:
+    # Why ArrowDecoder._run returned, in addition to the codes of batch.pxd (positive, below 100).
+    RUN_DONE = 0                # nothing more to take: full, or the rest is not a whole batch
+    RUN_RESERVE = -1            # the batch at *position needs more room
+    RUN_COMPRESSED = -2         # the batch at *position is compressed
+    RUN_HEADER = -3             # its header contradicts itself
+    RUN_CODEC = -4              # its codec is unknown
+    RUN_BROKEN_CHAIN = -5       # it does not continue the log
+    RUN_RECORDS = 100           # RUN_RECORDS + a code of records.pxd
+    LARGEST_COLUMN = 0x7FFFFFFF - 64    # INT32_MAX - COPY_SLACK
+
 cdef class ArrowDecoder:
     cdef readonly str topic
     cdef readonly int32_t partition
@@ -43,6 +54,7 @@ cdef class ArrowDecoder:
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1
     cdef int _run(self, const uint8_t* data, size_t n, size_t* position,
                   chain_t* chain) noexcept nogil
+    cdef int _take_rows(self, const uint8_t* p, bint wanted) noexcept nogil
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil
     cdef void _passed(self) noexcept nogil

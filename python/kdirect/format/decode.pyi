@@ -3,8 +3,6 @@
 import pyarrow as pa
 from typing_extensions import Buffer
 
-from kdirect.model import Record
-
 DEFAULT_MAX_DECOMPRESSED_BYTES: int
 DEFAULT_TARGET_BYTES: int
 DEFAULT_TARGET_ROWS: int
@@ -57,14 +55,3 @@ class ArrowDecoder:
     def feed(self, data: Buffer) -> int: ...
     def feed_address(self, address: int, n: int) -> int: ...
     def take(self) -> pa.RecordBatch: ...
-
-def decode_records(
-    data: Buffer,
-    topic: str,
-    partition: int,
-    start_offset: int = 0,
-    stop_offset: int = ...,
-    *,
-    check_crc: bool = True,
-    max_decompressed_bytes: int = ...,
-) -> tuple[list[Record], int, int]: ...

@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Segment bytes to Arrow.
+"""From the bytes of a segment to Arrow.
 
-Owns: the decoder of one topic partition, and the columns it has under construction.  Memory is
-reserved batch by batch before the inner loop (`records`) runs, so that loop checks no capacities;
-columns are blocks that return to free lists when the last Arrow array that shows them is gone.
+It owns the decoder of one topic partition, and the columns that the decoder is building.  Memory is
+reserved batch by batch before the inner loop (`records`) runs, so that loop checks no capacities.
+Columns are blocks; a block returns to its free list when the last Arrow array that shows it is
+gone.  A few records as Python objects: see `record_list`.
 
 Invariants
 - A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
-- Rows have rising offsets in [start_offset, stop_offset), each at most once, also when bytes are
+- Rows have rising offsets in [start_offset, stop_offset), each at most once, even when bytes are
   fed twice.
 - Input bytes may change while they are read (see `records`); compressed ones are copied first.
-- Columns that say the same in every row (topic, partition, usually timestampType, an absent key)
+- Columns with the same value in every row (topic, partition, usually timestampType, an absent key)
   are shared, read-only memory, and cost nothing per batch.
 """
 
@@ -23,30 +24,24 @@ from libc.stdint cimport (
 from libc.string cimport memcpy, memset
 
 from kdirect.errors import ConfigError, CorruptBatchError, FormatError, UnsupportedFormatError
-from kdirect.model import Record
-
 from kdirect.format.batch import CODEC_NAMES, batch_error
 from kdirect.format.batch cimport (
-    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, offsets_are_possible,
-    parse_batch_header)
+    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, offsets_are_possible, parse_batch_header)
 from kdirect.format.blocks cimport Block, take_block
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.compression import records_fault
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_ATTRIBUTES, BATCH_CRC,
-    BATCH_HEADER_BYTES, BATCH_RECORDS,
-    CODEC_NONE, CODEC_ZSTD)
+    BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_ZSTD)
 from kdirect.format.records cimport (
-    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_BAD_FIELD, RECORDS_BAD_OFFSET,
-    RECORDS_NEED_KEYS,
-    RECORDS_OK, RECORDS_TRAILING, columns, decode_section,
-    parse_header, parse_record, record_view, records_error, section)
+    COLUMN_MIXED, COLUMN_NULL, COPY_SLACK, RECORD_MIN_BYTES, RECORDS_NEED_KEYS, RECORDS_OK,
+    RECORDS_TRAILING, columns, decode_section, records_error, section)
+
+from kdirect.format.wire cimport kd_get32, kd_prefetch
 
 cdef extern from "crc32c.h" nogil:
     uint32_t kd_crc32c(uint32_t crc, const void* data, size_t n)
-
-from kdirect.format.wire cimport kd_get32, kd_prefetch
 
 DEFAULT_TARGET_ROWS = 1 << 17
 DEFAULT_TARGET_BYTES = 8 << 20
@@ -66,17 +61,6 @@ SCHEMA_WITH_HEADERS = pa.schema([*_FIELDS,
 # Not of pa.array([]): that looks for pandas, whose import takes longer than all others.
 _EMPTY = [pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema],
                                      schema=schema) for schema in (SCHEMA, SCHEMA_WITH_HEADERS)]
-
-cdef enum:
-    # why _run came back, beside the codes of batch.pxd (positive, below 100)
-    RUN_DONE = 0                # nothing more to take: full, or the rest is not a whole batch
-    RUN_RESERVE = -1            # the batch at *position needs more room
-    RUN_COMPRESSED = -2
-    RUN_HEADER = -3             # its header contradicts itself
-    RUN_CODEC = -4
-    RUN_BROKEN_CHAIN = -5       # it does not continue the log
-    RUN_RECORDS = 100           # RUN_RECORDS + a code of records.pxd
-    LARGEST_COLUMN = 0x7FFFFFFF - 64    # INT32_MAX - COPY_SLACK
 
 cdef object _MICROSECONDS = pa.timestamp("us", tz="UTC")
 cdef object _BINARY = pa.binary()
@@ -168,13 +152,38 @@ cdef Block _fitting(Block block, size_t used):
     return smaller
 
 
+cdef inline bint crc_is_right(const uint8_t* p, uint32_t size) noexcept nogil:
+    return (kd_crc32c(0, p + BATCH_ATTRIBUTES, size - BATCH_ATTRIBUTES)
+            == kd_get32(p + BATCH_CRC))
+
+
+cdef inline int check_frame(const uint8_t* p, size_t n, batch_info* info,
+                            chain_t* chain) noexcept nogil:
+    """Whether a whole batch with an acceptable header lies at the start of [p, p + n): BATCH_OK,
+    BATCH_TRUNCATED when more bytes are needed, or what is wrong.  Its CRC is not looked at."""
+    cdef int code = parse_batch_header(p, n, info)
+    if code != BATCH_OK:
+        return code
+    if info.size > n:
+        return BATCH_TRUNCATED
+    if chain != NULL:
+        if not continues_dense(chain, info):
+            return RUN_BROKEN_CHAIN
+        # Batches of one producer are often of one size: the header of the eighth batch from here is
+        # likely to be there.
+        kd_prefetch(p + 8 * <size_t> info.size)
+    elif not offsets_are_possible(info):
+        return RUN_HEADER
+    return RUN_HEADER if info.records_count < 0 else BATCH_OK
+
+
 cdef class ArrowDecoder:
     """Decodes record batches of one topic partition into pending columns, and hands them out as
     Arrow.
 
     ``feed`` takes whole batches until `target_rows` or `target_bytes` (bytes of the columns) is
     reached, so a batch of rows may be larger than the target by one record batch.  ``take`` gives
-    the pending rows and starts anew.  Control batches are skipped.  One thread at a time; no other
+    the pending rows and starts again.  Control batches are skipped.  One thread at a time; no other
     process's memory is kept: the columns are copies.
 
     `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows
@@ -184,9 +193,8 @@ cdef class ArrowDecoder:
     A timestamp that microseconds since 1970 cannot hold is clamped to the nearest that they can."""
 
     def __init__(self, str topic not None, int32_t partition, *, int64_t start_offset=0,
-                 int64_t stop_offset=INT64_MAX,
-                 bint include_headers=False, int64_t target_rows=DEFAULT_TARGET_ROWS,
-                 int64_t target_bytes=DEFAULT_TARGET_BYTES,
+                 int64_t stop_offset=INT64_MAX, bint include_headers=False,
+                 int64_t target_rows=DEFAULT_TARGET_ROWS, int64_t target_bytes=DEFAULT_TARGET_BYTES,
                  bint check_crc=True,
                  int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
         if not topic:
@@ -321,41 +329,27 @@ cdef class ArrowDecoder:
         cdef const uint8_t* p
         cdef int code
         cdef bint wanted
+        cdef int64_t room
         cdef batch_info* info = &self.info
         while not self.c_full():
             if position[0] == n:
                 return RUN_DONE
             p = data + position[0]
-            code = parse_batch_header(p, n - position[0], info)
+            code = check_frame(p, n - position[0], info, chain)
             if code == BATCH_TRUNCATED:
                 self.next_batch_bytes = info.size
                 return RUN_DONE
             if code != BATCH_OK:
                 return code
-            if info.size > n - position[0]:
-                self.next_batch_bytes = info.size
-                return RUN_DONE
-            if chain != NULL:
-                if not continues_dense(chain, info):
-                    return RUN_BROKEN_CHAIN
-                # Batches of one producer are often of one size: the header of the eighth from here
-                # is likely to be there.
-                kd_prefetch(p + 8 * <size_t> info.size)
-            elif not offsets_are_possible(info):
-                return RUN_HEADER
-            if info.records_count < 0:
-                return RUN_HEADER
             if info.base_offset >= self.stop_offset:
-                if chain != NULL:   # which does not move over a batch whose CRC nobody checked
+                if chain != NULL:   # it does not move over a batch whose CRC nobody checked
                     return RUN_DONE
                 self._passed()      # nothing in it is wanted: not even its CRC
                 position[0] += info.size
                 continue
             if info.base_offset + info.last_offset_delta < self.next_offset:
-                # Nothing in it is wanted, but whether that is so is under its CRC.
-                if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES,
-                                                info.size - BATCH_ATTRIBUTES) != kd_get32(p
-                                                        + BATCH_CRC):
+                # Nothing in it is wanted.  But only its CRC says that its last offset is right.
+                if self.check_crc and not crc_is_right(p, info.size):
                     return BATCH_BAD_CRC
                 if chain != NULL:
                     move_dense(chain, info)
@@ -367,31 +361,37 @@ cdef class ArrowDecoder:
                 return RUN_COMPRESSED
             wanted = info.records_count > 0 and not info.attributes & ATTRIBUTE_CONTROL
             if wanted:
-                if info.records_count > <int64_t>(info.size
-                                                  - BATCH_HEADER_BYTES) // RECORD_MIN_BYTES:
+                room = info.size - BATCH_HEADER_BYTES
+                if info.records_count > room // RECORD_MIN_BYTES:
                     return RUN_HEADER
                 if self.c.value.used + info.size > LARGEST_COLUMN and self.c.rows:
                     self.stopped = True
                     return RUN_DONE
                 if not self._has_room(info.records_count, info.size):
                     return RUN_RESERVE
-            if self.check_crc and kd_crc32c(0, p + BATCH_ATTRIBUTES,
-                                            info.size - BATCH_ATTRIBUTES) != kd_get32(p
-                                                                                      + BATCH_CRC):
+            if self.check_crc and not crc_is_right(p, info.size):
                 return BATCH_BAD_CRC
-            if wanted:
-                code = self._decode(p + BATCH_RECORDS, p + info.size)
-                if code == RECORDS_NEED_KEYS:
-                    self.keys_wanted = True
-                    return RUN_RESERVE
-                if code != RECORDS_OK:
-                    return RUN_RECORDS + code
-            elif not info.attributes & ATTRIBUTE_CONTROL and info.size != BATCH_HEADER_BYTES:
-                return RUN_RECORDS + RECORDS_TRAILING
+            code = self._take_rows(p, wanted)
+            if code != RUN_DONE:
+                return code
             self._passed()
             if chain != NULL:
                 move_dense(chain, info)
             position[0] += info.size
+        return RUN_DONE
+
+    cdef int _take_rows(self, const uint8_t* p, bint wanted) noexcept nogil:
+        """Append the records of the uncompressed batch at p, which is in `info`, if they are
+        wanted: RUN_DONE, or why they cannot be taken."""
+        cdef int code
+        if wanted:
+            code = self._decode(p + BATCH_RECORDS, p + self.info.size)
+            if code == RECORDS_NEED_KEYS:
+                self.keys_wanted = True
+                return RUN_RESERVE
+            return RUN_DONE if code == RECORDS_OK else RUN_RECORDS + code
+        if not self.info.attributes & ATTRIBUTE_CONTROL and self.info.size != BATCH_HEADER_BYTES:
+            return RUN_RECORDS + RECORDS_TRAILING
         return RUN_DONE
 
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil:
@@ -675,137 +675,3 @@ cdef class ArrowDecoder:
             for row in range(first, self.types[i + 1][0] if i + 1 < len(self.types) else rows):
                 numbers[row] = kind
         return pa.Array.from_buffers(_INT32, rows, [None, _buffer(block, rows * 4)], 0)
-
-
-# -- a few records, as objects ---------------------------------------------------------------------
-
-def decode_records(data, str topic not None, int32_t partition, int64_t start_offset=0,
-                   int64_t stop_offset=INT64_MAX, *,
-                   bint check_crc=True,
-                   int64_t max_decompressed_bytes=DEFAULT_MAX_DECOMPRESSED_BYTES):
-    """The records of the whole batches at the start of `data` with offsets in [start_offset,
-    stop_offset).
-
-    Returns (list of `Record`, bytes consumed, next offset).  Raises as `ArrowDecoder.feed` does;
-    batches before the broken one are returned first."""
-    cdef Py_buffer view
-    cdef list out = []
-    cdef size_t position = 0
-    cdef int64_t next_offset = start_offset
-    cdef ArrowDecoder faults = None
-    cdef batch_info info
-    cdef const uint8_t* p
-    cdef int code
-    PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
-    try:
-        while position < <size_t>view.len:
-            p = <const uint8_t*>view.buf + position
-            if check_crc:
-                code = check_batch_crc(p, view.len - position, &info)
-            else:
-                code = parse_batch_header(p, view.len - position, &info)
-                if code == BATCH_OK and info.size > view.len - position:
-                    code = BATCH_TRUNCATED
-            if code == BATCH_TRUNCATED:
-                break
-            if code == BATCH_OK:
-                code = _decode_batch(out, p, &info, topic, partition, next_offset, stop_offset,
-                                     max_decompressed_bytes)
-            if code != BATCH_OK:
-                if position:
-                    break
-                faults = ArrowDecoder(topic, partition, start_offset=start_offset)
-                faults.info = info
-                raise faults._fault(code, p, view.len)
-            next_offset = max(next_offset, info.base_offset + info.last_offset_delta + 1)
-            position += info.size
-    finally:
-        PyBuffer_Release(&view)
-    return out, position, next_offset
-
-
-cdef int _decode_batch(list out, const uint8_t* p, const batch_info* info, str topic,
-                       int32_t partition, int64_t start_offset,
-                       int64_t stop_offset, uint64_t limit) except -100:
-    """Appends the records of one batch whose frame is good; a code as `ArrowDecoder._fault` takes
-    it."""
-    cdef Py_buffer view
-    cdef int code
-    cdef int codec = info.attributes & ATTRIBUTE_CODEC_MASK
-    cdef Py_ssize_t before = len(out)
-    if not offsets_are_possible(info) or info.records_count < 0:
-        return RUN_HEADER
-    if codec > CODEC_ZSTD:
-        return RUN_CODEC
-    if info.attributes & ATTRIBUTE_CONTROL or info.base_offset >= stop_offset:
-        return BATCH_OK
-    if info.base_offset + info.last_offset_delta < start_offset:
-        return BATCH_OK
-    if codec == CODEC_NONE:
-        code = _decode_plain(out, p + BATCH_RECORDS, p + info.size, info, topic, partition,
-                             start_offset, stop_offset)
-    elif info.records_count == 0:
-        return BATCH_OK
-    else:
-        try:
-            private = PyBytes_FromStringAndSize(<const char*>p + BATCH_RECORDS,
-                                                info.size - BATCH_HEADER_BYTES)
-            plain = Decompressor().run(codec, private, limit)
-        except FormatError as e:
-            raise records_fault(f"{topic}-{partition}: record batch at offset {info.base_offset}",
-                                e) from e
-        PyObject_GetBuffer(plain, &view, PyBUF_SIMPLE)
-        try:
-            code = _decode_plain(out, <const uint8_t*>view.buf, <const uint8_t*>view.buf + view.len,
-                                 info, topic, partition, start_offset,
-                                 stop_offset)
-        finally:
-            PyBuffer_Release(&view)
-    if code != RECORDS_OK:
-        del out[before:]
-        return RUN_RECORDS + code
-    return BATCH_OK
-
-
-cdef int _decode_plain(list out, const uint8_t* p, const uint8_t* end, const batch_info* info,
-                       str topic, int32_t partition,
-                       int64_t start_offset, int64_t stop_offset) except -100:
-    cdef record_view r
-    cdef int error = 0
-    cdef int32_t i, j
-    cdef int64_t previous = -1, offset, timestamp, a, b
-    cdef int kind = 1 if info.attributes & ATTRIBUTE_LOG_APPEND_TIME else 0
-    cdef const uint8_t* q
-    cdef const uint8_t* name
-    cdef const uint8_t* value
-    for i in range(info.records_count):
-        p = parse_record(p, end, &r, &error)
-        if p == NULL:
-            return error
-        if r.offset_delta <= previous or r.offset_delta > info.last_offset_delta:
-            return RECORDS_BAD_OFFSET
-        previous = r.offset_delta
-        offset = info.base_offset + r.offset_delta
-        if offset < start_offset or offset >= stop_offset:
-            continue
-        timestamp = info.max_timestamp if kind else <int64_t>(<uint64_t>info.base_timestamp
-                                                              + <uint64_t>r.timestamp_delta)
-        headers = ()
-        if r.headers_count:
-            found = []
-            q = r.headers
-            for j in range(r.headers_count):
-                q = parse_header(q, r.end, &name, &a, &value, &b)
-                if q == NULL:
-                    return RECORDS_BAD_FIELD
-                found.append((PyBytes_FromStringAndSize(<const char*>name, a).decode("utf-8",
-                                                                                     "replace"),
-                              None if b < 0 else PyBytes_FromStringAndSize(<const char*>value, b)))
-            headers = tuple(found)
-        out.append(Record(topic, partition, offset, timestamp, kind,
-                          None if r.key_length < 0
-                          else PyBytes_FromStringAndSize(<const char*>r.key, r.key_length),
-                          None if r.value_length < 0
-                          else PyBytes_FromStringAndSize(<const char*>r.value, r.value_length),
-                          headers))
-    return RECORDS_OK if p == end else RECORDS_TRAILING

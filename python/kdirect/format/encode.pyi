@@ -1,13 +1,9 @@
 """Types of `kdirect.format.encode`, which is compiled.  See encode.pyx."""
 
-from collections.abc import Iterable
 from typing import Any, final
 
 DEFAULT_BATCH_BYTES: int
 DEFAULT_MAX_RECORD_BYTES: int
-
-_Content = bytes | str | None
-_Header = tuple[str | bytes, _Content]
 
 @final
 class EncodedBatch:
@@ -25,8 +21,8 @@ class EncodedBatch:
 class ArrowEncoder:
     def __init__(
         self,
-        compression: str = "none",
         *,
+        compression: str = "none",
         batch_bytes: int = ...,
         max_record_bytes: int = ...,
         level: int | None = None,
@@ -48,14 +44,3 @@ class ArrowEncoder:
         producer_epoch: int = -1,
         base_sequence: int = -1,
     ) -> list[EncodedBatch]: ...
-
-def encode_records(
-    records: Iterable[tuple[_Content, _Content, Iterable[_Header] | None, int]],
-    compression: str = "none",
-    *,
-    level: int | None = None,
-    producer_id: int = -1,
-    producer_epoch: int = -1,
-    base_sequence: int = -1,
-    attributes: int = 0,
-) -> bytes: ...

@@ -1,13 +1,13 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Arrow to record batches.
 
-Owns: the encoder.  Rows are written straight from the Arrow buffers into blocks; a record batch is
-closed when the next record would make it larger than `batch_bytes`.  With a codec the records are
-written into a scratch block first and compressed as a whole.
+It owns the encoder.  Rows are written straight from the Arrow buffers into blocks.  A record batch
+is closed when the next record would make it larger than `batch_bytes`.  With a codec, the records
+are written into a scratch block first and compressed as a whole.
 
-Invariants: no batch has gaps; every batch has at least one record; base offset is 0 and the leader
-epoch -1, which the broker stamps.  Arrow arrays are trusted to be valid (they are this process's
-own), lengths of records are not trusted to fit.
+Invariants: no batch has gaps; every batch has at least one record; the base offset is 0 and the
+leader epoch -1, and the broker stamps both.  Arrow arrays are trusted to be valid, because they are
+this process's own; lengths of records are not trusted to fit.
 """
 
 import pyarrow as pa
@@ -25,9 +25,8 @@ from kdirect.format.blocks cimport Block, take_block
 from kdirect.format.compression cimport Compressor
 from kdirect.format.layout cimport (
     ATTRIBUTE_CODEC_MASK, BATCH_ATTRIBUTES, BATCH_BASE_OFFSET, BATCH_BASE_SEQUENCE,
-    BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES,
-    BATCH_LAST_OFFSET_DELTA, BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES,
-    BATCH_MAGIC, BATCH_MAGIC_V2,
+    BATCH_BASE_TIMESTAMP, BATCH_CRC, BATCH_HEADER_BYTES, BATCH_LAST_OFFSET_DELTA,
+    BATCH_LEADER_EPOCH, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, BATCH_MAGIC_V2,
     BATCH_MAX_TIMESTAMP, BATCH_PRODUCER_EPOCH, BATCH_PRODUCER_ID, BATCH_RECORDS,
     BATCH_RECORDS_COUNT, CODEC_NONE)
 
@@ -63,12 +62,8 @@ cdef enum:
     RECORD_TOO_LARGE = 3
     HEADER_KEY_NULL = 4
 
-    # length 5, attributes 1, timestamp 10, offset 5, key length 5, value length 5, headers count 5,
-    # and some
-    RECORD_FRAME_BYTES = 48
     SLACK = 64                  # copies may pass the end by 31 bytes
-    BLOCK_BYTES = 8 << 20       # batches are laid one behind the other in blocks of about this size
-    MAX_BATCH_BYTES = 0x7FFFFFFF - 61
+    BLOCK_BYTES = 8 << 20       # batches are laid one after the other in blocks of about this size
 
 cdef struct text_source:        # a binary or string array
     const uint8_t* validity     # NULL: no nulls
@@ -288,9 +283,8 @@ cdef inline int _encode_row(open_batch* b, const rows_source* s, int64_t i, size
 
 
 cdef void put_batch_header(uint8_t* p, size_t size, int attributes, int32_t count,
-                           int64_t base_timestamp, int64_t max_timestamp,
-                      int64_t producer_id, int16_t producer_epoch,
-                      int32_t base_sequence) noexcept nogil:
+                           int64_t base_timestamp, int64_t max_timestamp, int64_t producer_id,
+                           int16_t producer_epoch, int32_t base_sequence) noexcept nogil:
     """The 61 bytes before the records of a batch of `size` bytes, and its CRC."""
     kd_put64(p + BATCH_BASE_OFFSET, 0)
     kd_put32(p + BATCH_LENGTH, <uint32_t>(size - BATCH_LENGTH_PREFIX_BYTES))
@@ -418,8 +412,8 @@ cdef class ArrowEncoder:
         self.max_record_bytes = max_record_bytes
 
     def encode(self, values, keys=None, headers=None, timestamps_ms=None, *,
-               int64_t default_timestamp_ms, int64_t producer_id=-1,
-               int16_t producer_epoch=-1, int32_t base_sequence=-1):
+               int64_t default_timestamp_ms, int64_t producer_id=-1, int16_t producer_epoch=-1,
+               int32_t base_sequence=-1):
         """Record batches of the rows, in order, as a list of `EncodedBatch`.
 
         `values` and `keys` are pyarrow arrays or chunked arrays of binary, string or their large
@@ -511,7 +505,7 @@ cdef class ArrowEncoder:
         return held
 
     cdef int _open(self) except -1:
-        """A new batch, behind the last one in the block if there is room for its header at least.
+        """A new batch, after the last one in the block if there is room for its header at least.
         """
         cdef size_t room = BATCH_HEADER_BYTES + SLACK
         self.b.count = 0
@@ -585,137 +579,3 @@ cdef class ArrowEncoder:
         self._open()
         return base_sequence if base_sequence < 0 else <int32_t>((<int64_t>base_sequence
                                                                   + count) & 0x7FFFFFFF)
-
-
-# -- a few records, from objects -------------------------------------------------------------------
-
-cdef inline object _as_bytes(thing, str what):
-    if thing is None or PyBytes_CheckExact(thing):
-        return thing
-    if isinstance(thing, str):
-        return (<str>thing).encode()
-    try:
-        return bytes(memoryview(thing))
-    except TypeError:
-        raise ConfigError(f"a record's {what} is a {type(thing).__name__}",
-                          hint="give bytes, str or None") from None
-
-
-cdef inline int64_t _length(thing):
-    return -1 if thing is None else PyBytes_GET_SIZE(thing)
-
-
-cdef inline uint8_t* _put_bytes(uint8_t* p, thing):
-    cdef int64_t n = _length(thing)
-    p = kd_put_varint(p, n)
-    if n > 0:
-        memcpy(p, PyBytes_AS_STRING(thing), n)
-        p += n
-    return p
-
-
-cdef list _as_rows(records, int64_t* bound):
-    """`records` with all text as bytes and headers as lists; adds to `bound` an upper bound of the
-    bytes that they take."""
-    cdef list rows = []
-    cdef int64_t body, timestamp
-    for record in records:
-        key, value, headers, stamp = record
-        key = _as_bytes(key, "key")
-        value = _as_bytes(value, "value")
-        timestamp = stamp
-        body = RECORD_FRAME_BYTES + max(_length(key), 0) + max(_length(value), 0)
-        if headers:
-            pairs = []
-            for name, content in headers:
-                name = _as_bytes(name, "header key")
-                if name is None:
-                    raise FormatError("a record's header has no key",
-                                      hint="give every header a key")
-                content = _as_bytes(content, "header value")
-                pairs.append((name, content))
-                body += 10 + _length(name) + max(_length(content), 0)
-            headers = pairs
-        bound[0] += body
-        if bound[0] > MAX_BATCH_BYTES:
-            raise FormatError(f"records of more than {MAX_BATCH_BYTES} bytes do not fit into a"
-                              " batch", hint="split them over several batches")
-        rows.append((key, value, headers, timestamp))
-    return rows
-
-
-cdef int64_t _body_bytes(int64_t delta, int32_t count, key, value, headers):
-    """The bytes of a record after its length."""
-    cdef int64_t n = _length(key)
-    cdef int64_t body = 1 + kd_varint_size(delta) + kd_varint_size(count)
-    body += kd_varint_size(n) + max(n, 0)
-    n = _length(value)
-    body += kd_varint_size(n) + max(n, 0)
-    if not headers:
-        return body + 1
-    body += kd_varint_size(len(headers))
-    for name, content in headers:
-        n = _length(name)
-        body += kd_varint_size(n) + n
-        n = _length(content)
-        body += kd_varint_size(n) + max(n, 0)
-    return body
-
-
-cdef uint8_t* _put_record(uint8_t* p, int64_t delta, int32_t count, key, value, headers):
-    p = kd_put_varint(p, _body_bytes(delta, count, key, value, headers))
-    p[0] = 0                            # attributes
-    p = kd_put_varint(p + 1, delta)
-    p = kd_put_varint(p, count)
-    p = _put_bytes(p, key)
-    p = _put_bytes(p, value)
-    if not headers:
-        p[0] = 0
-        return p + 1
-    p = kd_put_varint(p, len(headers))
-    for name, content in headers:
-        p = _put_bytes(p, name)
-        p = _put_bytes(p, content)
-    return p
-
-
-def encode_records(records, str compression="none", *, level=None, int64_t producer_id=-1,
-                   int16_t producer_epoch=-1, int32_t base_sequence=-1, int attributes=0):
-    """One record batch, as bytes, from an iterable of (key, value, headers, timestamp_ms).
-
-    Keys and values are bytes, str or None; headers are (key, value) pairs or None.  `attributes`
-    are bits to set in addition to the codec's (for tests and transactions).  For single produces
-    and tests; columns go through `ArrowEncoder`.  Raises ConfigError for an empty list, FormatError
-    for records that do not fit into a batch."""
-    cdef int64_t bound = BATCH_HEADER_BYTES, timestamp, base_timestamp = 0, max_timestamp = 0
-    cdef int32_t count = 0
-    cdef list rows = _as_rows(records, &bound)
-    cdef Block block
-    cdef uint8_t* p
-    cdef size_t size
-    cdef Compressor compressor
-    if not rows:
-        raise ConfigError("a record batch needs at least one record",
-                          hint="do not encode an empty list")
-    block = take_block(bound)
-    p = block.data + BATCH_HEADER_BYTES
-    for key, value, headers, timestamp in rows:
-        if count == 0:
-            base_timestamp = max_timestamp = timestamp
-        elif timestamp > max_timestamp:
-            max_timestamp = timestamp
-        p = _put_record(p, <int64_t>(<uint64_t>timestamp - <uint64_t>base_timestamp), count, key,
-                        value, headers)
-        count += 1
-    size = p - block.data
-    attributes &= ~ATTRIBUTE_CODEC_MASK
-    if compression != "none":
-        compressor = Compressor(compression, level)
-        compressed = memoryview(compressor.run(memoryview(block)[BATCH_HEADER_BYTES:size]))
-        if <size_t>compressed.nbytes < size - BATCH_HEADER_BYTES:
-            size = BATCH_HEADER_BYTES + compressed.nbytes
-            memoryview(block)[BATCH_HEADER_BYTES:size] = compressed.cast("B")
-            attributes |= compressor.codec
-    put_batch_header(block.data, size, attributes, count, base_timestamp, max_timestamp,
-                     producer_id, producer_epoch, base_sequence)
-    return PyBytes_FromStringAndSize(<const char*>block.data, size)

@@ -47,8 +47,8 @@ static inline void *kd_map_shared(int fd, size_t length, int protection, int64_t
 }
 
 /* Extend a file of a tmpfs to `length` bytes, if it is shorter, and back it with huge pages as far
- * as there are any, whatever the mount's huge= says.  Returns 0 or an errno.  Small pages that exist
- * are moved into huge ones; where there is no huge page the file has holes. */
+ * as there are any, whatever the mount's huge= says.  Returns 0 or an errno.  Small pages that
+ * exist are moved into huge ones; where there is no huge page the file has holes. */
 static inline int kd_allocate_huge(int fd, size_t length) {
     struct statfs fs;
     struct stat st;

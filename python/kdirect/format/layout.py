@@ -150,8 +150,8 @@ ACK_LOG_APPEND_TIME = 24
 ACK_BYTES = 32
 
 ACK_FLAG_REVOKED = 0x1  # access ended with this request: nothing after it will be committed
-# A repetition of an idempotent producer: the base offset is that of the original, or -1 if that is no
-# longer known.
+# A repetition of an idempotent producer: the base offset is that of the original, or -1 if that is
+# no longer known.
 ACK_FLAG_DUPLICATE = 0x2
 # Send no more under this grant; once everything is answered, ask for access again.
 ACK_FLAG_RECALLED = 0x4

@@ -56,7 +56,7 @@ cdef bint _wanted(search* s, const batch_info* info, int64_t timestamp_delta,
 cdef int _search(search* s, const batch_info* info, const uint8_t** start, const uint8_t* end,
                  bint more) noexcept nogil:
     """RECORDS_OK, or why the records of [start[0], end) cannot be read.  Where `more` bytes follow,
-    a record that leaves these ones is no fault; `start` is moved behind the whole ones."""
+    a record that is cut off at their end is not a fault; `start` is moved after the whole ones."""
     cdef record_view r
     cdef int error = RECORDS_OK
     cdef const uint8_t* p = start[0]

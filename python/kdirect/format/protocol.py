@@ -1,4 +1,4 @@
-"""The Kafka protocol's messages, and kdirect's own access messages beside them.
+"""The Kafka protocol's messages, and kdirect's own access messages.
 
 The only file that imports ``kafka.protocol`` (kafka-python, pinned exactly: internals are used).
 It holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas;

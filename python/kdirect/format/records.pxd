@@ -11,7 +11,7 @@ cdef enum:
     RECORDS_BAD_FIELD = 4       # a key, value or header leaves its record, or a count is negative
     RECORDS_BAD_END = 5         # a record does not end where its length says
     RECORDS_BAD_OFFSET = 6      # offset deltas do not rise, or leave the batch's range
-    RECORDS_TRAILING = 7        # bytes are left behind the last record
+    RECORDS_TRAILING = 7        # bytes are left after the last record
     RECORD_MIN_BYTES = 7
     COPY_SLACK = 64             # copies may pass the end of the bytes by 31, on both sides
 
@@ -26,7 +26,7 @@ cdef struct record_view:
     int64_t key_length          # -1: null
     const uint8_t* value
     int64_t value_length        # -1: null
-    const uint8_t* headers      # the first header, behind the count
+    const uint8_t* headers      # the first header, after the count
     int32_t headers_count
     const uint8_t* end
 

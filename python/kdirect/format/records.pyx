@@ -62,7 +62,7 @@ cdef const char* records_error(int error) noexcept nogil:
     if error == RECORDS_BAD_OFFSET:
         return "offsets do not rise, or leave the range of the batch"
     if error == RECORDS_TRAILING:
-        return "bytes are left behind the last record"
+        return "bytes are left after the last record"
     return "its records are broken"
 
 
@@ -82,6 +82,22 @@ cdef const uint8_t* parse_header(const uint8_t* p, const uint8_t* end, const uin
     value[0] = p
     value_length[0] = n
     return p + n if n > 0 else p
+
+
+cdef inline const uint8_t* _get_length(const uint8_t* p, const uint8_t* end, int64_t* length,
+                                       int* error) noexcept nogil:
+    """Read the length of a key or value, -1 for null.  Returns where its bytes begin, which lie
+    within [p, end); NULL when they do not."""
+    cdef int64_t n
+    error[0] = RECORDS_BAD_NUMBER
+    p = kd_get_varint(p, end, &n)
+    if p == NULL:
+        return NULL
+    error[0] = RECORDS_BAD_FIELD
+    if n < -1 or n > end - p:
+        return NULL
+    length[0] = n
+    return p
 
 
 cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_view* out,
@@ -104,27 +120,14 @@ cdef const uint8_t* parse_record(const uint8_t* p, const uint8_t* end, record_vi
     p = kd_get_varint(p, end, &out.offset_delta)
     if p == NULL:
         return NULL
-    p = kd_get_varint(p, end, &n)
-    if p == NULL:
+    out.key = _get_length(p, end, &out.key_length, error)
+    if out.key == NULL:
         return NULL
-    error[0] = RECORDS_BAD_FIELD
-    if n < -1 or n > end - p:
+    p = out.key + max(out.key_length, 0)
+    out.value = _get_length(p, end, &out.value_length, error)
+    if out.value == NULL:
         return NULL
-    out.key = p
-    out.key_length = n
-    if n > 0:
-        p += n
-    error[0] = RECORDS_BAD_NUMBER
-    p = kd_get_varint(p, end, &n)
-    if p == NULL:
-        return NULL
-    error[0] = RECORDS_BAD_FIELD
-    if n < -1 or n > end - p:
-        return NULL
-    out.value = p
-    out.value_length = n
-    if n > 0:
-        p += n
+    p = out.value + max(out.value_length, 0)
     error[0] = RECORDS_BAD_NUMBER
     p = kd_get_varint(p, end, &n)
     if p == NULL:
@@ -196,8 +199,7 @@ cdef int _put_headers(columns* c, const record_view* r) noexcept nogil:
 
 
 cdef const uint8_t* _short_run(columns* c, const section* s, const uint8_t* p, const uint8_t* end,
-                               int32_t* index,
-                               int64_t* previous) noexcept nogil:
+                               int32_t* index, int64_t* previous) noexcept nogil:
     """Appends records as long as `records_run.h` takes them; stops before the first other one."""
     cdef kd_run run
     cdef int64_t taken

@@ -83,7 +83,7 @@ def decoder(cls: Any, version: int) -> Callable[[memoryview, int, int], tuple[An
 
 
 def decode(cls: Any, version: int, data: memoryview, pos: int = 0) -> Any:
-    """The message of class `cls` that `data` holds from `pos` on.  Bytes behind it are ignored, as
+    """The message of class `cls` that `data` holds from `pos` on.  Bytes after it are ignored, as
     Kafka does."""
     return decoder(cls, version)(data, pos, len(data))[0]
 

@@ -75,20 +75,17 @@ cdef class QueuePair:
     cdef readonly CompletionQueue recv_cq
     cdef int c_state(self) noexcept nogil
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                         uint32_t length,
-                         uint64_t remote_address, uint32_t rkey) noexcept nogil
+                         uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil
     cdef int c_read_in_place(self, RemoteView view, uint64_t remote_address,
                              uint32_t length) noexcept nogil
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                          uint32_t length,
-                          uint64_t remote_address, uint32_t rkey) noexcept nogil
+                          uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil
     cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                              uint32_t length,
-                              uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil
+                              uint32_t length, uint64_t remote_address, uint32_t rkey,
+                              uint32_t imm) noexcept nogil
     cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                                     uint32_t length,
-                                     uint32_t inline_at, const uint8_t* inline_data,
-                                     uint32_t inline_length,
+                                     uint32_t length, uint32_t inline_at,
+                                     const uint8_t* inline_data, uint32_t inline_length,
                                      uint64_t remote_address, uint32_t rkey,
                                      uint32_t imm) noexcept nogil
     cdef int c_post_send(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,

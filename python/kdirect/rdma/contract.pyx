@@ -13,8 +13,8 @@ imports a provider.  Providers (`shm`, `verbs`, `sim`) subclass them.  There are
 
 Rules every provider keeps (the contract suite checks them):
 
-- A posted work request stays outstanding until its completion is polled; ``max_send_wr`` and
-  ``max_recv_wr`` bound the outstanding ones.  Every send-side work request is signalled.
+- A posted work request stays outstanding until its completion is polled.  ``max_send_wr`` and
+  ``max_recv_wr`` bound the number of outstanding ones.  Every send-side work request is signalled.
 - Local memory of a work request belongs to the transport from post to completion.
 - Work requests of one queue pair execute, and complete, in the order they were posted.  What a
   WRITE placed is visible before the completion of any later request of that queue pair reaches the
@@ -23,9 +23,9 @@ Rules every provider keeps (the contract suite checks them):
   and moves the queue pair to ERROR.  In ERROR every outstanding request completes with
   WC_WR_FLUSH_ERR.
 - SEND and WRITE_WITH_IMM consume one posted receive.  With none posted they wait (receiver not
-  ready) at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.  They go on by
-  themselves once one is posted, as long as a thread of theirs waits on either completion queue or
-  polls the send queue's.
+  ready) at most ``rnr_timeout_ms``, then complete with WC_RNR_RETRY_EXC_ERR.  Once one is posted
+  they proceed by themselves, as long as a thread of the sender waits on either completion queue or
+  polls the one of its send side.
 - READ, WRITE and atomics never involve the target's CPU.
 - When the peer dies or disconnects, the queue pair moves to ERROR, outstanding requests are
   flushed, and a sleeper on either completion queue wakes.
@@ -305,13 +305,13 @@ cdef _check(int rc, what, qp):
 cdef class RemoteView:
     """A peer's region that this process can address itself; see `QueuePair.view`.
 
-    Owner: whoever asked for it.  Life: to `close` or the last reference; the pages stay mapped so
-    long, whatever becomes of the key.  What may be used of them: what `c_read_in_place` has
-    allowed.
+    The caller that asked for it owns it.  It lives until `close` or the last reference; the pages
+    stay mapped as long, whatever happens to the key.  Only what `c_read_in_place` has allowed may
+    be used.
     """
 
     def close(self):
-        """Let go of the pages."""
+        """Release the pages."""
         self.data = NULL
 
 
@@ -335,20 +335,19 @@ cdef class QueuePair:
             return self.state
 
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                         uint32_t length,
-                         uint64_t remote_address, uint32_t rkey) noexcept nogil:
+                         uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
                           ("read", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
 
     def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
-        """The peer's memory itself, for readers that need no copy, or None where there is no such
-        way (an RNIC, a key that is not valid, a region without REMOTE_READ).  Meant for bytes that
-        do not change any more.
+        """The peer's memory itself, for readers that need no copy.  None where that is impossible
+        (an RNIC, a key that is not valid, a region without REMOTE_READ).  Meant for bytes that do
+        not change any more.
 
-        Another process can write there.  Use a byte only after `c_read_in_place` allowed it; read
-        each length once, check it, use that copy; a checksum that passed proves nothing about a
-        second look.
+        Another process can write there.  Use a byte only after `c_read_in_place` has allowed it.
+        Read each length once, check it, and use that copy: a checksum that was right proves nothing
+        about bytes that are read a second time.
         """
         return None
 
@@ -371,24 +370,22 @@ cdef class QueuePair:
         return (<const char*> (view.data + (remote_address - view.address)))[:length]
 
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                          uint32_t length,
-                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
+                          uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
                           ("write", wr_id, local_address, lkey, length, remote_address, rkey, 0, 0))
 
     cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                              uint32_t length,
-                              uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+                              uint32_t length, uint64_t remote_address, uint32_t rkey,
+                              uint32_t imm) noexcept nogil:
         with gil:
             return _errno(self.raw_post,
                           ("write_imm", wr_id, local_address, lkey, length, remote_address, rkey,
                            imm, 0))
 
     cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                                     uint32_t length,
-                                     uint32_t inline_at, const uint8_t* inline_data,
-                                     uint32_t inline_length,
+                                     uint32_t length, uint32_t inline_at,
+                                     const uint8_t* inline_data, uint32_t inline_length,
                                      uint64_t remote_address, uint32_t rkey,
                                      uint32_t imm) noexcept nogil:
         """As `c_post_write_imm`, but `inline_length` of the `length` bytes, from the `inline_at`th
@@ -469,8 +466,8 @@ cdef class QueuePair:
                                      remote_address, rkey, imm), "WRITE_WITH_IMM", self)
 
     def post_write_imm_inline(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
-                              uint32_t inline_at, bytes inline_data,
-                              uint64_t remote_address, uint32_t rkey, uint32_t imm):
+                              uint32_t inline_at, bytes inline_data, uint64_t remote_address,
+                              uint32_t rkey, uint32_t imm):
         """WRITE_WITH_IMM of `length` bytes, of which those from `inline_at` on are `inline_data`;
         see `c_post_write_imm_inline`.  False: nothing was posted, use `post_write_imm`."""
         cdef int rc = self.c_post_write_imm_inline(wr_id, local.address + position, local.lkey,
@@ -545,7 +542,7 @@ def check_registration(Memory memory, access, position, length):
 
 
 class ProtectionDomain:
-    """Memory regions and queue pairs that may work together: one domain a client."""
+    """Memory regions and queue pairs that may work together.  A broker has one for each client."""
 
     def register(self, memory, access, position=0, length=None):
         """Register [position, position + length) of `memory`; returns a MemoryRegion."""

@@ -16,9 +16,9 @@ Who owns what:
 - A device owns the service thread and everything above.  Close children first; parents close the
   rest.
 
-What a caller may notice beside hardware: requests run inside their post, so the completion is there
-when the post returns; those that wait for a receiver run in `poll()` and `wait()` of their send CQ,
-and stand still while nobody calls them; a completion queue cannot overrun.
+What differs from hardware: requests run inside their post, so the completion is there when the post
+returns.  Requests that wait for a receiver run in `poll()` and `wait()` of their send CQ, and stand
+still while nobody calls those.  A completion queue cannot overrun.
 
 The trust boundary is the user account of one host: a descriptor handed over cannot be taken back,
 so revocation binds the library (key table, checked before each operation), and read-only grants are

@@ -89,7 +89,7 @@ cdef enum:
     KIND_SEND = 3
     KIND_FETCH_ADD = 4
     KIND_COMPARE_SWAP = 5
-    # results of cq_wait beside 0 (timeout) and 1 (ready)
+    # results of cq_wait in addition to 0 (timeout) and 1 (ready)
     WAIT_WOKEN = 2
     WAIT_INTERRUPTED = 3
     # flags of link_drain
@@ -181,7 +181,7 @@ ctypedef struct kd_cq:
     kd_attachment* attachments
     # the rest
     uint32_t guard          # of pollers that come from Python
-    uint32_t lock           # of who changes the attachments
+    uint32_t lock           # of the thread that changes the attachments
     uint32_t wake
     uint32_t errors_seen
     uint32_t closed
@@ -285,8 +285,8 @@ cdef void fences_forbid(bint forbidden) noexcept
 cdef kd_domain* domain_new() noexcept
 cdef void domain_unref(kd_domain* d) noexcept nogil
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num,
-                   uint32_t max_send_wr,
-                   uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept
+                   uint32_t max_send_wr, uint32_t max_recv_wr, uint32_t max_send_bytes,
+                   int64_t rnr_timeout_ns) noexcept
 cdef void qp_unref(kd_qp* qp) noexcept nogil
 cdef kd_cq* cq_new(int event_fd) noexcept
 cdef void cq_free(kd_cq* cq) noexcept nogil
@@ -296,8 +296,7 @@ cdef void change_enter(kd_cq* cq) noexcept nogil
 cdef void change_leave(kd_cq* cq) noexcept nogil
 # connection
 cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes,
-                         uint32_t active_recv_wr,
-                         uint32_t passive_send_bytes) noexcept nogil
+                         uint32_t active_recv_wr, uint32_t passive_send_bytes) noexcept nogil
 cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_light,
                      uint32_t peer_recv_wr, uint32_t peer_send_bytes) noexcept nogil
 cdef void qp_set_ready(kd_qp* qp) noexcept nogil

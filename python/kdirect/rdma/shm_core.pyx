@@ -5,9 +5,9 @@ Law of the room: plain structs and nogil functions; no Python object is touched 
 taken (a caller may hold it).  What a peer announces is checked before it is mapped.
 
 Fence between copies and revocation: the executor (shm_work) makes `busy` odd, fences (light), then
-checks state and keys, copies, and makes it even.  Whoever takes something away (deregister, close,
-an unmapping) first makes it invisible, then fences (heavy), then waits until it saw `busy` even or
-changed.
+checks state and keys, copies, and makes `busy` even.  A thread that takes something away
+(deregister, close, unmap) first makes it invisible, then fences (heavy), then waits until it has
+seen `busy` even or changed.
 
 Locks, in the order in which they may be nested: inside a CQ > link mutex > mapping cache.  The
 executor is never busy while it waits for the link mutex.
@@ -155,7 +155,7 @@ cdef void domain_unref(kd_domain* d) noexcept nogil:
 # -- mappings of peers' files ----------------------------------------------------------------------
 cdef uint8_t* mapping_acquire(int fd, uint64_t position, uint64_t length, uint32_t writable,
                               kd_mapping** out) noexcept nogil:
-    """Where byte `position` of the file behind `fd` is mapped, together with `length` bytes; NULL
+    """Where byte `position` of the file of `fd` is mapped, together with `length` bytes; NULL
     when it cannot be.  Every successful call is paired with one mapping_release()."""
     cdef stat_t st
     cdef uint64_t start, end
@@ -230,8 +230,8 @@ cdef void mapping_release(kd_mapping* m) noexcept nogil:
 
 # -- queue pairs: life -----------------------------------------------------------------------------
 cdef kd_qp* qp_new(kd_domain* d, kd_cq* send_cq, kd_cq* recv_cq, uint32_t qp_num,
-                   uint32_t max_send_wr,
-                   uint32_t max_recv_wr, uint32_t max_send_bytes, int64_t rnr_timeout_ns) noexcept:
+                   uint32_t max_send_wr, uint32_t max_recv_wr, uint32_t max_send_bytes,
+                   int64_t rnr_timeout_ns) noexcept:
     cdef kd_qp* qp = <kd_qp*> lines(sizeof(kd_qp))
     if qp == NULL:
         return NULL
@@ -285,8 +285,7 @@ cdef void qp_unref(kd_qp* qp) noexcept nogil:
 
 
 cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes,
-                         uint32_t active_recv_wr,
-                         uint32_t passive_send_bytes) noexcept nogil:
+                         uint32_t active_recv_wr, uint32_t passive_send_bytes) noexcept nogil:
     """Size of the pair memory of two queue pairs with these limits."""
     cdef kd_direction_layout a, b
     cdef uint32_t cap
@@ -298,6 +297,16 @@ cdef uint64_t pair_bytes(uint32_t passive_recv_wr, uint32_t active_send_bytes,
     return b.end
 
 
+cdef bint holds_for_ever(int fd, uint64_t length) noexcept nogil:
+    """Whether the file has `length` bytes and is sealed against resizing: otherwise its peer could
+    make our loads fail with SIGBUS."""
+    cdef int need = F_SEAL_SHRINK | F_SEAL_GROW
+    cdef stat_t st
+    if fstat(fd, &st) != 0 or <uint64_t> st.st_size < length:
+        return False
+    return (fcntl(fd, F_GET_SEALS) & need) == need
+
+
 cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_light,
                      uint32_t peer_recv_wr, uint32_t peer_send_bytes) noexcept nogil:
     """Map the pair memory and the peer's key table (the descriptors stay the caller's), and publish
@@ -305,13 +314,11 @@ cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_l
     cdef kd_direction_layout forward, back
     cdef kd_direction_layout* mine
     cdef kd_direction_layout* theirs
-    cdef uint32_t my_cap = <uint32_t> (qp.recv_mask
-                                       + 1), peer_cap = <uint32_t> kd_power_of_two(peer_recv_wr)
+    cdef uint32_t my_cap = <uint32_t> (qp.recv_mask + 1)
+    cdef uint32_t peer_cap = <uint32_t> kd_power_of_two(peer_recv_wr)
     cdef uint64_t my_ring = kd_payload_ring_bytes(my_cap, peer_send_bytes)
     cdef uint64_t peer_ring = kd_payload_ring_bytes(peer_cap, qp.max_send_bytes)
     cdef uint64_t start = kd_round_up(2 * sizeof(kd_direction), 4096), n
-    cdef int need = F_SEAL_SHRINK | F_SEAL_GROW
-    cdef stat_t st
     cdef void* p
     if active:      # direction 0 is active -> passive
         kd_pair_layout(start, peer_cap, peer_ring, &forward)
@@ -324,12 +331,7 @@ cdef int qp_map_pair(kd_qp* qp, int memfd, int keys_fd, bint active, bint peer_l
         mine = &forward
         theirs = &back
     n = back.end
-    if fstat(memfd,
-             &st) != 0 or <uint64_t> st.st_size < n or (fcntl(memfd, F_GET_SEALS) & need) != need:
-        return EINVAL
-    if fstat(keys_fd,
-             &st) != 0 or <uint64_t> st.st_size < KD_KEY_TABLE_BYTES or (fcntl(keys_fd,
-                     F_GET_SEALS) & need) != need:
+    if not holds_for_ever(memfd, n) or not holds_for_ever(keys_fd, KD_KEY_TABLE_BYTES):
         return EINVAL
     p = mmap(NULL, KD_KEY_TABLE_BYTES, PROT_READ, MAP_SHARED, keys_fd, 0)
     if p == MAP_FAILED:

@@ -56,8 +56,7 @@ def read_loop(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t rem
 
 
 def memcpy_loop(uint64_t local, uint64_t remote, uint32_t size, uint64_t local_span,
-                uint64_t remote_span, int64_t count,
-                uint64_t begin=0):
+                uint64_t remote_span, int64_t count, uint64_t begin=0):
     """The same walk with memcpy alone; `remote` is an address in this process."""
     cdef uint64_t to = begin % (local_span // size) * size
     cdef uint64_t at = begin % (remote_span // size) * size
@@ -135,8 +134,7 @@ def bare_fetch_add_loop(uint64_t address, int64_t count):
 
 
 def bounce(QueuePair qp, CompletionQueue cq, MemoryRegion local, uint64_t remote, uint32_t rkey,
-           uint32_t size,
-           int64_t count, bint first, int64_t timeout_ms):
+           uint32_t size, int64_t count, bint first, int64_t timeout_ms):
     """`count` round trips of WRITE_WITH_IMM of `size` bytes, spinning: both sides call it, one with
     `first`.  Immediate data counts up and is checked.  Receives: 16 must be posted already.  ns for
     all."""

@@ -28,8 +28,8 @@ cdef class ShmQueuePair(QueuePair):
     cdef int memfd              # of the pair memory, until the peer has it
     cdef object __weakref__
     cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey,
-                  uint32_t length,
-                  uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil
+                  uint32_t length, uint64_t remote, uint32_t rkey, uint64_t arg0,
+                  uint64_t arg1) noexcept nogil
     cdef _adopt(self, peer, int memfd, int event_fd, int keys_fd, bint active)
     cdef _self(self)
     cdef _retire(self)

@@ -220,8 +220,8 @@ cdef class ShmRemoteView(RemoteView):
 
 
 cdef inline void fill(kd_wr* wr, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey,
-                      uint32_t length,
-                      uint64_t remote, uint32_t rkey, uint64_t arg0, uint64_t arg1) noexcept nogil:
+                      uint32_t length, uint64_t remote, uint32_t rkey, uint64_t arg0,
+                      uint64_t arg1) noexcept nogil:
     wr.wr_id = wr_id
     wr.local = local
     wr.remote = remote
@@ -241,8 +241,7 @@ cdef class ShmQueuePair(QueuePair):
         self.memfd = -1
 
     def __init__(self, domain, ShmCompletionQueue send_cq, ShmCompletionQueue recv_cq, max_send_wr,
-                 max_recv_wr,
-                 max_send_bytes, rnr_timeout_ms):
+                 max_recv_wr, max_send_bytes, rnr_timeout_ms):
         cdef KeyTable keys = domain._keys
         if not (0 < max_send_wr <= shm_link.MAX_QUEUE and 0 < max_recv_wr <= shm_link.MAX_QUEUE):
             raise RdmaError(f"queue depths {max_send_wr} and {max_recv_wr} are out of range",
@@ -277,8 +276,7 @@ cdef class ShmQueuePair(QueuePair):
         return kd_load32(&self.core.state)
 
     cdef int c_post_read(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                         uint32_t length,
-                         uint64_t remote_address, uint32_t rkey) noexcept nogil:
+                         uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil:
         return qp_read(self.core, wr_id, local_address, lkey, length, remote_address, rkey)
 
     def view(self, uint64_t remote_address, uint64_t length, uint32_t rkey):
@@ -303,20 +301,18 @@ cdef class ShmQueuePair(QueuePair):
         return qp_in_place(self.core, remote_address, length, view.rkey, NULL, NULL)
 
     cdef int c_post_write(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                          uint32_t length,
-                          uint64_t remote_address, uint32_t rkey) noexcept nogil:
+                          uint32_t length, uint64_t remote_address, uint32_t rkey) noexcept nogil:
         return self.post(KIND_WRITE, wr_id, local_address, lkey, length, remote_address, rkey, 0, 0)
 
     cdef int c_post_write_imm(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                              uint32_t length,
-                              uint64_t remote_address, uint32_t rkey, uint32_t imm) noexcept nogil:
+                              uint32_t length, uint64_t remote_address, uint32_t rkey,
+                              uint32_t imm) noexcept nogil:
         return self.post(KIND_WRITE_IMM, wr_id, local_address, lkey, length, remote_address, rkey,
                          imm, 0)
 
     cdef int c_post_write_imm_inline(self, uint64_t wr_id, uint64_t local_address, uint32_t lkey,
-                                     uint32_t length,
-                                     uint32_t inline_at, const uint8_t* inline_data,
-                                     uint32_t inline_length,
+                                     uint32_t length, uint32_t inline_at,
+                                     const uint8_t* inline_data, uint32_t inline_length,
                                      uint64_t remote_address, uint32_t rkey,
                                      uint32_t imm) noexcept nogil:
         cdef kd_wr wr
@@ -347,9 +343,8 @@ cdef class ShmQueuePair(QueuePair):
                          compare, swap)
 
     cdef int post(self, uint32_t kind, uint64_t wr_id, uint64_t local, uint32_t lkey,
-                  uint32_t length,
-                         uint64_t remote, uint32_t rkey, uint64_t arg0,
-                         uint64_t arg1) noexcept nogil:
+                  uint32_t length, uint64_t remote, uint32_t rkey, uint64_t arg0,
+                  uint64_t arg1) noexcept nogil:
         cdef kd_wr wr
         fill(&wr, kind, wr_id, local, lkey, length, remote, rkey, arg0, arg1)
         return qp_post(self.core, &wr, NULL)

@@ -6,8 +6,7 @@ from kdirect.rdma.shm_core cimport kd_cq, kd_inline, kd_mapping, kd_qp, kd_wr
 # work requests
 cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil
 cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
-                 uint64_t remote,
-                 uint32_t rkey) noexcept nogil
+                 uint64_t remote, uint32_t rkey) noexcept nogil
 cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold,
                      uint8_t** base) noexcept nogil
 cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey,

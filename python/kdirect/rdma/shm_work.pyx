@@ -1,25 +1,26 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Engine of the shm provider, data side: work requests and completions, without the GIL.
 
-Law of the room: plain structs and nogil functions; no Python object is touched and the GIL is never
-taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked; a peer
-that writes what cannot be is cut: its queue pair goes to ERROR, the others do not notice.
+Law of the room: plain structs and nogil functions.  No Python object is touched and the GIL is
+never taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked.  A
+peer that writes impossible values is cut: its queue pair goes to ERROR, the others do not notice.
 
-Who runs a work request (the *executor*): the posting thread, when nothing is deferred, else whoever
-polls the send CQ, or waits on either CQ: a thread that waits for an answer need not look at the
-send CQ. The ring of work requests says which: [polled, done) have run and wait to be polled, [done,
-posted) are deferred (the receiver was not ready) and belong to the thread that has set
-`progressing`.  The posting thread runs a request only when done == posted, and publishes `done`
-before `posted`; so the role passes with those two stores, and the posting thread needs no lock.
+The *executor* of a work request is the thread that runs it.  When nothing is deferred, it is the
+posting thread; otherwise it is any thread that polls the send CQ or waits on either CQ.  (A thread
+that waits for an answer need not look at the send CQ.)  The ring of work requests says which:
+[polled, done) have run and wait to be polled; [done, posted) are deferred, because the receiver was
+not ready, and belong to the thread that has set `progressing`.  The posting thread runs a request
+only when done == posted, and publishes `done` before `posted`.  So the role passes with those two
+stores, and the posting thread needs no lock.
 
-A poller goes into a CQ by a flag; who changes its attachments (shm_core) waits until it is outside.
-The pairs of light and heavy fences: executor and revocation (shm_core), poller and changer, a
-completion and a thread that goes to sleep for it.  A poller inside a CQ waits for nobody who waits
-for it.
+A poller enters a CQ by setting a flag; a thread that changes the CQ's attachments (shm_core) waits
+until the poller is outside.  Light and heavy fences pair up in three places: executor and
+revocation (shm_core), poller and changer, a completion and a thread that goes to sleep for it.  A
+poller inside a CQ never waits for a thread that waits for it.
 
-Local memory of a request is the transport's until its completion is polled (READ, WRITE, atomics
-and SEND are done with it when the post returns, unless they were deferred; receives until their
-completion).
+Local memory of a request belongs to the transport until its completion is polled.  (READ, WRITE,
+atomics and SEND are done with it when the post returns, unless they were deferred; receives need it
+until their completion.)
 """
 
 from libc.errno cimport EAGAIN, EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
@@ -28,11 +29,11 @@ from libc.string cimport memcpy, memset
 
 from kdirect.rdma.contract cimport (
     LOCAL_WRITE, QPS_ERROR, QPS_INIT, QPS_RTS, REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE,
-    WC_COMP_SWAP,
-    WC_FETCH_ADD, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RDMA_READ, WC_RDMA_WRITE, WC_RECV,
-    WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR,
+    WC_COMP_SWAP, WC_FETCH_ADD, WC_LOC_LEN_ERR, WC_LOC_PROT_ERR, WC_RDMA_READ, WC_RDMA_WRITE,
+    WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_REM_ACCESS_ERR, WC_REM_INV_REQ_ERR, WC_RETRY_EXC_ERR,
     WC_RNR_RETRY_EXC_ERR, WC_SEND, WC_SUCCESS, WC_WR_FLUSH_ERR, work_completion)
 from kdirect.rdma.shm_core cimport *
+from kdirect.rdma.shm_execute cimport *
 
 cdef extern from "shm_ring.h" nogil:
     enum:
@@ -47,10 +48,6 @@ cdef extern from "shm_ring.h" nogil:
     int ppoll(pollfd*, unsigned long, const timespec*, const void*)
 
 cdef enum:
-    RUN_RNR = -1            # no receive posted
-    RUN_FULL = -2           # no room for the payload until the peer polls
-    RUN_GONE = -3           # not in RTS
-    RUN_UNKNOWN_KEY = -4
     QUOTA = 16              # completions one attachment may give before the next one's turn
 
 cdef int64_t RNR_TICK_NS = 1000000
@@ -59,83 +56,7 @@ cdef uint32_t[6] WC_OPCODES     # by kind
 WC_OPCODES[:] = [WC_RDMA_READ, WC_RDMA_WRITE, WC_RDMA_WRITE, WC_SEND, WC_FETCH_ADD, WC_COMP_SWAP]
 
 
-cdef inline void light_fence(bint light) noexcept nogil:
-    if light:
-        kd_compiler_fence()
-    else:
-        kd_fence()
-
-
-cdef void cut(kd_qp* qp, uint32_t why) noexcept nogil:
-    """The peer broke a rule: this queue pair ends, and nothing more of it is looked at."""
-    kd_cas32(&qp.cut, 0, why)
-    qp_set_error(qp)
-
-
 # -- execution of work requests --------------------------------------------------------------------
-cdef inline void enter(kd_qp* qp) noexcept nogil:
-    kd_store64(&qp.busy, qp.busy + 1)
-    kd_store64(&qp.out.busy, qp.busy)
-    light_fence(qp.light)
-
-
-cdef inline void leave(kd_qp* qp) noexcept nogil:
-    kd_store64(&qp.busy, qp.busy + 1)
-    kd_store64(&qp.out.busy, qp.busy)
-
-
-cdef inline bint local_ok(kd_qp* qp, uint32_t lkey, uint64_t address, uint64_t length,
-                          uint32_t need) noexcept nogil:
-    cdef kd_local* l = &qp.locals[lkey & KD_KEY_INDEX_MASK]
-    if lkey == 0 or kd_load32(&l.key) != lkey or (l.access & need) != need:
-        return False
-    return address >= l.address and length <= l.length and address - l.address <= l.length - length
-
-
-cdef inline uint8_t* remote_at(kd_qp* qp, uint32_t rkey, uint64_t address, uint64_t length,
-                               uint32_t need,
-                               int* status) noexcept nogil:
-    cdef uint32_t index = rkey & KD_KEY_INDEX_MASK
-    cdef kd_remote* r = <kd_remote*> kd_load_pointer(&qp.remotes[index])
-    if r == NULL or r.rkey != rkey:
-        status[0] = RUN_UNKNOWN_KEY
-        return NULL
-    if (kd_load32(&qp.peer_keys[index]) != rkey or not r.access & need or address < r.address
-            or length > r.length or address - r.address > r.length - length):
-        status[0] = WC_REM_ACCESS_ERR
-        return NULL
-    return r.base + (address - r.address)
-
-
-cdef inline int credit(kd_qp* qp) noexcept nogil:
-    """Is a receive posted for the next entry?  0 yes, else RUN_RNR or an error status."""
-    cdef uint64_t posted
-    if qp.sent < qp.credits:
-        return 0
-    posted = kd_load64(&qp.out.posted)
-    if posted - qp.sent > qp.out_mask + 1:      # also when it went backwards
-        cut(qp, CUT_CREDITS)
-        return WC_RETRY_EXC_ERR
-    qp.credits = posted
-    return 0 if posted != qp.sent else RUN_RNR
-
-
-cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm,
-                         uint64_t position) noexcept nogil:
-    """Make the next entry visible, and wake the target if it sleeps (flag and entry: see
-    shm_ring.h)."""
-    cdef kd_entry* e = &qp.out_entries[qp.sent & qp.out_mask]
-    e.byte_position = position
-    e.opcode = opcode
-    e.byte_len = byte_len
-    e.imm_data = imm
-    qp.sent += 1
-    kd_exchange64(&e.sequence, qp.sent)
-    if kd_load32(&qp.out.sleeping) and kd_exchange32(&qp.out.sleeping, 0):
-        qp.wakeups += 1
-        kd_signal(qp.peer_event_fd)
-
-
 cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     cdef uint64_t head, start, ring = qp.out_ring
     cdef int status = credit(qp)
@@ -300,8 +221,8 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
         qp.rnr_deadline = 0
     if piece != NULL:
         return EAGAIN
-    # deferred: whoever waits on either CQ runs it, in order; who sleeps there already has to look
-    # again and again from now on
+    # Deferred: any thread that waits on either CQ runs it, in order.  One that sleeps there has to
+    # look repeatedly from now on, so it is woken.
     qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
     signal_local(qp.send_cq)
@@ -311,8 +232,7 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
 
 
 cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
-                 uint64_t remote,
-                 uint32_t rkey) noexcept nogil:
+                 uint64_t remote, uint32_t rkey) noexcept nogil:
     """READ: the common case in few instructions and stores; whatever is out of the ordinary, by
     qp_post."""
     cdef uint64_t posted = qp.posted

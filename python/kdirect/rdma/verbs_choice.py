@@ -147,7 +147,7 @@ def container() -> str:
 
 
 def container_hint() -> str:
-    """How a container gets RDMA, to be put behind another remedy; empty outside of one."""
+    """How a container gets RDMA, to be appended to another remedy; empty outside of one."""
     kind = container()
     if not kind:
         return ""

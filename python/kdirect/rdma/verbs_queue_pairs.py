@@ -96,6 +96,12 @@ class _Entry:
         self.status = _SUCCESS
 
 
+def _malformed() -> RdmaError:
+    return RdmaError(
+        "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
+    )
+
+
 def _check_depths(opened: OpenedDevice, max_send_wr: int, max_recv_wr: int) -> None:
     most = min(MAX_QUEUE, opened.context.max_qp_wr)
     for name, value in (("max_send_wr", max_send_wr), ("max_recv_wr", max_recv_wr)):
@@ -133,17 +139,7 @@ class VerbsQueuePair(QueuePair):
             (send_cq, send_cq.reserve(self._depth), self._depth),
             (recv_cq, recv_cq.reserve(max_recv_wr), max_recv_wr),
         )
-        send_shard, recv_shard = self._reserved[0][1], self._reserved[1][1]
-        try:
-            self._native, self._inline_bytes = context.create_qp(
-                regions.native, send_shard.cq, recv_shard.cq, self._depth, max_recv_wr
-            )
-        except OSError as e:
-            for cq, shard, n in self._reserved:
-                cq.give_back(shard, n)
-            raise queue_error(
-                e.errno or 0, "a queue pair", f"{max_send_wr} sends and {max_recv_wr} receives"
-            ) from e
+        self._native, self._inline_bytes = self._create(context, regions.native, max_recv_wr)
         super().__init__(int(self._native.qp_num), send_cq, recv_cq)
         self._opened = opened
         self._context = context
@@ -169,6 +165,18 @@ class VerbsQueuePair(QueuePair):
         self.sends_out = self.receives_out = 0  # not polled yet
         send_cq.attach(self)
         recv_cq.attach(self)
+
+    def _create(self, context: verbs.Context, pd: Any, max_recv_wr: int) -> tuple[Any, int]:
+        """The device's queue pair in INIT, and how many bytes it sends inline."""
+        (_, send_shard, _), (_, recv_shard, _) = self._reserved
+        try:
+            return context.create_qp(pd, send_shard.cq, recv_shard.cq, self._depth, max_recv_wr)
+        except OSError as e:
+            for cq, shard, n in self._reserved:
+                cq.give_back(shard, n)
+            raise queue_error(
+                e.errno or 0, "a queue pair", f"{self._depth} sends and {max_recv_wr} receives"
+            ) from e
 
     # -- connection --------------------------------------------------------------------------------
     @property
@@ -288,9 +296,7 @@ class VerbsQueuePair(QueuePair):
             or (op == "send" and length > max_send_bytes)
             or (op[-3:] in ("add", "wap") and remote_address % 8)
         ):
-            raise RdmaError(
-                "malformed work request", hint="check lengths and the 8-byte alignment of atomics"
-            )
+            raise _malformed()
         largest = self._context.max_message_bytes
         pieces = 1 if length <= largest else self._pieces(op, length)
         with self._lock:

@@ -1,0 +1,90 @@
+"""Steps of a work request: checks, credit, and the entry that the target sees.  See shm_work.pyx.
+
+Law: inline functions only, so that the engine's loops are one piece of machine code.  They keep
+shm_work's law: no Python object, and nothing that a peer wrote is used twice or unchecked.
+"""
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
+
+from kdirect.rdma.contract cimport WC_REM_ACCESS_ERR, WC_RETRY_EXC_ERR
+from kdirect.rdma.shm_core cimport *
+
+cdef enum:
+    RUN_RNR = -1            # no receive posted
+    RUN_FULL = -2           # no room for the payload until the peer polls
+    RUN_GONE = -3           # not in RTS
+    RUN_UNKNOWN_KEY = -4
+
+
+cdef inline void light_fence(bint light) noexcept nogil:
+    if light:
+        kd_compiler_fence()
+    else:
+        kd_fence()
+
+
+cdef inline void cut(kd_qp* qp, uint32_t why) noexcept nogil:
+    """The peer broke a rule: this queue pair ends, and nothing more of it is looked at."""
+    kd_cas32(&qp.cut, 0, why)
+    qp_set_error(qp)
+
+
+cdef inline void enter(kd_qp* qp) noexcept nogil:
+    kd_store64(&qp.busy, qp.busy + 1)
+    kd_store64(&qp.out.busy, qp.busy)
+    light_fence(qp.light)
+
+
+cdef inline void leave(kd_qp* qp) noexcept nogil:
+    kd_store64(&qp.busy, qp.busy + 1)
+    kd_store64(&qp.out.busy, qp.busy)
+
+
+cdef inline bint local_ok(kd_qp* qp, uint32_t lkey, uint64_t address, uint64_t length,
+                          uint32_t need) noexcept nogil:
+    cdef kd_local* l = &qp.locals[lkey & KD_KEY_INDEX_MASK]
+    if lkey == 0 or kd_load32(&l.key) != lkey or (l.access & need) != need:
+        return False
+    return address >= l.address and length <= l.length and address - l.address <= l.length - length
+
+
+cdef inline uint8_t* remote_at(kd_qp* qp, uint32_t rkey, uint64_t address, uint64_t length,
+                               uint32_t need, int* status) noexcept nogil:
+    cdef uint32_t index = rkey & KD_KEY_INDEX_MASK
+    cdef kd_remote* r = <kd_remote*> kd_load_pointer(&qp.remotes[index])
+    if r == NULL or r.rkey != rkey:
+        status[0] = RUN_UNKNOWN_KEY
+        return NULL
+    if (kd_load32(&qp.peer_keys[index]) != rkey or not r.access & need or address < r.address
+            or length > r.length or address - r.address > r.length - length):
+        status[0] = WC_REM_ACCESS_ERR
+        return NULL
+    return r.base + (address - r.address)
+
+
+cdef inline int credit(kd_qp* qp) noexcept nogil:
+    """Is a receive posted for the next entry?  0 yes, else RUN_RNR or an error status."""
+    cdef uint64_t posted
+    if qp.sent < qp.credits:
+        return 0
+    posted = kd_load64(&qp.out.posted)
+    if posted - qp.sent > qp.out_mask + 1:      # also when it went backwards
+        cut(qp, CUT_CREDITS)
+        return WC_RETRY_EXC_ERR
+    qp.credits = posted
+    return 0 if posted != qp.sent else RUN_RNR
+
+
+cdef inline void publish(kd_qp* qp, uint32_t opcode, uint32_t byte_len, uint32_t imm,
+                         uint64_t position) noexcept nogil:
+    """Make the next entry visible, and wake the target if it sleeps (flag and entry: see
+    shm_ring.h)."""
+    cdef kd_entry* e = &qp.out_entries[qp.sent & qp.out_mask]
+    e.byte_position = position
+    e.opcode = opcode
+    e.byte_len = byte_len
+    e.imm_data = imm
+    qp.sent += 1
+    kd_exchange64(&e.sequence, qp.sent)
+    if kd_load32(&qp.out.sleeping) and kd_exchange32(&qp.out.sleeping, 0):
+        qp.wakeups += 1
+        kd_signal(qp.peer_event_fd)
