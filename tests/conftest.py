@@ -16,15 +16,14 @@ import importlib.util
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.support import BrokerProcess
 
 ROOT = Path(__file__).resolve().parent.parent
 JARS = {"broker_jars", "connector_jars"}
@@ -157,65 +156,6 @@ def broker() -> Iterator[Any]:
 
     with kdirect.Broker() as b:
         yield b
-
-
-class BrokerProcess:
-    """`kdirect broker` in a process of its own.  `start` after `kill` or `stop` brings it back:
-    same port, same log."""
-
-    def __init__(self, log_dir: Path, properties: dict[str, Any]) -> None:
-        self.log_dir = log_dir
-        self.properties = properties
-        self.bootstrap_servers = ""
-        self.errors = log_dir.with_name(log_dir.name + ".err")  # what it wrote to standard error
-        self.process: subprocess.Popen[str] | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self.process is not None, "the broker does not run"
-        return self.process.pid
-
-    def start(self) -> BrokerProcess:
-        command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", str(self.log_dir)]
-        for name, value in {
-            "listeners": self.bootstrap_servers or "127.0.0.1:0",
-            **self.properties,
-        }.items():
-            command += ["--set", f"{name}={value}"]
-        with open(self.errors, "a") as errors:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        assert self.process.stdout is not None
-        line = self.process.stdout.readline()
-        ready = "kdirect broker ready on "
-        if not line.startswith(ready):
-            self.process.wait(30)
-            raise AssertionError(f"the broker did not start: {self.errors.read_text()[-3000:]}")
-        self.bootstrap_servers = line.removeprefix(ready).strip()
-        return self
-
-    def _end(self, number: int) -> int:
-        process, self.process = self.process, None
-        if process is None:
-            return 0
-        process.send_signal(number)
-        if number != signal.SIGKILL:
-            process.send_signal(signal.SIGCONT)
-        try:
-            return process.wait(30)
-        finally:
-            process.kill()
-            assert process.stdout is not None
-            process.stdout.close()
-
-    def stop(self) -> int:
-        """SIGTERM; its exit status."""
-        return self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """SIGKILL."""
-        self._end(signal.SIGKILL)
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 import inspect
 import socket
 import struct
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from kdirect.format import protocol as p
+from tests.support import wait_until
 
 
 class Raw:
@@ -101,17 +101,6 @@ def raw(broker: Any) -> Iterator[Callable[[], Raw]]:
     yield connect
     for connection in opened:
         connection.close()
-
-
-def wait_until(condition: Callable[[], Any], timeout_s: float = 15, what: str = "it") -> Any:
-    """The condition's value as soon as it is true."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        value = condition()
-        if value:
-            return value
-        time.sleep(0.02)
-    raise AssertionError(f"{what} did not happen within {timeout_s} s")
 
 
 def call_on_loop(broker: Any, call: Callable[[], Any]) -> Any:

@@ -23,6 +23,7 @@ from kdirect.format.group_records import CommittedOffset, GroupRecord
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
+from tests.support import cpu_ticks
 
 
 def produce(servers, topic, values, **more):
@@ -422,12 +423,6 @@ def test_signals_stop_it_cleanly(broker_process, number):
     assert time.monotonic() - begin < 10
     assert Path(b.log_dir, ".kafka_cleanshutdown").exists()
     assert "Traceback" not in b.errors.read_text()
-
-
-def cpu_ticks(pid: int) -> int:
-    """Of the clock that counts it, a hundred a second."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def test_an_idle_broker_uses_no_cpu(broker_process, raw):

@@ -28,6 +28,7 @@ from kdirect.errors import KdirectError
 from kdirect.log.head import PreparedHead
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+from tests.support import wait_until
 
 TP = TopicPartition("t", 0)
 SEGMENT_BYTES = 256 << 10
@@ -108,13 +109,6 @@ def leftovers(broker) -> list[str]:
     return sorted(p.name for p in broker.log_dir.glob("t-0/*.tmp"))
 
 
-def until(condition, what: str, timeout_s: float = 30) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("mode", ["exclusive", "auto"])
 @pytest.mark.parametrize("notify", ["imm", "send"])
 def test_a_producer_goes_on_from_segment_to_segment_without_asking_at_the_end_of_each(
@@ -132,7 +126,9 @@ def test_a_producer_goes_on_from_segment_to_segment_without_asking_at_the_end_of
     assert log_of(session) == list(range(count))
     segments = sorted((broker.log_dir / "t-0").glob("*.log"))
     assert len(segments) >= 28 and all(p.stat().st_size <= SEGMENT_BYTES for p in segments)
-    until(lambda: len(leftovers(broker)) <= 3, "one spare is kept, and given back after a while")
+    wait_until(
+        lambda: len(leftovers(broker)) <= 3, "one spare is kept, and given back after a while"
+    )
 
 
 def test_each_record_awaited_gets_its_own_offset_across_segments(served):
@@ -213,7 +209,7 @@ def test_a_producer_that_dies_or_stops_with_the_next_file_in_its_hands(served, e
         theirs = [n for n in log if n >= 0]
         assert theirs == list(range(len(theirs))) and len(theirs) >= acknowledged
         assert log.count(-1) == 1
-    until(lambda: len(leftovers(broker)) <= 3, f"files are left behind: {leftovers(broker)}")
+    wait_until(lambda: len(leftovers(broker)) <= 3, f"files are left behind: {leftovers(broker)}")
 
 
 def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_that_were_granted_ahead(
@@ -229,7 +225,7 @@ def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_th
         left = {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
         broker.start()
         assert not left & {p.stat().st_ino for p in (broker.log_dir / "t-0").glob("*.tmp")}
-        until(
+        wait_until(
             lambda n=acknowledged: session.latest_offsets([TP])[TP] > n + A_SEGMENT,
             "the producer goes on",
         )
@@ -283,7 +279,7 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(
             path.grant_by(1, time.monotonic() + 10)
             acks = broker.statistics()["rdma_acks"]
             assert path.writer.try_record(value(count + 1)) == SENT
-            until(lambda: broker.statistics()["rdma_acks"] > acks, "it is committed")
+            wait_until(lambda: broker.statistics()["rdma_acks"] > acks, "it is committed")
             time.sleep(0.05)
             slow.set()
             assert fenced.wait(20)
@@ -406,7 +402,7 @@ def test_deleting_the_topic_while_the_next_file_is_granted(served, endless):
         pass
     session.admin.delete_topic("t")
     child.wait(30)
-    until(lambda: not list(broker.log_dir.glob("t-0*")), "the partition's files go")
+    wait_until(lambda: not list(broker.log_dir.glob("t-0*")), "the partition's files go")
     session.admin.create_topic("t", 1, configs={"segment.bytes": str(SEGMENT_BYTES)})
     with session.producer() as producer:
         assert producer.produce_sync("t", value(0), partition=0) == 0
@@ -485,7 +481,7 @@ def test_deleting_the_topic_frees_the_file_that_was_granted_ahead(served):
                 line.split()[-2] for line in maps if "/t-0" in line and line.endswith("(deleted)\n")
             ]
 
-    until(lambda: not mapped(), "files of the deleted partition stay mapped")
+    wait_until(lambda: not mapped(), "files of the deleted partition stay mapped")
     producer.close()
 
 
@@ -546,7 +542,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
             )  # the window is full when the file is: it goes on, and sends nothing
             try:
                 threads = list(Path(f"/proc/{broker.pid}/task").glob("*/stat"))
-                until(
+                wait_until(
                     lambda: all(
                         t.read_text().rpartition(")")[2].split()[0] == "T" for t in threads
                     ),
@@ -571,7 +567,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
         producer.produce("t", value(1), partition=0)
         producer.flush()
         assert next(iter(producer._driver.links)).router is router and not router.broken
-    until(lambda: len(leftovers(broker)) <= 3, "the file ahead is discarded")
+    wait_until(lambda: len(leftovers(broker)) <= 3, "the file ahead is discarded")
 
 
 @pytest.mark.parametrize("ahead", [False, True])

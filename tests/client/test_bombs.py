@@ -166,7 +166,7 @@ print(json.dumps({"growth": peak() - before, "errors": errors}))
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
     """A broker in a process of its own with a partition for each bomb, the first being harmless."""
-    from tests.conftest import BrokerProcess
+    from tests.support import BrokerProcess
 
     process = BrokerProcess(
         tmp_path_factory.mktemp("bombs") / "log", {"message.max.bytes": 16 << 20}

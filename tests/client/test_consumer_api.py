@@ -40,6 +40,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
+from tests.support import poll_until
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 QUICK = {"heartbeat.interval.ms": 50, "session.timeout.ms": 6000, "auto.offset.reset": "earliest"}
@@ -84,20 +85,6 @@ def take(consumer, count, timeout=20.0):
         if message is not None:
             assert message.error() is None
             out.append(message)
-    return out
-
-
-def until(condition, *consumers, timeout=30.0):
-    """Poll all consumers until the condition holds; what they handed out."""
-    out = []
-    deadline = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to it"
-        for c in consumers:
-            message = c.poll(0.01)
-            if message is not None:
-                assert message.error() is None
-                out.append(message)
     return out
 
 
@@ -323,7 +310,7 @@ def test_one_group_of_two_kdirect_members_and_one_of_librdkafka(made, transport,
     k.subscribe(["t"], **callbacks("k"))
     b = make(**settings)
     b.subscribe(["t"], **callbacks("b"))
-    again = until(lambda: [len(held[n]) for n in "abk"] == [2, 2, 2], a, b, k)
+    again = poll_until(lambda: [len(held[n]) for n in "abk"] == [2, 2, 2], a, b, k)
     assert again == [], "what was committed when it was given back is not read again"
     assert held["a"] | held["b"] | held["k"] == set(tps)
     fill(broker, "t", 6, 600, 600)
@@ -334,10 +321,10 @@ def test_one_group_of_two_kdirect_members_and_one_of_librdkafka(made, transport,
     assert sorted(int(m.value()) for m in rest) == list(range(600, 1200))
     a.close()
     assert held["a"] == set()
-    until(lambda: len(held["b"]) == 3 == len(held["k"]), b, k)
+    poll_until(lambda: len(held["b"]) == 3 == len(held["k"]), b, k)
     k.close()
-    until(lambda: len(held["b"]) == 6, b)
-    until(lambda: b.committed(tps) == dict.fromkeys(tps, 200), b)
+    poll_until(lambda: len(held["b"]) == 6, b)
+    poll_until(lambda: b.committed(tps) == dict.fromkeys(tps, 200), b)
     b.unsubscribe()
     assert held["b"] == set() and b.assignment() == []
     alternating = {name: [kind for n, kind, _ in events if n == name] for name in "ab"}
@@ -360,7 +347,7 @@ def test_commits_and_where_a_group_goes_on(made, transport):
     answered = []
     consumer._on_commit = lambda error, offsets: answered.append((error, offsets))
     assert consumer.commit() is None  # positions, asynchronously
-    until(lambda: bool(answered), consumer)
+    poll_until(lambda: bool(answered), consumer)
     assert answered == [(None, {tp: 10})]
     consumer.close()
     consumer = make(group_id="g", transport=transport)
@@ -377,7 +364,7 @@ def test_commits_and_where_a_group_goes_on(made, transport):
     got = take(consumer, 20)
     assert got[0].offset() == 15
     consumer.store_offsets(got[2])
-    until(lambda: consumer.committed([tp]) == {tp: 18}, consumer)
+    poll_until(lambda: consumer.committed([tp]) == {tp: 18}, consumer)
     with pytest.raises(ConfigError, match="not assigned"):
         consumer.store_offsets(offsets={TopicPartition("t", 5): 1})
     consumer.close()
@@ -399,7 +386,7 @@ def test_auto_commit_holds_back_what_is_being_worked_on(made):
     look = make(group_id="g")
     assert look.committed([tp])[tp] in (None, 0, 1, 2)
     assert consumer.poll(5).offset() == 3
-    until(lambda: look.committed([tp])[tp] == 3)
+    poll_until(lambda: look.committed([tp])[tp] == 3)
 
 
 def test_offsets_chosen_when_partitions_are_given_out(made):
@@ -453,7 +440,7 @@ def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(bro
         assert take(stuck, 1)[0].offset() == 2
         events.clear()
         other.subscribe("t")
-        again = until(lambda: other.assignment() == [tp], other) or [other.poll(5)]
+        again = poll_until(lambda: other.assignment() == [tp], other) or [other.poll(5)]
         assert again[0].offset() == 2, "what was not committed is read again"
         with pytest.raises(BrokerError) as refused:
             stuck.commit(offsets={tp: 50}, asynchronous=False)
@@ -461,7 +448,7 @@ def test_a_member_lives_while_it_works_and_is_replaced_when_it_stops_polling(bro
             "UNKNOWN_MEMBER_ID",
             "ILLEGAL_GENERATION",
         ) or "members" in str(refused.value)
-        until(lambda: "lost" in events, stuck, other)
+        poll_until(lambda: "lost" in events, stuck, other)
         assert "given back" not in events[: events.index("lost")]
 
 
@@ -481,7 +468,7 @@ def test_a_consumer_that_is_dropped_leaves_its_group(made):
     heir = make(group_id="g")
     began = time.monotonic()
     heir.subscribe("t")
-    until(lambda: heir.assignment() == [tp], heir)
+    poll_until(lambda: heir.assignment() == [tp], heir)
     assert time.monotonic() - began < 5  # without waiting for a session to end
 
 

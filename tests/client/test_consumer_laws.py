@@ -13,6 +13,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.errors import BrokerError, KdirectError, OffsetOutOfRangeError, TimedOutError
 from kdirect.model import TopicPartition
+from tests.support import poll_until
 
 SYNC_GROUP = 14
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
@@ -260,15 +261,6 @@ def test_partitions_that_were_added_are_read_though_a_poll_failed_on_the_way(
 # -- whose commit it is ----------------------------------------------------------------------------
 
 
-def until(condition, *consumers):
-    """Poll these until the condition holds."""
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come to it"
-        for c in consumers:
-            c.poll(0.01)
-
-
 @pytest.mark.parametrize(
     "how", ["the next poll", "commit", "asynchronous commit", "unsubscribe", "close"]
 )
@@ -283,11 +275,11 @@ def test_a_member_that_lost_its_place_does_not_commit_for_an_empty_group(broker,
         on_revoke=lambda c, t: events.append("revoked"),
         on_lost=lambda c, t: events.append("lost"),
     )
-    until(lambda: slow._queue.popped >= 10, slow)
-    until(lambda: slow._membership.lost)  # no poll in time
+    poll_until(lambda: slow._queue.popped >= 10, slow)
+    poll_until(lambda: slow._membership.lost)  # no poll in time
     quick = make(broker, group_id="g")
     quick.subscribe("t")
-    until(lambda: quick._queue.popped and quick.position(tp) == 100, quick)
+    poll_until(lambda: quick._queue.popped and quick.position(tp) == 100, quick)
     quick.close()
     look = make(broker, group_id="g")
     assert look.committed([tp]) == {tp: 100}
@@ -318,7 +310,7 @@ def test_commits_between_generations_are_refused_and_those_of_no_member_are_not(
     with pytest.raises(BrokerError) as refused:
         consumer.commit(offsets={tp: 1}, asynchronous=False)
     assert refused.value.name == "REBALANCE_IN_PROGRESS" and consumer.committed([tp]) == {tp: None}
-    until(lambda: consumer.assignment() == [tp], consumer)
+    poll_until(lambda: consumer.assignment() == [tp], consumer)
     assert consumer.commit(offsets={tp: 1}, asynchronous=False) == {tp: 1}
     consumer.assign({tp: 0})  # ends the subscription
     assert (

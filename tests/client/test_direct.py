@@ -27,6 +27,7 @@ from kdirect.errors import (
 )
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
+from tests.support import cpu_ticks
 
 
 def values_of(session, tp, start=0, stop=None, **settings):
@@ -76,11 +77,6 @@ def embedded(broker):
 
 
 TP = TopicPartition("t", 0)
-
-
-def cpu_ticks(pid):
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def test_a_record_written_by_rdma_is_read_by_rdma_and_by_a_stock_client(served):

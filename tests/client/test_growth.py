@@ -19,6 +19,7 @@ from kdirect.client import connect
 from kdirect.errors import ProtocolError
 from kdirect.model import TopicPartition
 from kdirect.wire.channel import Channel
+from tests.support import wait_until
 
 TP = TopicPartition("t", 0)
 
@@ -46,13 +47,6 @@ def leave_alone(broker, partition, until) -> None:
         partition._use.quiet_since = float("-inf")
         partition.flush_due(time.time_ns() // 1_000_000)
         time.sleep(0.02)
-
-
-def until(condition) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 class Follower:
@@ -221,7 +215,7 @@ def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatc
     go_on.set()
     monkeypatch.setattr(AccessManager, "_open_files", plain)
     follower.end(100)
-    until(lambda: not len(access._grants))
+    wait_until(lambda: not len(access._grants))
     assert not access._grants.opening
     partition._use.quiet_since = float("-inf")
     partition.flush_due(time.time_ns() // 1_000_000)

@@ -18,6 +18,7 @@ import kdirect
 from kdirect.client import connect
 from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
+from tests.support import wait_until
 
 PATHS = pytest.mark.parametrize("transport", ["shm", "tcp"])
 
@@ -57,13 +58,6 @@ def values(broker, partition=0):
         consumer.assign({tp: 0})
         end = consumer.get_watermark_offsets(tp)[1]
         return [consumer.poll(10).value() for _ in range(end)]
-
-
-def wait_until(ready, seconds=20):
-    until = time.monotonic() + seconds
-    while not ready() and time.monotonic() < until:
-        time.sleep(0.005)
-    return ready()
 
 
 def longest(call, seconds):

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ import pytest
 
 from kdirect.errors import KdirectError
 from kdirect.rdma.contract import Access, Memory, State, WorkCompletion
+from tests.support import wait_until
 
 ALL = Access.LOCAL_WRITE | Access.REMOTE_WRITE | Access.REMOTE_READ | Access.REMOTE_ATOMIC
 WAIT_MS = 10_000  # a test that waits this long has failed
@@ -128,15 +130,8 @@ def completion(cq: Any) -> WorkCompletion:
     return completions(cq, 1)[0]
 
 
-def eventually(what: Callable[[], Any], timeout_ms: int = WAIT_MS) -> Any:
-    """Wait until `what()` is true; its value."""
-    deadline = time.monotonic() + timeout_ms / 1000
-    while True:
-        value = what()
-        if value:
-            return value
-        assert time.monotonic() < deadline, f"not within {timeout_ms} ms"
-        time.sleep(0.002)
+# The condition's value as soon as it is true.
+eventually = partial(wait_until, timeout_s=WAIT_MS / 1000, every_s=0.002)
 
 
 @pytest.fixture(params=PROVIDERS)

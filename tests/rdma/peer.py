@@ -14,6 +14,8 @@ from typing import Any
 
 
 def load_conftest() -> Any:
+    # At the end, so that the installed package goes before the sources of this tree.
+    sys.path.append(str(Path(__file__).resolve().parents[2]))
     spec = importlib.util.spec_from_file_location(
         "rdma_conftest", Path(__file__).with_name("conftest.py")
     )

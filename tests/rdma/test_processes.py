@@ -26,15 +26,9 @@ from tests.rdma.conftest import (
     join,
     join_process,
 )
+from tests.support import cpu_ticks
 
 Peers = Callable[[], PeerProcess]
-
-
-def cpu_ticks(pid: int) -> int:
-    """Clock ticks that the process has used, in user and kernel mode."""
-    with open(f"/proc/{pid}/stat") as f:
-        fields = f.read().rpartition(")")[2].split()
-    return int(fields[11]) + int(fields[12])
 
 
 def stopped(pid: int) -> bool:

@@ -7,69 +7,14 @@ import gc
 import itertools
 import os
 import re
-import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
-READY = re.compile(r"kdirect broker ready on (\S+:\d+)")
+from tests.support import BrokerProcess
+
 _numbers = itertools.count()
-
-
-class BrokerProcess:
-    """`kdirect broker` in a process of its own, on a port that stays over restarts."""
-
-    def __init__(self, log_dir: Path, **properties: object) -> None:
-        self.log_dir = log_dir
-        self.properties = properties
-        with socket.socket() as s:
-            s.bind(("127.0.0.1", 0))
-            self.port = s.getsockname()[1]
-        self.address = f"127.0.0.1:{self.port}"
-        self.process: subprocess.Popen | None = None
-        self.output = log_dir.parent / f"{log_dir.name}.out"
-
-    def start(self) -> BrokerProcess:
-        self.log_dir.mkdir(parents=True, exist_ok=True)
-        command = [
-            sys.executable,
-            "-m",
-            "kdirect.cli",
-            "broker",
-            "--listeners",
-            self.address,
-            "--log-dirs",
-            str(self.log_dir),
-        ]
-        for name, value in self.properties.items():
-            command += ["--set", f"{name.replace('_', '.')}={value}"]
-        with open(self.output, "a") as errors:
-            self.process = subprocess.Popen(
-                command, stdout=subprocess.PIPE, stderr=errors, text=True
-            )
-        line = self.process.stdout.readline()
-        assert READY.search(line), (
-            f"the broker did not start: {line!r}\n{self.output.read_text()[-2000:]}"
-        )
-        return self
-
-    def stop(self) -> None:
-        if self.process is not None:
-            self.process.send_signal(signal.SIGTERM)
-            self.process.wait(30)
-            self.process.stdout.close()
-            self.process = None
-
-    def kill(self) -> None:
-        self.process.kill()
-        self.process.wait(30)
-        self.process.stdout.close()
-        self.process = None
 
 
 def _kind(descriptor: int) -> str:
@@ -110,7 +55,7 @@ def spark():
 @pytest.fixture(scope="session")
 def broker(tmp_path_factory):
     process = BrokerProcess(
-        tmp_path_factory.mktemp("broker") / "log", log_retention_check_interval_ms=500
+        tmp_path_factory.mktemp("broker") / "log", {"log.retention.check.interval.ms": 500}
     ).start()
     yield process
     process.stop()
@@ -257,7 +202,7 @@ def topics_of():
 
 @pytest.fixture
 def topics(broker):
-    return Topics(broker.address)
+    return Topics(broker.bootstrap_servers)
 
 
 @pytest.fixture
@@ -265,7 +210,7 @@ def read(spark, broker):
     """A batch DataFrame of a topic, with more options by name (a double underscore stands for a
     dot)."""
 
-    def build(topic=None, *, address=broker.address, **options):
+    def build(topic=None, *, address=broker.bootstrap_servers, **options):
         reader = spark.read.format("kdirect").option("kafka.bootstrap.servers", address)
         if topic is not None:
             reader = reader.option("subscribe", topic)
@@ -276,7 +221,7 @@ def read(spark, broker):
 
 @pytest.fixture
 def read_stream(spark, broker):
-    def build(topic=None, *, address=broker.address, **options):
+    def build(topic=None, *, address=broker.bootstrap_servers, **options):
         reader = spark.readStream.format("kdirect").option("kafka.bootstrap.servers", address)
         if topic is not None:
             reader = reader.option("subscribe", topic)

@@ -25,7 +25,7 @@ SERVICE = "META-INF/services/org.apache.spark.sql.sources.DataSourceRegister"
 def filled(broker, topics_of):
     """Two partitions: plain records, and some with nulls, headers and empty bytes, in several Arrow
     batches."""
-    topics = topics_of(broker.address)
+    topics = topics_of(broker.bootstrap_servers)
     name = topics.create(2, "columns")
     topics.fill(
         name,
@@ -169,7 +169,14 @@ print("read", df.count(), sum(p["numInputRows"] for p in query.recentProgress))
 
 @pytest.mark.spark
 def test_without_the_shim_spark_finds_the_format_all_the_same(broker, filled, tmp_path):
-    command = [sys.executable, "-c", WITHOUT, broker.address, filled, str(tmp_path / "checkpoint")]
+    command = [
+        sys.executable,
+        "-c",
+        WITHOUT,
+        broker.bootstrap_servers,
+        filled,
+        str(tmp_path / "checkpoint"),
+    ]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path
     )

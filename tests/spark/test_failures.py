@@ -6,25 +6,19 @@ import json
 import subprocess
 import sys
 import textwrap
-import time
 
 import pytest
 
+from tests.support import wait_until
+
 pytestmark = pytest.mark.spark
-
-
-def wait_for(condition, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("transport", ["auto", "tcp"])
 def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(
     spark, own_broker, tmp_path, read_stream, topics_of, transport
 ):
-    topics = topics_of(own_broker.address)
+    topics = topics_of(own_broker.bootstrap_servers)
     name = topics.create(2)
     topics.fill(name, [b"%d" % i for i in range(100)])
     rows: dict[int, list] = {}
@@ -32,7 +26,7 @@ def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(
     def start():
         df = read_stream(
             name,
-            address=own_broker.address,
+            address=own_broker.bootstrap_servers,
             startingOffsets="earliest",
             transport=transport,
             connect__timeout__ms="1000",
@@ -50,36 +44,39 @@ def test_a_killed_broker_ends_the_query_and_the_checkpoint_goes_on(
         )
 
     query = start()
-    wait_for(lambda: sum(map(len, rows.values())) == 100)
+    wait_until(lambda: sum(map(len, rows.values())) == 100, timeout_s=60)
     own_broker.kill()
     with pytest.raises(Exception) as caught:
         assert query.awaitTermination(60), "the query does not notice that the broker has gone"
-    assert "kdirect.errors." in str(caught.value) and own_broker.address in str(caught.value), str(
+    assert "kdirect.errors." in str(caught.value) and own_broker.bootstrap_servers in str(
         caught.value
-    )[-3000:]
+    ), str(caught.value)[-3000:]
     own_broker.start()
-    topics = topics_of(own_broker.address)
+    topics = topics_of(own_broker.bootstrap_servers)
     topics.fill(name, [b"%d" % i for i in range(100, 200)], 1)
     query = start()
-    wait_for(lambda: sum(map(len, rows.values())) >= 200 or not query.isActive)
+    wait_until(lambda: sum(map(len, rows.values())) >= 200 or not query.isActive, timeout_s=60)
     query.stop()
     assert sorted(int(v) for batch in rows.values() for v in batch) == list(range(200))
 
 
 def test_a_sink_goes_on_after_its_broker_was_restarted(spark, own_broker, topics_of):
-    topics = topics_of(own_broker.address)
+    topics = topics_of(own_broker.bootstrap_servers)
     name = topics.create(1)
 
     def write(text):
         spark.sql(f"SELECT '{text}' AS value").write.format("kdirect").option(
-            "kafka.bootstrap.servers", own_broker.address
+            "kafka.bootstrap.servers", own_broker.bootstrap_servers
         ).option("topic", name).option("delivery.timeout.ms", 10000).mode("append").save()
 
     write("before")
     own_broker.kill()
     own_broker.start()
     write("after")
-    assert [r[3] for r in topics_of(own_broker.address).consume(name, 1)] == [b"before", b"after"]
+    assert [r[3] for r in topics_of(own_broker.bootstrap_servers).consume(name, 1)] == [
+        b"before",
+        b"after",
+    ]
 
 
 READER = """
@@ -114,7 +111,7 @@ def test_memory_is_bounded_whatever_the_backlog(spark, broker, topics, transport
     from kdirect.client.session import connect
 
     name = topics.create(1)
-    producer = connect(broker.address).producer()
+    producer = connect(broker.bootstrap_servers).producer()
     import pyarrow as pa
 
     block = pa.record_batch({"value": pa.array([bytes([i % 256]) * 4000 for i in range(5000)])})
@@ -124,7 +121,7 @@ def test_memory_is_bounded_whatever_the_backlog(spark, broker, topics, transport
     script = tmp_path / "reader.py"
     script.write_text(textwrap.dedent(READER))
     run = subprocess.run(
-        [sys.executable, str(script), broker.address, name, "60000", transport],
+        [sys.executable, str(script), broker.bootstrap_servers, name, "60000", transport],
         capture_output=True,
         text=True,
         timeout=120,

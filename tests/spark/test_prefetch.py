@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from kdirect_spark.prefetch import Prefetch, prefetched
+from tests.support import wait_until
 
 MIB = 1 << 20
 
@@ -25,13 +26,6 @@ def number(b):
 
 def never_last(_):
     return False
-
-
-def wait_for(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen"
-        time.sleep(0.005)
 
 
 def our_threads():
@@ -54,7 +48,7 @@ def test_memory_is_bounded_while_nobody_consumes():
             yield batch(i)
 
     ahead = Prefetch(source(), 4 * MIB)
-    wait_for(lambda: len(made) >= 4)
+    wait_until(lambda: len(made) >= 4)
     time.sleep(0.05)
     assert len(made) <= 5, (
         "3 whole batches wait (their offsets make them larger than 1 MiB), one is being handed in"

@@ -15,7 +15,7 @@ T0 = 1_700_000_000_000
 @pytest.fixture(scope="module")
 def filled(broker, topics_of):
     """A topic of three partitions: 50, 0 and 20 records, ten seconds apart."""
-    topics = topics_of(broker.address)
+    topics = topics_of(broker.bootstrap_servers)
     name = topics.create(3, "filled", retention_ms=-1)  # the records are old
     for partition, count in ((0, 50), (2, 20)):
         topics.fill(
@@ -286,7 +286,7 @@ def test_records_that_vanish_between_planning_and_reading(broker, topics, transp
 
     def read(fail, start, stop):
         options = {
-            "kafka.bootstrap.servers": broker.address,
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
             "subscribe": name,
             "transport": transport,
             "failOnDataLoss": fail,

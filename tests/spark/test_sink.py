@@ -11,9 +11,9 @@ pytestmark = pytest.mark.spark
 @pytest.fixture
 def write(broker):
     def go(df, **options):
-        df.write.format("kdirect").option("kafka.bootstrap.servers", broker.address).options(
-            **{k.replace("__", "."): v for k, v in options.items()}
-        ).mode("append").save()
+        df.write.format("kdirect").option(
+            "kafka.bootstrap.servers", broker.bootstrap_servers
+        ).options(**{k.replace("__", "."): v for k, v in options.items()}).mode("append").save()
 
     return go
 
@@ -163,7 +163,7 @@ def test_a_stream_from_topic_to_topic(spark, topics, read_stream, broker, tmp_pa
                 "headers",
             )
             .writeStream.format("kdirect")
-            .option("kafka.bootstrap.servers", broker.address)
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
             .option("topic", target)
             .option("checkpointLocation", str(tmp_path / "c"))
             .trigger(availableNow=True)

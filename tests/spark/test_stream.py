@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+from tests.support import wait_until
+
 pytestmark = pytest.mark.spark
 
 
@@ -57,15 +59,19 @@ def run(df, sink, checkpoint, **trigger):
     return query
 
 
-def wait_for(condition, query=None, seconds=60):
-    deadline = time.monotonic() + seconds
-    while not condition():
+def wait_for(condition, query=None):
+    """Wait for the condition; what ended the query before that is raised."""
+
+    def happened():
         if query is not None and query.exception() is not None:
             raise query.exception()
-        assert time.monotonic() < deadline, (
-            f"did not happen; the last micro-batch: {query.lastProgress if query is not None else None}"
-        )
-        time.sleep(0.05)
+        return condition()
+
+    wait_until(
+        happened,
+        lambda: f"did not happen; the last micro-batch: {query.lastProgress if query else None}",
+        timeout_s=60,
+    )
 
 
 def values(start, stop):
@@ -397,7 +403,7 @@ def test_a_query_with_a_name_writes_to_kdirect(read_stream, topics, broker, chec
         .format("kdirect")
     )
     writer = (
-        writer.option("kafka.bootstrap.servers", broker.address)
+        writer.option("kafka.bootstrap.servers", broker.bootstrap_servers)
         .option("topic", target)
         .option("checkpointLocation", checkpoint)
     )
@@ -473,7 +479,7 @@ def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refu
     def stream(**options):
         return (
             spark.readStream.format("kdirect_legacy")
-            .option("kafka.bootstrap.servers", broker.address)
+            .option("kafka.bootstrap.servers", broker.bootstrap_servers)
             .option("subscribe", name)
             .options(**options)
             .load()

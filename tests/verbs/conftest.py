@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ import kdirect
 from kdirect.client.session import Session
 from kdirect.model import TopicPartition
 from kdirect.rdma import verbs_choice
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess, wait_until
 
 collect_ignore_glob = (
     [] if os.environ.get("KDIRECT_TEST_VERBS", "0") not in ("", "0") else ["test_*.py"]
@@ -202,26 +203,8 @@ def bystander(
     other.close()
 
 
-def eventually(
-    what: Callable[[], Any], why: Callable[[], str] = lambda: "it did not come to be"
-) -> Any:
-    """Wait until `what()` is true; its value."""
-    deadline = time.monotonic() + WAIT_S
-    while not (value := what()):
-        assert time.monotonic() < deadline, why()
-        time.sleep(0.02)
-    return value
-
-
-def values_of(
-    session: Session, tp: TopicPartition, start: int = 0, stop: int | None = None
-) -> list[bytes]:
-    """The values of [start, stop) by a reader of the session."""
-    reader = session.reader(tp, start, session.latest_offsets([tp])[tp] if stop is None else stop)
-    try:
-        return [value for batch in reader.batches() for value in batch.column("value").to_pylist()]
-    finally:
-        reader.close()
+# The condition's value as soon as it is true.
+eventually = partial(wait_until, timeout_s=WAIT_S)
 
 
 def kafka_values(broker: BrokerProcess, tp: TopicPartition, count: int) -> list[bytes]:

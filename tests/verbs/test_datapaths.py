@@ -17,7 +17,7 @@ import pyarrow as pa
 import kdirect
 from kdirect.client.session import Session
 from kdirect.model import TopicPartition
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess
 from tests.verbs.conftest import TRANSPORT, WAIT_S, eventually, kafka_values, values_of
 
 Topics = Callable[..., TopicPartition]

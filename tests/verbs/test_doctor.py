@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess
 from tests.verbs.conftest import TRANSPORT, rdma_address
 
 pytestmark = pytest.mark.skipif(TRANSPORT != "verbs", reason="needs an RNIC")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import kdirect
 from kdirect.client.session import Session
 from kdirect.model import TopicPartition
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess
 from tests.verbs.conftest import TRANSPORT, WAIT_S, Bystander, Child, eventually, values_of
 
 Children = Callable[..., Child]

@@ -10,7 +10,7 @@ import pytest
 
 from kdirect.client.session import Session
 from kdirect.model import TopicPartition
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess
 from tests.verbs.conftest import TRANSPORT
 
 RECORDS = 1000

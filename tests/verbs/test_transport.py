@@ -14,7 +14,7 @@ import pytest
 import kdirect
 from kdirect.errors import TransportError
 from kdirect.model import TopicPartition
-from tests.conftest import BrokerProcess
+from tests.support import BrokerProcess
 from tests.verbs.conftest import WAIT_S, values_of
 
 

@@ -1,0 +1,120 @@
+"""What tests of several rooms work with: broker processes, waiting, processor time.
+
+Import it by name: ``from tests.support import wait_until``.  Fixtures stand in the `conftest.py` of
+each room.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+READY = "kdirect broker ready on "
+END_TIMEOUT_S = 30
+
+
+def wait_until(
+    condition: Callable[[], Any],
+    what: str | Callable[[], str] = "it",
+    timeout_s: float = 30,
+    every_s: float = 0.01,
+) -> Any:
+    """The condition's value as soon as it is true.  AssertionError after `timeout_s`: `what` names
+    what was waited for; a callable is asked then, and says the whole."""
+    deadline = time.monotonic() + timeout_s
+    while not (value := condition()):
+        if time.monotonic() >= deadline:
+            raise AssertionError(
+                f"{what} did not happen within {timeout_s} s" if isinstance(what, str) else what()
+            )
+        time.sleep(every_s)
+    return value
+
+
+def poll_until(condition: Callable[[], Any], *consumers: Any, timeout_s: float = 30) -> list[Any]:
+    """Poll all consumers until the condition is true; the messages that they handed out."""
+    out = []
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {timeout_s} s"
+        for consumer in consumers:
+            message = consumer.poll(0.01)
+            if message is not None:
+                assert message.error() is None
+                out.append(message)
+    return out
+
+
+def cpu_ticks(pid: int) -> int:
+    """Clock ticks that a process has used, in user and kernel mode; a hundred are a second."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+class BrokerProcess:
+    """`kdirect broker` in a process of its own.  `start` after `kill` or `stop` brings it back:
+    same port, same log.
+
+    `address`: where it listens; by default on a free port, which is known once it has started.
+    """
+
+    def __init__(
+        self, log_dir: Path, properties: dict[str, Any] | None = None, address: str = ""
+    ) -> None:
+        self.log_dir = log_dir
+        self.properties = properties or {}
+        self.bootstrap_servers = address
+        self.errors = log_dir.with_name(log_dir.name + ".err")  # what it wrote to standard error
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None, "the broker does not run"
+        return self.process.pid
+
+    def start(self) -> BrokerProcess:
+        command = [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", str(self.log_dir)]
+        for name, value in {
+            "listeners": self.bootstrap_servers or "127.0.0.1:0",
+            **self.properties,
+        }.items():
+            command += ["--set", f"{name}={value}"]
+        self.log_dir.parent.mkdir(parents=True, exist_ok=True)
+        with open(self.errors, "a") as errors:
+            self.process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line.startswith(READY):
+            self.process.wait(END_TIMEOUT_S)
+            raise AssertionError(f"the broker did not start: {self.errors.read_text()[-3000:]}")
+        self.bootstrap_servers = line.removeprefix(READY).strip()
+        return self
+
+    def _end(self, number: int) -> int:
+        process, self.process = self.process, None
+        if process is None:
+            return 0
+        process.send_signal(number)
+        if number != signal.SIGKILL:
+            process.send_signal(signal.SIGCONT)
+        try:
+            return process.wait(END_TIMEOUT_S)
+        finally:
+            process.kill()
+            assert process.stdout is not None
+            process.stdout.close()
+
+    def stop(self) -> int:
+        """SIGTERM; its exit status."""
+        return self._end(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """SIGKILL."""
+        self._end(signal.SIGKILL)
