@@ -1,7 +1,7 @@
 """What becomes of one request: the one type that every handler returns.
 
-A handler decides what is sent.  When it is sent, in which order and behind which header is decided
-by the connection and the dispatcher.  An `Answer` is in one of three states:
+A handler decides what is sent.  The dispatcher adds the response header; the connection decides
+when the answer is sent and in which order.  An `Answer` is in one of three states:
 
 ======== =========== ============================================================
 buffers  awaited     meaning

@@ -93,7 +93,7 @@ class FileThreads:
         self._lookups = ThreadPoolExecutor(1, thread_name_prefix="kdirect-lookup")
         self._upkeep = ThreadPoolExecutor(1, thread_name_prefix="kdirect-upkeep")
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._outcomes: deque[tuple[Done, Any, BaseException | None]] = deque()  # not told yet
+        self._outcomes: deque[tuple[Done, Any, BaseException | None]] = deque()  # not reported yet
         self._turn_is_due = False
         self._under_way = 0  # of `for_partition`: counted on the loop
         self._settled = asyncio.Event()
@@ -104,8 +104,8 @@ class FileThreads:
 
     def for_partition(self, partition: Partition, work: Callable[[], Any], done: Done) -> None:
         """Do `work` on a thread of the partition's log directory, then call `done` on the event
-        loop.  Works of one partition may overlap: whoever needs an order waits for `done`.  Never
-        calls `done` before it returns."""
+        loop, never before this returns.  Works of one partition may overlap: a caller that needs an
+        order waits for `done`."""
         self._under_way += 1
         try:
             self._rooms[partition.directory.parent].submit(work).add_done_callback(

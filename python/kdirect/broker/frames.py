@@ -2,7 +2,7 @@
 
 A `FrameParser` owns the receive buffer.  The caller receives straight into `writable()`, reports
 the count with `received(n)`, and takes frames with `next_frame()` until it returns None.  A frame
-is a view of the buffer and is valid until the next `writable()`: who keeps it longer copies it.
+is a view of the buffer and is valid until the next `writable()`; a caller that keeps it copies it.
 
 Invariants: the buffer grows with what has arrived, never with what a prefix merely promises (a peer
 that announces 100 MB and sends nothing costs nothing); a size outside [0, max_bytes] is a

@@ -1,8 +1,8 @@
 """The common bound of what requests under way hold, for the whole broker
 (`queued.max.request.bytes`).
 
-Owns: who holds how much, and who waits for room.  No I/O: a holder is a connection, which reports
-what it holds, asks before it takes more, and is told when it may.
+Owns: which connection holds how much, and which ones wait for room.  No I/O: a holder is a
+connection, which reports what it holds, asks before it takes more, and is notified when it may.
 
 Rules, and why:
 
@@ -10,15 +10,15 @@ Rules, and why:
   100 MB and sends nothing holds nothing.
 - A connection may always hold FREE_BYTES: small requests, which others may be waiting for (a
   release, a heartbeat), never wait.
-- One holder, the elder, may go beyond the bound: whoever asked first, when there is no room.  So
-  some request always comes to its end, and the broker never holds more than the bound and one
+- One holder, the elder, may go beyond the bound: the one that asked first while there was no room.
+  So some request always comes to its end, and the broker never holds more than the bound and one
   request.
 - Those who wait are served in the order in which they asked.  Requests below SMALL_BYTES may pass
   the others, as long as there is room: an eighth of the bound is theirs alone.
 - While somebody waits, a holder that has stopped in the middle of a request is closed after
   STALL_SECONDS: it would keep the others waiting for ever.
 
-The event loop's.
+All methods run on the event loop.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class RequestMemory:
                 first = False
 
     def _check(self) -> None:
-        """While somebody waits: close whoever has stopped halfway."""
+        """While a holder waits: close those that have stopped halfway."""
         if not self._waiting:
             self._checking = False
             return

@@ -61,13 +61,13 @@ PRODUCER_ID_LIMIT = 1 << 62
 
 def replace_file(path: Path, text: str) -> None:
     """Put `text` in place of the file, so that a crash leaves either; LogError names the file."""
-    beside = path.with_name(path.name + ".tmp")
+    written = path.with_name(path.name + ".tmp")
     try:
-        with open(beside, "w", encoding="utf-8") as f:
+        with open(written, "w", encoding="utf-8") as f:
             f.write(text)
             f.flush()
             os.fsync(f.fileno())
-        os.replace(beside, path)
+        os.replace(written, path)
         directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(directory)
