@@ -154,7 +154,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--table-format", default="parquet", choices=("parquet", "delta"))
     options = parser.parse_args()
-    builder = session_builder("flights", "local[2]").config("spark.sql.session.timeZone", "UTC")
+    builder = (
+        session_builder("flights", "local[2]")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.sql.shuffle.partitions", "2")
+        .config("spark.ui.showConsoleProgress", "false")
+    )
     if options.table_format == "delta":
         from delta import configure_spark_with_delta_pip
 
