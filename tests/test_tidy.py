@@ -425,7 +425,7 @@ STILL_LONG: dict[str, set[str]] = {
     "python/kdirect/broker/access.py": {"_grant_file"},
     "python/kdirect/broker/head_access.py": {"join"},
     "python/kdirect/broker/produce_access.py": {"_grant", "_grant_ahead"},
-    "python/kdirect/client/direct_write.pyx": {"c_send", "try_record"},
+    "python/kdirect/client/direct_write.pyx": {"try_record"},
     "python/kdirect/client/gather.pyx": {"add"},
     "python/kdirect/format/decode.pyx": {"_run"},
     "python/kdirect/format/encode.pyx": {"encode_records"},
