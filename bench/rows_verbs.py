@@ -115,9 +115,8 @@ def verbs_read(seconds: float, quick: bool) -> list[Figure]:
         consumer = kdirect.Consumer(settings, session=session)
         consumer.assign({tp: 0})
         consumer.poll(0)
-        fetcher = (
-            consumer._reading.fetcher
-        )  # the row measures READs, not what is made of their bytes
+        # The row measures READs, not what is made of their bytes.
+        fetcher = next(iter(consumer._reading.paths.direct))
         broker_cpu_s = 0.0
         reads = 0
 

@@ -416,11 +416,8 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
     if not isinstance(partition, RangePartition):
         return  # Spark passes one empty partition for a plan without partitions
     tp = TopicPartition(partition.topic, partition.partition)
-    work = OffsetRange(tp, partition.start, partition.stop)
-    done = _Done(work.start)
-    batches = prefetched(
-        _decode(settings, work, done), settings.prefetch_bytes, lambda _: done.offset >= work.stop
-    )
+    work = _RangeReading(settings, OffsetRange(tp, partition.start, partition.stop))
+    batches = prefetched(work.batches(), settings.prefetch_bytes, lambda _: work.is_done)
     try:
         yield from batches
     finally:
@@ -428,60 +425,66 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
         worker.settle()
 
 
-@dataclass
-class _Done:
-    """How far a task's reading has come: the offset behind the last batch that was yielded.  Of the
-    thread that decodes."""
+class _RangeReading:
+    """A task's reading of one range, by one reader after the other where records in between are
+    gone.  `next_offset`: how far it has come.  Of the thread that decodes."""
 
-    offset: int
+    def __init__(self, settings: SourceSettings, work: OffsetRange) -> None:
+        self.next_offset = work.start
+        self._settings = settings
+        self._work = work
 
+    @property
+    def is_done(self) -> bool:
+        """Is there nothing after the batch that was yielded last?"""
+        return self.next_offset >= self._work.stop
 
-def _decode(
-    settings: SourceSettings, work: OffsetRange, done: _Done
-) -> Generator[pa.RecordBatch, None, None]:
-    tp, columns = work.topic_partition, settings.columns and list(settings.columns)
-    while (position := done.offset) < work.stop:
-        reader = None
-        session = None
-        try:
-            session = worker.session(settings.task_client)
-            reader = session.reader(
-                tp,
-                position,
-                work.stop,
-                include_headers=settings.include_headers,
-                target_bytes=settings.batch_bytes,
-            )
-            for batch in reader.batches():
-                if batch.num_rows:
-                    done.offset = _next_offset(batch)
-                    yield batch.select(columns) if columns else batch
-            return
-        except UnknownTopicError as e:
-            loss = f"{tp} is gone; offsets {done.offset} to {work.stop} were still to be read"
-            _lost(settings, loss, e)
-            return
-        except OffsetOutOfRangeError as e:
-            earliest, latest = BrokerView(settings).watermarks([tp]).get(tp, (0, 0))
-            loss = f"{tp} holds offsets {earliest} to {latest}; {done.offset} to {work.stop} were to be read"
-            _lost(settings, loss, e)
-            if not done.offset < earliest < work.stop:
+    def batches(self) -> Generator[pa.RecordBatch, None, None]:
+        """The wanted columns of the range."""
+        while not self.is_done:
+            try:
+                yield from self._read()
                 return
-            done.offset = earliest
-        finally:
-            if reader is not None:
+            except UnknownTopicError as e:
+                self._lost(f"{self._work.topic_partition} is gone; offsets {{}} were still to be read", e)
+                return
+            except OffsetOutOfRangeError as e:
+                tp = self._work.topic_partition
+                watermarks = BrokerView(self._settings).watermarks([tp])
+                earliest, latest = watermarks.get(tp, (0, 0))
+                held = f"{tp} holds offsets {earliest} to {latest}"
+                self._lost(f"{held}; {{}} were to be read", e)
+                if not self.next_offset < earliest < self._work.stop:
+                    return
+                self.next_offset = earliest
+
+    def _read(self) -> Generator[pa.RecordBatch, None, None]:
+        """What one reader brings."""
+        settings, work = self._settings, self._work
+        columns = settings.columns and list(settings.columns)
+        session = worker.session(settings.task_client)
+        with session.reader(
+            work.topic_partition,
+            self.next_offset,
+            work.stop,
+            include_headers=settings.include_headers,
+            target_bytes=settings.batch_bytes,
+        ) as reader:
+            try:
+                for batch in reader:
+                    self.next_offset = reader.next_offset
+                    if batch.num_rows:
+                        yield batch.select(columns) if columns else batch
+            finally:
                 _note(settings, work, session, reader)
-                reader.close()
 
-
-def _lost(settings: SourceSettings, loss: str, cause: Exception) -> None:
-    if settings.fail_on_data_loss:
-        raise DataLossError(f"records are missing: {loss}", hint=offsets.LOSS_HINT) from cause
-    log.warning("records are missing: %s (failOnDataLoss is false)", loss)
-
-
-def _next_offset(batch: pa.RecordBatch) -> int:
-    return batch.column(4)[batch.num_rows - 1].as_py() + 1
+    def _lost(self, loss: str, cause: Exception) -> None:
+        """Records of the range are gone; `loss` says so, with {} for the offsets."""
+        loss = loss.format(f"{self.next_offset} to {self._work.stop}")
+        if self._settings.fail_on_data_loss:
+            text = f"records are missing: {loss}"
+            raise DataLossError(text, hint=offsets.LOSS_HINT) from cause
+        log.warning("records are missing: %s (failOnDataLoss is false)", loss)
 
 
 def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:

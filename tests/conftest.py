@@ -71,12 +71,9 @@ def sessions_end() -> Iterator[None]:
     """What a module connected to ends with it: descriptors above 1023 would be too high for py4j,
     which asks `select` about them."""
     yield
-    from kdirect.client import session
+    from kdirect.client import connections
 
-    for each in list(session._sessions.values()):
-        if each._pid == os.getpid():
-            each.close()
-    session._sessions.clear()
+    connections.close_all()
     gc.collect()
 
 

@@ -286,7 +286,7 @@ def test_a_member_that_lost_its_place_does_not_commit_for_an_empty_group(broker,
     if how == "the next poll":
         slow._commit_due = slow._attention = True  # as the group's clock says
         slow.poll(0)
-        slow._settle_commits(wait=True)
+        slow._commits.settle(slow._on_commit, wait=True)
     elif how == "commit":
         with pytest.raises(BrokerError) as refused:
             slow.commit(offsets={tp: 10}, asynchronous=False)

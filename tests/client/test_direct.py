@@ -201,7 +201,7 @@ def test_one_read_refreshes_all_slots_of_a_consumer(served):
     with kdirect.Consumer(settings) as consumer:
         consumer.subscribe("many")
         assert sorted(int(consumer.poll(10).value()) for _ in range(20)) == list(range(20))
-        fetcher = consumer._reading.fetcher
+        (fetcher,) = consumer._reading.paths.direct
         before = fetcher.statistics()
         fetcher.refresh()
         after = fetcher.statistics()
@@ -251,7 +251,7 @@ def test_reads_start_at_2_kib_grow_with_the_lag_and_shrink_when_caught_up(served
             {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
         ) as consumer:
             consumer.assign({TP: 0})
-            stream = consumer._reading.fetcher.stream(TP)
+            stream = consumer._reading.paths.cursor(TP).stream
             assert stream.read_size == 2048
             sizes = []
             for _ in range(4000):
@@ -297,7 +297,7 @@ def test_memory_of_a_reader_does_not_grow_with_the_backlog(served):
     most = total = 0
     for batch in reader.batches():
         total += batch.num_rows
-        most = max(most, reader._source.fetcher.statistics()["buffer_bytes"], batch.nbytes)
+        most = max(most, reader._place.paths.statistics()["buffer_bytes"], batch.nbytes)
     assert total == 200_000
     assert most <= 8 << 20
     reader.close()

@@ -72,9 +72,13 @@ def fetched(monkeypatch):
 @pytest.fixture
 def no_time(monkeypatch):
     """Time stands still for the fetches over TCP: none is made because time has passed."""
-    monkeypatch.setattr(
-        tcp_multi_fetch, "time", SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None)
-    )
+    begin = tcp_multi_fetch.TcpRound.__init__
+
+    def frozen(self, *arguments):
+        begin(self, *arguments)
+        self._environment = SimpleNamespace(monotonic=lambda: 1000.0, sleep=lambda s: None)
+
+    monkeypatch.setattr(tcp_multi_fetch.TcpRound, "__init__", frozen)
 
 
 def topic(broker, partitions, records=0, size=1, **configs):
@@ -399,9 +403,8 @@ def test_consume_ends_although_there_is_always_more(broker, consumer_of, monkeyp
         return now[0]
 
     take(consumer, 1)
-    monkeypatch.setattr(
-        "kdirect.client.consumer.time", SimpleNamespace(monotonic=monotonic, sleep=lambda s: None)
-    )
+    environment = SimpleNamespace(monotonic=monotonic, sleep=lambda s: None)
+    monkeypatch.setattr(consumer, "_environment", environment)
     began = now[0]
     assert 0 < len(consumer.consume(1000, 0.3)) < 49
     assert now[0] - began < 1.0

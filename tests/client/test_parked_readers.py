@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 import kdirect
-from kdirect.client import session as sessions
+from kdirect.client import reader as readers
 from kdirect.model import TopicPartition
 
 TP = TopicPartition("t", 0)
@@ -74,7 +74,7 @@ def test_a_reader_is_used_again_where_it_stands(session, broker):
 
 def test_readers_of_other_partitions_give_way_to_those_in_use(session, monkeypatch, broker):
     """Others are closed, and not the newest turned away: dead ones would fill the pool for good."""
-    monkeypatch.setattr(sessions, "IDLE_READERS", 3)
+    monkeypatch.setattr(readers, "IDLE_READERS", 3)
     for i in range(5):
         session.admin.create_topic(f"dated-{i}", 1)
         fill(session, f"dated-{i}", ["x"])
@@ -117,7 +117,7 @@ def test_partitions_without_a_slot_are_asked_for_over_tcp_and_the_refusal_is_rem
 
 
 def test_more_partitions_in_turn_than_are_kept_still_find_some(session, monkeypatch, broker):
-    monkeypatch.setattr(sessions, "IDLE_READERS", 8)
+    monkeypatch.setattr(readers, "IDLE_READERS", 8)
     session.admin.create_topic("t", 10)
     with session.producer() as producer:
         for partition in range(10):

@@ -7,17 +7,21 @@ import random
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from kdirect.client.direct import ENDED, MOVED
-from kdirect.client.direct_read import FileStream, SlotTable
+from kdirect.client.file_stream import FileStream
+from kdirect.client.slot_table import SlotTable
 from kdirect.errors import CorruptBatchError, ProtocolError, QueuePairError
 from kdirect.format import layout
 from kdirect.format.batch import crc32c, stamp
 from kdirect.format.codec import encode_records
 from kdirect.rdma import open_device
 from kdirect.rdma.contract import Access, Memory
+from kdirect.wire.location import Location
+
+NOTHING, MOVED, ENDED = range(3)  # what FileStream.advance returns
 
 
 def slot(*, flags=layout.SLOT_FLAG_ASSIGNED, file_id=1, base=0, readable=0, watermark=0, updates=0):
@@ -43,6 +47,10 @@ class Ends:
         self.file = Memory.anonymous(1 << 20)
         self.file_region = self.far_pd.register(self.file, Access.REMOTE_READ)
 
+    @property
+    def endpoint(self):
+        return SimpleNamespace(qp=self.near, send_cq=self.cqs[2], local_memory=self.local)
+
     def local(self, n):
         return self.near_pd.register(Memory.anonymous(n), Access.LOCAL_WRITE)
 
@@ -59,9 +67,11 @@ class Ends:
         )
 
     def stream(self, **settings):
-        return FileStream(
-            "t-0", self.near, self.cqs[2], self.local, in_place=self.in_place, **settings
-        )
+        return FileStream("t-0", in_place=self.in_place, **settings)
+
+    def location(self, length=1 << 20):
+        """The granted file, as the near side READs it."""
+        return Location(self.endpoint, self.file.address, self.file_region.rkey, length)
 
     def put(self, index, data):
         memoryview(self.slots)[index * layout.SLOT_BYTES : (index + 1) * layout.SLOT_BYTES] = data
@@ -170,7 +180,7 @@ def test_a_head_that_outgrew_its_grant_is_read_to_the_end_of_the_grant(ends, sea
     ends.put(0, slot(readable=100))
     stream = ends.stream()
     length = 16 << 10
-    stream.open(1, ends.file.address, ends.file_region.rkey, length, 0, 100, False)
+    stream.open(ends.location(length), 1, 0, 100, False)
     table.refresh()
     stream.take_slot(table, 0, False)
     assert not stream.outgrown
@@ -184,7 +194,7 @@ def test_a_head_that_outgrew_its_grant_is_read_to_the_end_of_the_grant(ends, sea
     assert stream.advance(table, 0, False) == ENDED and table.reads == reads, (
         "the slot tells nothing that is of use"
     )
-    stream.open(2, ends.file.address, ends.file_region.rkey, 1 << 20, length, length, False)
+    stream.open(ends.location(), 2, length, length, False)
     assert not stream.outgrown
 
 
@@ -196,7 +206,7 @@ def test_a_position_that_cannot_be_is_refused(ends, readable, message):
     table.activate(0)
     ends.put(0, slot(readable=100))
     stream = ends.stream()
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 100, False)
+    stream.open(ends.location(), 1, 0, 100, False)
     table.refresh()
     stream.take_slot(table, 0, False)
     ends.put(0, slot(readable=readable))
@@ -208,14 +218,15 @@ def test_a_position_that_cannot_be_is_refused(ends, readable, message):
 @pytest.mark.parametrize("arguments", [(0, 10, 5), (-1, 0, 0), (10, 0, 11), (10, 12, 12)])
 def test_a_grant_that_cannot_be_is_refused(ends, arguments):
     with pytest.raises(ProtocolError, match="granted positions"):
-        ends.stream().open(1, 0, 0, *arguments, False)
+        length, *positions = arguments
+        ends.stream().open(Location(ends.endpoint, 0, 0, length), 1, *positions, False)
 
 
 @pytest.mark.parametrize("index", [-1, 4, 200_000_000])
 def test_a_slot_outside_of_the_table_is_refused(ends, index):
     table = ends.table()
     stream = ends.stream()
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    stream.open(ends.location(), 1, 0, 0, False)
     uses = [
         table.activate,
         table.deactivate,
@@ -234,7 +245,7 @@ def test_a_slot_of_another_file_ends_access(ends):
     table.activate(0)
     ends.put(0, slot(file_id=9))
     stream = ends.stream()
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    stream.open(ends.location(), 1, 0, 0, False)
     assert stream.advance(table, 0, False) == 2
     assert stream.revoked
 
@@ -243,7 +254,7 @@ def test_reads_stop_at_the_last_readable_position_and_keep_partial_batches(ends)
     batches = b"".join(encode_records([(None, b"v" * n, [], 1)]) for n in (10, 5000, 3, 4000))
     memoryview(ends.file)[: len(batches)] = batches
     stream = ends.stream(min_read_bytes=512, max_read_bytes=512, buffer_bytes=1024)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(batches), True)
+    stream.open(ends.location(), 1, 0, len(batches), True)
     out = b""
     while stream.unread or stream.buffered:
         if stream.fill() == 0:
@@ -287,7 +298,7 @@ def test_a_window_has_whole_batches_that_continue_the_log(ends):
     stream = ends.stream(min_read_bytes=512, max_read_bytes=512, buffer_bytes=1024)
 
     def opened(**other):
-        stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+        stream.open(ends.location(), 1, 0, len(data), True)
         known = {
             "next_offset": 100,
             "dense_from": 0,
@@ -323,7 +334,7 @@ def test_what_is_read_again_after_a_close_is_compared_again(ends):
     data = b"".join(batches)
     memoryview(ends.file)[: len(data)] = data
     stream = ends.stream(min_read_bytes=1 << 16)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+    stream.open(ends.location(), 1, 0, len(data), True)
     stream.expect(100, 100, 0, 104, 2, 2)
     stream.fill()
     assert stream.window()[1] == len(data)
@@ -339,7 +350,7 @@ def test_a_length_that_cannot_be_is_damage_before_memory_is_taken(ends, at):
     data[at] ^= 0x40
     memoryview(ends.file)[: len(data)] = data
     stream = ends.stream(max_batch_bytes=1 << 20)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, len(data), True)
+    stream.open(ends.location(), 1, 0, len(data), True)
     stream.expect(100, 100, 0, 104, 2, 2)
     with pytest.raises(CorruptBatchError, match="position 0 of the segment") as caught:
         read_whole(stream)
@@ -350,7 +361,7 @@ def test_a_length_that_cannot_be_is_damage_before_memory_is_taken(ends, at):
 def test_a_batch_over_the_limit_is_told_before_memory_is_taken(ends):
     memoryview(ends.file)[:12] = struct.pack(">qi", 0, 100 << 20)
     stream = ends.stream(max_batch_bytes=1 << 20)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 1 << 20, True)
+    stream.open(ends.location(), 1, 0, 1 << 20, True)
     with pytest.raises(
         CorruptBatchError,
         match=r"t-0: a record batch of 104857612 bytes at position 0.*max\.batch\.bytes",
@@ -361,7 +372,7 @@ def test_a_batch_over_the_limit_is_told_before_memory_is_taken(ends):
 
 def test_a_revoked_key_is_an_error_that_names_the_reading(ends):
     stream = ends.stream()
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 4096, False)
+    stream.open(ends.location(), 1, 0, 4096, False)
     assert stream.fill() == 2048
     ends.file_region.deregister()
     with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
@@ -377,7 +388,7 @@ def test_a_lagging_stream_has_several_reads_on_their_way(ends):
     stream = ends.stream(
         min_read_bytes=4096, max_read_bytes=4096, buffer_bytes=160000, max_batch_bytes=1 << 20
     )
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 100001, True)
+    stream.open(ends.location(), 1, 0, 100001, True)
     sizes = []
     while stream.unread:
         sizes.append(stream.fill())
@@ -392,7 +403,7 @@ def test_a_lagging_stream_has_several_reads_on_their_way(ends):
 
 def test_a_key_revoked_among_several_reads_leaves_no_completion_behind(ends):
     stream = ends.stream(min_read_bytes=4096, max_read_bytes=4096)
-    stream.open(1, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 1 << 20, False)
+    stream.open(ends.location(), 1, 0, 1 << 20, False)
     ends.file_region.deregister()
     with pytest.raises(QueuePairError, match="READ of t-0: remote access error"):
         stream.fill()
@@ -409,7 +420,7 @@ def test_a_refresh_from_before_a_grant_says_nothing_of_it(ends):
     for index, (stream, file_id) in enumerate([(first, 1), (second, 2)]):
         ends.put(index, slot(file_id=file_id))
         table.activate(index)
-        stream.open(file_id, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+        stream.open(ends.location(), file_id, 0, 0, False)
         assert stream.advance(table, index, False) == 0
     ends.put(0, slot(file_id=1, flags=layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED))
     assert [first.advance(table, 0, False) for _ in range(2)] == [0, 2], (
@@ -420,7 +431,7 @@ def test_a_refresh_from_before_a_grant_says_nothing_of_it(ends):
     table.deactivate(0)
     ends.put(0, slot(file_id=3, readable=len(batch)))
     table.activate(0)
-    first.open(3, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+    first.open(ends.location(), 3, 0, 0, False)
     assert not first.take_slot(table, 0, False)
     assert first.advance(table, 0, False) == 1
     assert not first.revoked
@@ -432,7 +443,7 @@ def test_a_torn_refresh_leaves_nothing_that_another_stream_would_take(ends):
     for index, (stream, file_id) in enumerate([(first, 1), (second, 2)]):
         ends.put(index, slot(file_id=file_id))
         table.activate(index)
-        stream.open(file_id, ends.file.address, ends.file_region.rkey, 1 << 20, 0, 0, False)
+        stream.open(ends.location(), file_id, 0, 0, False)
     table.refresh()
     for index, stream in enumerate((first, second)):
         stream.take_slot(table, index, False)

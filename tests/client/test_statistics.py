@@ -33,15 +33,16 @@ COUNTING = {
     "python/kdirect/wire/connection.py": {"connection"},
     "python/kdirect/client/consumer.py": {"consumer"},
     "python/kdirect/client/direct.py": {"consumer", "reader"},
-    "python/kdirect/client/direct_read.pyx": {"stream"},
+    "python/kdirect/client/file_stream.pyx": {"stream"},
     "python/kdirect/client/direct_append.py": {"producer"},
     "python/kdirect/client/produce_driver.py": {"producer"},
     "python/kdirect/client/producer.py": {"producer"},
     "python/kdirect/client/reading.py": {"consumer"},
+    "python/kdirect/client/read_paths.py": {"consumer", "reader"},
+    "python/kdirect/client/reader.py": {"reader"},
     "python/kdirect/client/request_append.py": {"producer"},
-    "python/kdirect/client/session.py": {"reader"},
     "python/kdirect/client/tcp_append.py": {"appender"},
-    "python/kdirect/client/tcp_fetch.py": {"fetcher"},
+    "python/kdirect/client/tcp_fetch.py": {"fetcher", "reader"},
     "python/kdirect/client/tcp_multi_fetch.py": {"consumer"},
     "python/kdirect/format/blocks.pyx": {"memory"},
     "python/kdirect/log/kernel.pyx": {"log"},
@@ -149,8 +150,9 @@ def test_of_readers_and_what_they_read_with(served):
         assert sum(batch.num_rows for batch in reader.batches()) == 1
         seen |= set(reader.statistics())
         if transport == "shm":
-            assert set(reader._source.fetcher.stream(TP).statistics()) == metrics.names("stream")
-            assert set(reader._source.fetcher.channel.device.statistics()) == metrics.names("rdma")
+            (fetcher,) = reader._place.paths.direct
+            assert set(fetcher.stream(TP).statistics()) == metrics.names("stream")
+            assert set(fetcher.channel.device.statistics()) == metrics.names("rdma")
         reader.close()
     assert seen == metrics.names("reader")
 

@@ -112,7 +112,7 @@ def test_reads_start_at_2_kib_and_grow_with_the_lag(session: Session, tp) -> Non
         )
         producer.flush()
         with consumer_of(session, tp) as consumer:
-            stream = consumer._reading.fetcher.stream(tp)
+            stream = consumer._reading.paths.cursor(tp).stream
             assert stream.read_size == 2048
             sizes = set()
             for _ in range(3000):
@@ -139,7 +139,8 @@ def test_one_read_refreshes_all_slots_of_a_consumer(session: Session, topic: Top
         consumer.assign({TopicPartition(name, p): 0 for p in range(8)})
         assert sorted(int(consumer.poll(WAIT_S).value()) for _ in range(8)) == list(range(8))
         before = consumer.statistics()
-        consumer._reading.fetcher.refresh()
+        for fetcher in consumer._reading.paths.direct:
+            fetcher.refresh()
         after = consumer.statistics()
         assert after["slot_reads"] - before["slot_reads"] == 1
         assert after["slot_read_bytes"] - before["slot_read_bytes"] == 8 * 64

@@ -87,10 +87,12 @@ class GroupInfo:
 
 
 class Admin:
-    """Thread-safe; usable in forked children, as its cluster is."""
+    """Thread-safe; usable in forked children, as its cluster is.  `owner` is whatever keeps the
+    cluster's connections open, and lives as long as this."""
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, owner: object = None) -> None:
         self._cluster = cluster
+        self._owner = owner
 
     # -- topics ------------------------------------------------------------------------------------
 

@@ -22,19 +22,28 @@ from __future__ import annotations
 import logging
 import os
 import re
-import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
 from kdirect.client.admin import TopicInfo
+from kdirect.client.arguments import (
+    OFFSET_INVALID,
+    OFFSET_STORED,
+    Offsets,
+    as_offsets,
+    as_partition,
+    as_partitions,
+)
+from kdirect.client.commits import Commits, OnCommit
+from kdirect.client.connections import Handle, shared_connections
 from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.message import Message
-from kdirect.client.reading import LOST, Reading
-from kdirect.client.session import FIRST_WAIT_S, LONGEST_WAIT_S, Session, connect
+from kdirect.client.read_paths import LOST
+from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
+from kdirect.client.reading import Reading
 from kdirect.errors import (
     BrokerError,
     ClosedError,
@@ -45,18 +54,16 @@ from kdirect.errors import (
 )
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
-from kdirect.wire.connection import Pending
 
 log = logging.getLogger("kdirect.client")
 
-OFFSET_STORED = -1000  # start at the committed offset, as confluent-kafka numbers it
-OFFSET_INVALID = -1001
-PAUSE_SHARE = 4  # a poll that waits sleeps for one part in so many of the time since the last record: so much later it may be
+# A poll that waits sleeps for one part in so many of the time since the last record, so that a
+# record comes later by that part at most.
+PAUSE_SHARE = 4
 SLICE_MS = 100.0  # longest single wait, so that signals and rebalances are seen
 TRIES = 3  # lost connections in a row before one is raised
 
 Rebalance = Callable[["Consumer", list[TopicPartition]], None]
-Offsets = Mapping[TopicPartition, int] | Iterable[Any]
 
 _alive: weakref.WeakSet[Consumer] = weakref.WeakSet()
 
@@ -67,6 +74,27 @@ def _forked() -> None:
 
 
 os.register_at_fork(after_in_child=_forked)
+
+
+class _GroupOwner:
+    """What the group's thread sees of a consumer: see `group.Owner`.  It holds the consumer weakly,
+    so that the thread ends with a consumer that nobody closes."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self._consumer = weakref.ref(consumer)
+
+    def activity(self) -> int:
+        consumer = self._consumer()
+        return consumer._activity() if consumer is not None else 0
+
+    def news(self) -> None:
+        consumer = self._consumer()
+        if consumer is not None:
+            consumer._attention = True
+
+    def clock(self, now: float) -> float:
+        consumer = self._consumer()
+        return consumer._look_at_clock(now) if consumer is not None else now + 1.0
 
 
 class Consumer:
@@ -82,24 +110,31 @@ class Consumer:
         self,
         settings: Mapping[str, Any] | str,
         *,
-        session: Session | None = None,
-        on_commit: Callable[[KdirectError | None, dict[TopicPartition, int]], None] | None = None,
+        session: Handle | None = None,
+        on_commit: OnCommit | None = None,
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
-        self._session = session if session is not None else connect(self.settings)
+        self._own_handle = (
+            Handle(shared_connections(self.settings)) if session is None else None
+        )  # to be closed with the consumer
+        self._session: Handle = session if session is not None else self._own_handle  # type: ignore
+        self._environment = self._session.environment
         self._reading = Reading(self._session, self.settings)
         self._queue = self._reading.queue
-        self._membership = (
-            Membership(self._session.cluster, self.settings, self)
-            if self.settings["group.id"]
-            else None
-        )
+        self._group_owner = _GroupOwner(self)
+        self._membership: Membership | None = None
+        self._commits: Commits | None = None  # of a consumer with a group
+        if self.settings["group.id"]:
+            self._membership = Membership(self._session.cluster, self.settings, self._group_owner)
+            self._commits = Commits(
+                self._membership,
+                self._reading,
+                auto_store=self.settings["enable.auto.offset.store"],
+            )
         self._auto_commit = self._membership is not None and self.settings["enable.auto.commit"]
-        self._auto_store: bool = self.settings["enable.auto.offset.store"]
-        self._topics: dict[str, int] | None = (
-            None  # subscribed topics that exist -> partitions; None: no subscription
-        )
+        # Subscribed topics that exist, with their partitions; None: no subscription.
+        self._topics: dict[str, int] | None = None
         self._names: list[str] = []
         self._patterns: list[re.Pattern[str]] = []
         self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (
@@ -108,9 +143,6 @@ class Consumer:
             None,
         )
         self._on_commit = on_commit
-        self._commits: deque[tuple[Pending | BrokerError, dict[TopicPartition, int]]] = deque()
-        self._committed: dict[TopicPartition, int | None] = {}
-        self._stored: dict[TopicPartition, int] = {}
         self._commit_due = self._metadata_due = False
         self._next_commit = self._next_metadata = float("inf")
         self._given: list[TopicPartition] | None = None  # by the group, and not read yet
@@ -171,7 +203,9 @@ class Consumer:
         self._names = [name for name in names if not name.startswith("^")]
         self._callbacks = (on_assign, on_revoke, on_lost)
         self._topics = self._look_up(must_exist=True)
-        self._next_metadata = time.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        self._next_metadata = (
+            self._environment.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        )
         if self._membership is not None:
             self._membership.join(self._topics)
         else:
@@ -198,12 +232,12 @@ class Consumer:
         the partitions given out start; elsewhere it ends a subscription, and errors of a partition
         are raised here."""
         self._check()
-        offsets = _offsets(partitions)
+        offsets = as_offsets(partitions)
         if not self._in_callback and self._topics is not None:
             self.unsubscribe()
         self._reading.assign(self._starts(offsets))
-        self._committed = {tp: o for tp, o in self._committed.items() if tp in offsets}
-        self._stored = {tp: o for tp, o in self._stored.items() if tp in offsets}
+        if self._commits is not None:
+            self._commits.keep(offsets)
         self._start_timers()
         if not self._in_callback:
             self._reading.enter()
@@ -215,21 +249,21 @@ class Consumer:
     def incremental_assign(self, partitions: Offsets) -> None:
         """Read these too."""
         self._check()
-        self._reading.add(self._starts(_offsets(partitions)))
+        self._reading.add(self._starts(as_offsets(partitions)))
         self._start_timers()
 
     def incremental_unassign(self, partitions: Iterable[Any]) -> None:
         """Stop reading these."""
         self._check()
-        self._reading.release(_partitions(partitions))
+        self._reading.release(as_partitions(partitions))
 
     def assignment(self) -> list[TopicPartition]:
         """The partitions read now."""
-        return list(self._reading.positions)
+        return self._reading.partitions
 
     def position(self, partition: Any) -> int:
         """Offset of the next record that will be handed out."""
-        return self._reading.position(_partition(partition))
+        return self._reading.next_offset(as_partition(partition))
 
     def seek(self, partition: Any, offset: int | None = None) -> None:
         """Go on at `offset` (-1 latest, -2 earliest; None: ``partition.offset``) on an assigned
@@ -242,15 +276,15 @@ class Consumer:
                 f"seek of {partition} to {offset!r}",
                 hint="give an offset, -1 (latest) or -2 (earliest)",
             )
-        self._reading.seek(_partition(partition), offset)
+        self._reading.seek(as_partition(partition), offset)
 
     def pause(self, partitions: Iterable[Any]) -> None:
         """Hand out no records of these until `resume`; nothing in hand is lost, and the group keeps
         its member."""
-        self._reading.pause(_partitions(partitions))
+        self._reading.pause(as_partitions(partitions))
 
     def resume(self, partitions: Iterable[Any]) -> None:
-        self._reading.resume(_partitions(partitions))
+        self._reading.resume(as_partitions(partitions))
 
     def paused(self) -> list[TopicPartition]:
         return sorted(self._reading.paused)
@@ -284,10 +318,10 @@ class Consumer:
         until = (
             float("inf")
             if timeout is None or timeout < 0
-            else time.monotonic() + max(timeout, SLICE_MS / 1000)
+            else self._environment.monotonic() + max(timeout, SLICE_MS / 1000)
         )
         out: list[Message] = self._queue.take(num_messages)
-        while len(out) < num_messages and time.monotonic() < until:
+        while len(out) < num_messages and self._environment.monotonic() < until:
             try:
                 if not self._pull(0.0):
                     break
@@ -371,7 +405,7 @@ class Consumer:
                 continue
             if reading.untold or reading.failed:
                 reading.tell()
-            now = time.monotonic()
+            now = self._environment.monotonic()
             if deadline is None:
                 if timeout == 0:
                     return False
@@ -385,12 +419,12 @@ class Consumer:
             if self._empty_since is None:
                 self._empty_since = now
             empty_s = now - self._empty_since
-            spun = empty_s >= self._spin_s or reading.fetcher is None
+            spun = empty_s >= self._spin_s or not reading.reads
             if spun and now - began < LONGEST_WAIT_S:  # else it has waited already, over TCP
-                time.sleep(
+                self._environment.sleep(
                     min(max(FIRST_WAIT_S, empty_s / PAUSE_SHARE), LONGEST_WAIT_S, deadline - now)
                 )
-                now = time.monotonic()
+                now = self._environment.monotonic()
             began = now
 
     # -- beside the records ------------------------------------------------------------------------
@@ -400,16 +434,16 @@ class Consumer:
         self._check()
         self._attention = False
         membership = self._membership
-        if self._commits:
-            self._settle_commits()
+        if self._commits is not None and self._commits.under_way:
+            self._commits.settle(self._on_commit)
         if membership is None:
-            if time.monotonic() >= self._next_metadata:
+            if self._environment.monotonic() >= self._next_metadata:
                 self._look_for_partitions()
             return
         if self._topics is None:
             self._commit_what_is_due()
             return
-        if self._metadata_due or time.monotonic() >= self._next_metadata:
+        if self._metadata_due or self._environment.monotonic() >= self._next_metadata:
             self._look_for_partitions()
         if membership.lost:
             log.warning("group %s: partitions lost: %s", membership.group_id, membership.lost)
@@ -462,8 +496,8 @@ class Consumer:
     def _forget(self) -> None:
         self._given = None
         self._reading.assign({})
-        self._committed.clear()
-        self._stored.clear()
+        if self._commits is not None:
+            self._commits.keep(())
 
     def _call_back(self, callback: Rebalance | None, tps: list[TopicPartition]) -> None:
         if callback is not None:
@@ -481,13 +515,9 @@ class Consumer:
         if not stored:
             return out
         committed = (
-            self._membership.committed(stored)
-            if self._membership is not None
-            else dict.fromkeys(stored)
+            self._commits.look_up(stored) if self._commits is not None else dict.fromkeys(stored)
         )
-        for tp in stored:
-            offset = committed[tp]
-            self._committed[tp] = offset
+        for tp, offset in committed.items():
             out[tp] = self._reading.reset_offset() if offset is None else offset
         return out
 
@@ -510,7 +540,9 @@ class Consumer:
         """Topics that match now, and partitions that were added: from a topic that grows nothing is
         missed."""
         self._metadata_due = False
-        self._next_metadata = time.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        self._next_metadata = (
+            self._environment.monotonic() + self.settings["metadata.max.age.ms"] / 1000
+        )
         assert self._topics is not None
         found = self._look_up(must_exist=False)
         if found == self._topics:
@@ -519,7 +551,7 @@ class Consumer:
         membership = self._membership
         if membership is None:
             reading = self._reading
-            reading.release([tp for tp in reading.positions if tp.topic not in found])
+            reading.release([tp for tp in reading.partitions if tp.topic not in found])
             reading.add(
                 {
                     TopicPartition(name, i): EARLIEST_OFFSET
@@ -547,15 +579,15 @@ class Consumer:
         not a member now that it subscribed.
         """
         self._check()
-        membership = self._membership
-        if membership is None:
+        commits = self._commits
+        if commits is None:
             raise ConfigError("commit without group.id", hint="set group.id")
         if message is not None and offsets is not None:
             raise ConfigError("commit of a message and of offsets", hint="give one of them")
         if message is not None:
             wanted = {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
         elif offsets is not None:
-            wanted = _offsets(offsets)
+            wanted = as_offsets(offsets)
             for tp, offset in wanted.items():
                 if offset < 0:
                     raise ConfigError(
@@ -563,28 +595,15 @@ class Consumer:
                         hint="give the offset of the next record",
                     )
         else:
-            wanted = self._to_commit()
+            wanted = commits.due()
         if not wanted:
             return None if asynchronous else {}
         if asynchronous:
-            sent: Pending | BrokerError
-            try:
-                sent = membership.send_commit(wanted)
-            except BrokerError as e:
-                sent = e  # told as if the coordinator had said it
-            self._commits.append((sent, wanted))
+            commits.send(wanted)
             return None
-        self._settle_commits(wait=True)
-        membership.commit(wanted)
-        self._committed.update(wanted)
+        commits.settle(self._on_commit, wait=True)
+        commits.commit(wanted)
         return wanted
-
-    def _to_commit(self) -> dict[TopicPartition, int]:
-        if not self._auto_store:
-            return {tp: o for tp, o in self._stored.items() if self._committed.get(tp) != o}
-        reading = self._reading
-        positions = {tp: reading.position(tp) for tp in reading.positions}
-        return {tp: o for tp, o in positions.items() if self._committed.get(tp) != o}
 
     def _commit_what_is_due(self) -> None:
         if not self._commit_due:
@@ -595,33 +614,11 @@ class Consumer:
         except KdirectError as e:
             log.warning("auto-commit: %s", e)
 
-    def _settle_commits(self, *, wait: bool = False) -> None:
-        while self._commits:
-            sent, offsets = self._commits[0]
-            if not (wait or isinstance(sent, BrokerError) or sent.done):
-                return
-            self._commits.popleft()
-            assert self._membership is not None
-            error: KdirectError | None = None
-            try:
-                if isinstance(sent, BrokerError):
-                    raise sent
-                self._membership.check_commit(sent.result())
-                self._committed.update(
-                    {tp: o for tp, o in offsets.items() if tp in self._reading.positions}
-                )
-            except KdirectError as e:
-                error = e
-                if self._on_commit is None:
-                    log.warning("%s", e)
-            if self._on_commit is not None:
-                self._on_commit(error, offsets)
-
     def store_offsets(self, message: Message | None = None, offsets: Offsets | None = None) -> None:
         """Mark as done what auto-commit, or `commit()`, shall commit; with
         enable.auto.offset.store=false only."""
         self._check()
-        if self._auto_store:
+        if self.settings["enable.auto.offset.store"]:
             raise ConfigError(
                 "store_offsets with enable.auto.offset.store=true",
                 hint="set it to false: then only stored offsets are committed",
@@ -629,15 +626,10 @@ class Consumer:
         given = (
             {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
             if message is not None
-            else _offsets(offsets or {})
+            else as_offsets(offsets or {})
         )
-        for tp, offset in given.items():
-            if tp not in self._reading.positions:
-                raise ConfigError(
-                    f"{tp} is not assigned",
-                    hint="it was given to another member: what it had stored is not committed",
-                )
-            self._stored[tp] = offset
+        if self._commits is not None:
+            self._commits.store(given)
 
     def committed(
         self, partitions: Iterable[Any], timeout: float | None = None
@@ -648,20 +640,20 @@ class Consumer:
         if self._membership is None:
             raise ConfigError("committed without group.id", hint="set group.id")
         return self._membership.committed(
-            _partitions(partitions), None if timeout is None or timeout < 0 else timeout * 1000
+            as_partitions(partitions), None if timeout is None or timeout < 0 else timeout * 1000
         )
 
     def get_watermark_offsets(self, partition: Any) -> tuple[int, int]:
         """(log start offset, high watermark) now; over RDMA one READ."""
         self._check()
-        tp = _partition(partition)
+        tp = as_partition(partition)
         return self._session.watermarks([tp])[tp]
 
     def offsets_for_times(self, times_ms: Offsets) -> dict[TopicPartition, int | None]:
         """``{tp: ms since 1970}`` -> offset of the first record of that time or later, None: there
         is none such."""
         self._check()
-        return self._session.offsets_for_times(_offsets(times_ms))
+        return self._session.offsets_for_times(as_offsets(times_ms))
 
     def list_topics(self) -> dict[str, TopicInfo]:
         """All topics that are not internal."""
@@ -672,23 +664,22 @@ class Consumer:
         """This member's id in its group, as the coordinator gave it; None outside of a group."""
         return self._membership.member_id or None if self._membership is not None else None
 
-    # -- for the group's thread --------------------------------------------------------------------
+    # -- timers ------------------------------------------------------------------------------------
 
     def _start_timers(self) -> None:
-        if self._membership is not None and self._reading.positions and self._auto_commit:
-            self._next_commit = time.monotonic() + self.settings["auto.commit.interval.ms"] / 1000
+        if self._membership is not None and self._reading.partitions and self._auto_commit:
+            now = self._environment.monotonic()
+            self._next_commit = now + self.settings["auto.commit.interval.ms"] / 1000
             self._membership.start_thread()
 
-    def group_activity(self) -> int:
-        """See `group.Owner`."""
-        return -time.monotonic_ns() if self._waiting else self._polls + self._queue.popped
+    def _activity(self) -> int:
+        """A number that moves as long as the consumer is polled."""
+        if self._waiting:
+            return -int(self._environment.monotonic() * 1e9)
+        return self._polls + self._queue.popped
 
-    def group_news(self) -> None:
-        """See `group.Owner`."""
-        self._attention = True
-
-    def group_clock(self, now: float) -> float:
-        """See `group.Owner`."""
+    def _look_at_clock(self, now: float) -> float:
+        """Note what the next poll has to do by now; when to look again."""
         interval = self.settings["auto.commit.interval.ms"] / 1000
         if self._auto_commit and now >= self._next_commit:
             self._next_commit = now + interval
@@ -724,61 +715,25 @@ class Consumer:
             self._closed = self._attention = True
             return
         try:
-            if self._topics is None and self._auto_commit and self._reading.positions:
+            if self._topics is None and self._auto_commit and self._reading.partitions:
                 self._commit_at_end()
             elif self._topics is not None:
                 self._give_back(lost=self._lost)
-            self._settle_commits(wait=True)
+            if self._commits is not None:
+                self._commits.settle(self._on_commit, wait=True)
         finally:
             self._closed = self._attention = True
             if self._membership is not None:
                 self._membership.close()
             self._reading.close()
+            if self._own_handle is not None:
+                self._own_handle.close()
 
     def _commit_at_end(self) -> None:
         try:
             self.commit(asynchronous=False)
         except KdirectError as e:
             log.warning("positions were not committed at the end: %s", e)
-
-
-# -- what callers may name partitions and offsets by -----------------------------------------------
-
-
-def _partition(thing: Any) -> TopicPartition:
-    """A `TopicPartition`, a (topic, partition) pair, or an object with these two attributes, as
-    confluent-kafka's."""
-    if isinstance(thing, TopicPartition):
-        return thing
-    topic, number = getattr(thing, "topic", None), getattr(thing, "partition", None)
-    if topic is None and isinstance(thing, tuple) and len(thing) == 2:
-        topic, number = thing
-    if not isinstance(topic, str) or not isinstance(number, int):
-        raise ConfigError(
-            f"{thing!r} names no partition", hint="give kdirect.TopicPartition(topic, partition)"
-        )
-    return TopicPartition(topic, number)
-
-
-def _partitions(things: Iterable[Any]) -> list[TopicPartition]:
-    if isinstance(things, TopicPartition | str):
-        raise ConfigError(f"{things!r} is one thing, not several", hint="give a list of partitions")
-    return [_partition(thing) for thing in things]
-
-
-def _offsets(things: Offsets) -> dict[TopicPartition, int]:
-    if isinstance(things, Mapping):
-        return {_partition(tp): int(offset) for tp, offset in things.items()}
-    return {_partition(thing): getattr(thing, "offset", OFFSET_INVALID) for thing in _each(things)}
-
-
-def _each(things: Iterable[Any]) -> Iterable[Any]:
-    if isinstance(things, TopicPartition | str):
-        raise ConfigError(
-            f"{things!r} is one thing, not several",
-            hint="give a list of partitions, or a mapping to offsets",
-        )
-    return things
 
 
 __all__ = ["OFFSET_INVALID", "OFFSET_STORED", "BrokerError", "Consumer"]

@@ -25,7 +25,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
@@ -74,13 +73,13 @@ _HINTS: dict[int, str] = {
 class Owner(Protocol):
     """What the thread asks of its consumer."""
 
-    def group_activity(self) -> int:
+    def activity(self) -> int:
         """A number that moves as long as the consumer is polled."""
 
-    def group_news(self) -> None:
+    def news(self) -> None:
         """Something happened that the next poll has to look at."""
 
-    def group_clock(self, now: float) -> float:
+    def clock(self, now: float) -> float:
         """Called now and then; when to call again (monotonic seconds)."""
 
 
@@ -112,6 +111,7 @@ class Membership:
                 hint="a third of it is usual",
             )
         self._cluster = cluster
+        self._environment = cluster.environment
         self._owner = weakref.ref(owner)
         self._topics: frozenset[str] = frozenset()
         self._subscribed = False  # between `join` and `leave`
@@ -147,22 +147,22 @@ class Membership:
         Errors that pass are waited out; BrokerError when the coordinator refuses the member for
         good.
         """
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = self._environment.monotonic() + timeout_ms / 1000
         while self.state in (JOINING, SYNCING):
-            now = time.monotonic()
+            now = self._environment.monotonic()
             if now < self._not_before:
                 if self._not_before >= deadline:
-                    time.sleep(max(0.0, deadline - now))
+                    self._environment.sleep(max(0.0, deadline - now))
                     return None
-                time.sleep(self._not_before - now)
+                self._environment.sleep(self._not_before - now)
             try:
                 if self._pending is None:
                     self._pending = (
                         self._send_sync([]) if self.state == SYNCING else self._send_join()
                     )
                 pending = self._pending
-                if not pending.wait(max(0.0, (deadline - time.monotonic()) * 1000)):
-                    if time.monotonic() < self._pending_until:
+                if not pending.wait(max(0.0, (deadline - self._environment.monotonic()) * 1000)):
+                    if self._environment.monotonic() < self._pending_until:
                         return None
                     raise TimedOutError(
                         f"the coordinator of group {self.group_id!r} does not answer {pending.name}",
@@ -179,7 +179,7 @@ class Membership:
                 if isinstance(e, BrokerError) or not e.retriable:
                     raise
                 self._pause(f"{e}", drop=True)
-            if time.monotonic() >= deadline:
+            if self._environment.monotonic() >= deadline:
                 return None
         return None
 
@@ -207,7 +207,7 @@ class Membership:
             reason="",
         )
         self._pending_until = (
-            time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+            self._environment.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
         )
         return self._to_coordinator().submit(message)
 
@@ -266,7 +266,7 @@ class Membership:
             ],
         )
         self._pending_until = (
-            time.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
+            self._environment.monotonic() + self._poll_interval_s + self._cluster.timeout_ms / 1000
         )
         return self._to_coordinator().submit(message)
 
@@ -317,7 +317,7 @@ class Membership:
             settings["reconnect.backoff.ms"] << min(self._failures, 10),
             settings["reconnect.backoff.max.ms"],
         )
-        self._not_before = time.monotonic() + wait_ms / 1000
+        self._not_before = self._environment.monotonic() + wait_ms / 1000
         if drop:
             self._drop()
 
@@ -478,22 +478,24 @@ class Membership:
             self._thread.start()
 
     def _keep(self) -> None:
-        next_beat = time.monotonic() + self._interval_s
+        next_beat = self._environment.monotonic() + self._interval_s
         next_clock = 0.0
-        activity, active_at = -1, time.monotonic()
+        activity, active_at = -1, self._environment.monotonic()
         while True:
-            if self._stop.wait(max(0.001, min(next_beat, next_clock) - time.monotonic())):
+            if self._stop.wait(
+                max(0.001, min(next_beat, next_clock) - self._environment.monotonic())
+            ):
                 return
             owner = self._owner()
             if owner is None:
                 self.leave()
                 return
-            now = time.monotonic()
-            seen = owner.group_activity()
+            now = self._environment.monotonic()
+            seen = owner.activity()
             if seen != activity:
                 activity, active_at = seen, now
             if now >= next_clock:
-                next_clock = owner.group_clock(now)
+                next_clock = owner.clock(now)
             del owner
             if now < next_beat:
                 continue
@@ -557,7 +559,7 @@ class Membership:
     def _tell(self) -> None:
         owner = self._owner()
         if owner is not None:
-            owner.group_news()
+            owner.news()
 
     # -- leaving -----------------------------------------------------------------------------------
 

@@ -141,8 +141,8 @@ cdef class MessageQueue:
         return self._skip() == NULL
 
     @property
-    def position(self):
-        """Offset of the next message; with none left, that behind the batches loaded."""
+    def next_offset(self):
+        """Offset of the next message; with none left, the one after the batches loaded."""
         cdef part_t* part = self._skip()
         cdef record_view r
         cdef int error = 0

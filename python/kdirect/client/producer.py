@@ -36,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.admin import TopicInfo
+from kdirect.client.connections import Handle, shared_connections
 from kdirect.client.deliveries import (
     Callbacks,
     DeliveredBatch,
@@ -50,7 +51,6 @@ from kdirect.client.partitioner import Keys
 from kdirect.client.produce_driver import ProduceDriver
 from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
-from kdirect.client.session import Session, connect
 from kdirect.client.topics import Topics
 from kdirect.errors import BufferFullError, DeliveryError, KdirectError
 from kdirect.model import TopicPartition
@@ -110,13 +110,15 @@ class Producer:
         self,
         settings: Mapping[str, Any] | str,
         *,
-        session: Session | None = None,
+        session: Handle | None = None,
         partitioner: Callable[[bytes | None, int], int] | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
-        self._session = session if session is not None else connect(self.settings)
+        self._session = (
+            session if session is not None else Handle(shared_connections(self.settings))
+        )
         self._lock = threading.RLock()
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
         self._on_delivery = on_delivery

@@ -1,25 +1,23 @@
-"""The partitions a consumer reads: where each stands, which path brings its bytes, and what went
-wrong with it.
+"""The partitions a consumer reads: a cursor for each, whose turn it is, and what went wrong with it.
 
-Owns: positions, paused partitions, errors that concern one partition alone, one decoder's worth of
-messages in hand, and the two paths: `DirectFetcher` over RDMA for all partitions that its broker
-grants, `TcpRound` for the others.  Groups, callbacks, waiting and the order of polls are the
-consumer's.
+Owns: the cursors, paused partitions, errors that concern one partition alone, and one decoder's
+worth of messages in hand.  Which path brings a partition's bytes is `read_paths`', where it is read
+is its cursor's.  Groups, callbacks, waiting and the order of polls are the consumer's.
 
 Invariants:
 
-- A position is the offset of the next record to hand out; it moves only when a record was handed
-  out, or on `seek`.
+- The next offset of a partition is that of the next record to hand out; it moves only when a record
+  was handed out, or on `seek`.
 - Nothing READ and checked is thrown away by pausing: what is in hand is kept until the partition is
   resumed.
 - A partition with an error of its own (unknown topic, offset out of range, a broken batch) is set
-  aside; the others go on.  The error is told once, and again only when nothing else is left to
+  aside; the others go on.  The error is raised once, and again only when nothing else is left to
   read; `seek`, `assign` and `resume` take the partition up again.
 - What is done for a record does not grow with the number of partitions: over RDMA those that had
   nothing sleep until a slot READ shows that their slots changed, over TCP `TcpRound` names those
   that have something.  The two paths take turns.
-- Lost connections are not errors of partitions: they are raised as they are, and the next call
-  opens the paths anew.
+- Lost connections are not errors of partitions: they are raised as they are.  The partitions
+  concerned wait at their offsets, and the next call finds them a path again.
 
 One thread at a time.
 """
@@ -28,67 +26,80 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import pyarrow as pa
 
+from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.message import Message, MessageQueue
-from kdirect.client.partition_feed import Feed
-from kdirect.client.session import Session
+from kdirect.client.read_paths import LOST, ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
-from kdirect.errors import (
-    AccessDeniedError,
-    BrokerUnavailableError,
-    ClosedError,
-    ConfigError,
-    KdirectError,
-    OffsetOutOfRangeError,
-    QueuePairError,
-    TimedOutError,
-)
+from kdirect.errors import AccessDeniedError, ConfigError, KdirectError, OffsetOutOfRangeError
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 
 log = logging.getLogger("kdirect.client")
 
 NO_STOP = 2**63 - 1
-LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
+
+Take = Callable[[TopicPartition], bool]
+
+
+class OffsetLookup(ReadConnections, Protocol):
+    """What a consumer's reading needs of a session."""
+
+    def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """First offset of each partition."""
+
+    def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """High watermark of each partition."""
 
 
 class Reading:
     """See the module.  `settings`: rows of the client table."""
 
-    def __init__(self, session: Session, settings: Mapping[str, Any]) -> None:
-        self.queue = (
-            MessageQueue()
-        )  # messages of the partition being handed out; the same object for the consumer's life
-        self.positions: dict[TopicPartition, int] = {}  # behind what is in hand
+    def __init__(self, session: OffsetLookup, settings: Mapping[str, Any]) -> None:
+        # Messages of the partition being handed out; the same object for the consumer's life.
+        self.queue = MessageQueue()
         self.paused: set[TopicPartition] = set()
         self.failed: dict[TopicPartition, KdirectError] = {}
         self.untold: list[KdirectError] = []
+        self.paths = ReadPaths(session, settings, lambda: TcpRound(session.cluster, settings))
+        # Of the one partition there is, once it was polled: polls may go to it directly.
+        self.alone: DirectCursor | None = None
         self._session = session
         self._settings = settings
         self._reset: str = settings["auto.offset.reset"]
         self._max_batch: int = settings["max.batch.bytes"]
+        # Where each partition is read, after what is in hand.  One without a path has a plain
+        # `Cursor`, and is in `_stale` or `failed`.
+        self._cursors: dict[TopicPartition, Cursor] = {}
+        self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
         self._held: dict[TopicPartition, MessageQueue] = {}
-        self._stale: set[TopicPartition] = set()  # to be entered at their positions
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
-        # Read by the fetcher and to be looked at, the next one first; others drop out in passing.
+        # Read by READs and to be looked at, the next one first; others drop out in passing.
         self._turns: deque[TopicPartition] = deque()
         self._in_turns: set[TopicPartition] = set()
-        # By slot: read by the fetcher, and has nothing before its slot changes.
-        self._asleep: dict[int, TopicPartition] = {}
+        # By slot: READ by this fetcher, and has nothing before its slot changes.
+        self._asleep: dict[DirectFetcher, dict[int, TopicPartition]] = {}
         # Visits that found a record since the slots of those asleep were looked at.
         self._since_wake = 0
         self._tcp_first = False  # of two paths, which has the next turn
-        self._told_over_tcp = False
-        self.fetcher: DirectFetcher | None = None
-        self.alone: Feed | None = (
-            None  # of the one partition there is, once it was polled: polls may go to it directly
-        )
-        self.tcp: TcpRound | None = None
+
+    def __contains__(self, tp: TopicPartition) -> bool:
+        return tp in self._cursors
+
+    @property
+    def partitions(self) -> list[TopicPartition]:
+        """Those that are read."""
+        return list(self._cursors)
+
+    @property
+    def reads(self) -> bool:
+        """Are there partitions whose records READs bring?"""
+        return len(self.paths.direct) > 0
 
     # -- what is read ------------------------------------------------------------------------------
 
@@ -97,9 +108,9 @@ class Reading:
         stay where they are go on undisturbed."""
         resolved = self.resolve(offsets)
         self.alone = None
-        self.release([tp for tp in self.positions if tp not in resolved])
+        self.release([tp for tp in self._cursors if tp not in resolved])
         for tp, offset in resolved.items():
-            if tp not in self.positions or self.position(tp) != offset or tp in self.failed:
+            if tp not in self._cursors or self.next_offset(tp) != offset or tp in self.failed:
                 self._move(tp, offset)
 
     def add(self, offsets: Mapping[TopicPartition, int]) -> None:
@@ -111,42 +122,34 @@ class Reading:
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""
         self.alone = None
-        tps = [tp for tp in tps if tp in self.positions]
+        tps = [tp for tp in tps if tp in self._cursors]
         for tp in tps:
             self._drop_messages(tp)
-            del self.positions[tp]
+            del self._cursors[tp]
             self.paused.discard(tp)
             self.failed.pop(tp, None)
             self._stale.discard(tp)
-        if self.tcp is not None:
-            self.tcp.release(tps)
-        if self.fetcher is not None:
-            direct = [tp for tp in tps if tp in self.fetcher]
-            if direct and not self.positions:
-                self._drop_direct()
-            elif direct:
-                try:
-                    self.fetcher.release(direct)
-                except LOST:
-                    self.lost()
+        self.paths.release(tps)
+        self._forget_closed()
 
     def seek(self, tp: TopicPartition, offset: int) -> None:
         """Go on at `offset` (-1, -2) on this partition."""
-        if tp not in self.positions:
+        if tp not in self._cursors:
             raise ConfigError(
                 f"{tp} is not assigned",
                 hint="assign it, or seek in on_assign once the group has given it out",
             )
         self._move(tp, self.resolve({tp: offset})[tp])
 
-    def position(self, tp: TopicPartition) -> int:
+    def next_offset(self, tp: TopicPartition) -> int:
         """Offset of the next record that will be handed out."""
-        if tp not in self.positions:
+        if tp not in self._cursors:
             raise ConfigError(f"{tp} is not assigned", hint="ask for a partition of assignment()")
         if self._in_hand(tp):
-            return self.queue.position
+            return self.queue.next_offset  # type: ignore[no-any-return]
         held = self._held.get(tp)
-        return held.position if held is not None else self.positions[tp]
+        where = held if held is not None else self._cursors[tp]
+        return where.next_offset  # type: ignore[no-any-return]
 
     def pause(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
@@ -155,8 +158,8 @@ class Reading:
             self.paused.add(tp)
             if self._in_hand(tp):
                 self._held[tp] = self.queue.detach()
-            if self.tcp is not None and tp in self.tcp:
-                self.tcp.pause([tp])
+            if type(self._cursors[tp]) is TcpCursor:
+                self.paths.tcp.pause([tp])
 
     def resume(self, tps: Iterable[TopicPartition]) -> None:
         for tp in tps:
@@ -167,8 +170,8 @@ class Reading:
             if tp in self._held:
                 self._held_again.append(tp)
             self._take_turns(tp)
-            if self.tcp is not None and tp in self.tcp:
-                self.tcp.resume([tp])
+            if type(self._cursors[tp]) is TcpCursor:
+                self.paths.tcp.resume([tp])
 
     def next_alone(self) -> Message | None:
         """The next record of the only partition there is, where that needs no more than READs.
@@ -177,7 +180,7 @@ class Reading:
         if alone is None:
             return None
         try:
-            return alone.next(self.queue, self.positions)
+            return alone.next_message(self.queue)
         except KdirectError:
             self.alone = None  # `pull` comes to the same place and deals with it
             return None
@@ -217,13 +220,8 @@ class Reading:
         for tp, offset in first.items():
             self._move(tp, offset)
 
-    def _is_read(self, tp: TopicPartition) -> bool:
-        return (self.fetcher is not None and tp in self.fetcher) or (
-            self.tcp is not None and tp in self.tcp
-        )
-
     def _known(self, tp: TopicPartition) -> None:
-        if tp not in self.positions:
+        if tp not in self._cursors:
             raise ConfigError(f"{tp} is not assigned", hint="name partitions of assignment()")
 
     def _in_hand(self, tp: TopicPartition) -> bool:
@@ -238,109 +236,74 @@ class Reading:
     def _move(self, tp: TopicPartition, offset: int) -> None:
         self._drop_messages(tp)
         self.alone = None
-        self.positions[tp] = offset
+        self._cursors[tp] = Cursor(tp, offset)
         self.failed.pop(tp, None)
         self._stale.add(tp)
 
     # -- paths -------------------------------------------------------------------------------------
 
     def lost(self) -> None:
-        """A connection broke: open the paths anew at the positions, when they are next needed.
-        What is in hand stays."""
-        self._drop_direct()
-        tcp, self.tcp = self.tcp, None
-        if tcp is not None:
-            tcp.close()
-        self._stale = set(self.positions) - set(self.failed)
+        """A connection broke: partitions that have no path any more are entered again when they are
+        next needed, at the offsets where they are.  What is in hand stays."""
+        for tp in self.paths.direct.drop_broken():
+            self._wait(tp)
+        self._forget_closed()
+        if self._settings["transport"] != "tcp":
+            # Over TCP for want of something better: perhaps there are READs now.
+            over_tcp = (tp for tp, x in self._cursors.items() if type(x) is TcpCursor)
+            self._stale.update(tp for tp in over_tcp if tp not in self.failed)
 
-    def _drop_direct(self) -> None:
-        self.alone = None
-        fetcher, self.fetcher = self.fetcher, None
-        self._turns.clear()
-        self._in_turns.clear()
-        self._asleep.clear()
+    def _lose(self, fetcher: DirectFetcher | None) -> None:
+        """The broker of `fetcher` is lost, and only this one."""
         if fetcher is not None:
-            fetcher.close()
+            for tp in self.paths.direct.drop(fetcher):
+                self._wait(tp)
+            self._forget_closed()
+
+    def _forget_closed(self) -> None:
+        """Nobody sleeps at a fetcher that is closed."""
+        open_now = set(self.paths.direct)
+        for fetcher in [x for x in self._asleep if x not in open_now]:
+            del self._asleep[fetcher]
+
+    def _wait(self, tp: TopicPartition) -> None:
+        """`tp` has no path: it waits at its offset to be entered again."""
+        self.alone = None
+        self._cursors[tp] = Cursor(tp, self._cursors[tp].next_offset)
+        if tp not in self.failed:
+            self._stale.add(tp)
 
     def enter(self) -> None:
-        """Open the files, or the places in the round, of partitions that were moved or are new.
-        One request for all."""
+        """Find paths for the partitions that were moved, are new, or lost theirs.  One request for
+        each broker."""
         for _ in range(3):  # a reset may have to be entered again
-            stale = {tp: self.positions[tp] for tp in self._stale if tp not in self.failed}
-            if not stale:
+            wanted = {
+                tp: self._cursors[tp].next_offset for tp in self._stale if tp not in self.failed
+            }
+            if not wanted:
                 return
-            if self._session.transport == "tcp":
-                self._enter_tcp(stale)
-                continue
-            if self.fetcher is None or self.fetcher.channel.closed:
-                if self.fetcher is not None:
-                    self.lost()
-                    continue
-                try:
-                    self.fetcher = DirectFetcher(
-                        self._session.channel(next(iter(stale))), self._settings
-                    )
-                except AccessDeniedError as e:  # no queue pair is to be had, by the broker's limits
-                    self._read_over_tcp(stale, e)
-                    continue
-            try:
-                refused = self.fetcher.enter(stale)
-            except LOST:
-                raise
-            except AccessDeniedError as e:
-                self._read_over_tcp(stale, e)
-            except KdirectError:
-                for tp, offset in stale.items():
-                    self._enter_alone(tp, offset)
-            else:
-                self._entered(stale, refused)
-
-    def _enter_alone(self, tp: TopicPartition, offset: int) -> None:
-        assert self.fetcher is not None
-        self._stale.discard(tp)
-        try:
-            self._entered({tp: offset}, self.fetcher.enter({tp: offset}))
-        except LOST:
-            self._stale.add(tp)
-            raise
-        except AccessDeniedError as e:
-            self._read_over_tcp({tp: offset}, e)
-        except KdirectError as e:
-            self._refused(tp, e)
-
-    def _entered(
-        self, offsets: Mapping[TopicPartition, int], refused: Mapping[TopicPartition, KdirectError]
-    ) -> None:
-        """The fetcher reads `offsets` but for what was `refused`: that goes over TCP where it is
-        access that was refused."""
-        self._stale.difference_update(offsets)
-        granted = [tp for tp in offsets if tp not in refused]
-        for tp in granted:
-            self._take_turns(tp)
-        if self.tcp is not None:
-            self.tcp.release(granted)
-        denied = {tp: e for tp, e in refused.items() if isinstance(e, AccessDeniedError)}
-        if denied:
-            self._read_over_tcp({tp: offsets[tp] for tp in denied}, next(iter(denied.values())))
-        for tp, error in refused.items():
-            if tp not in denied:
+            entered = self.paths.enter(wanted)
+            refused, lost = entered.refused, entered.lost
+            for tp in wanted:
+                if tp not in refused and tp not in lost:
+                    self._entered(tp)
+            for tp in lost:
+                self._wait(tp)
+            if lost:
+                self._forget_closed()
+            for tp, error in refused.items():
+                self._stale.discard(tp)
                 self._refused(tp, error)
+            for error in lost.values():
+                raise error
 
-    def _read_over_tcp(self, offsets: Mapping[TopicPartition, int], why: AccessDeniedError) -> None:
-        """Told once for a consumer, which may have thousands of partitions more than the broker has
-        slots for it."""
-        level = logging.DEBUG if self._told_over_tcp else logging.WARNING
-        self._told_over_tcp = True
-        others = f" and {len(offsets) - 1} other partitions are" if len(offsets) > 1 else " is"
-        log.log(level, "%s%s read over TCP: %s", next(iter(offsets)), others, why)
-        self._enter_tcp(offsets)
-
-    def _enter_tcp(self, offsets: Mapping[TopicPartition, int]) -> None:
-        if self.tcp is None:
-            self.tcp = TcpRound(self._session.cluster, self._settings)
-        self.tcp.assign(offsets)
-        self.tcp.pause(self.paused & offsets.keys())
-        self._stale.difference_update(offsets)
+    def _entered(self, tp: TopicPartition) -> None:
+        self._stale.discard(tp)
+        cursor = self._cursors[tp] = self.paths.cursor(tp)
+        if type(cursor) is DirectCursor:
+            self._take_turns(tp)
+        elif tp in self.paused:
+            self.paths.tcp.pause([tp])
 
     def _refused(self, tp: TopicPartition, error: KdirectError) -> None:
         """Set `tp` aside, or move it as auto.offset.reset says."""
@@ -348,7 +311,7 @@ class Reading:
             try:
                 offset = self.resolve({tp: self.reset_offset()})[tp]
             except KdirectError:
-                self._stale.add(tp)  # entered again by the next call, which comes to the same place
+                self._wait(tp)  # entered again by the next call, which comes to the same place
                 raise
             log.warning(
                 "%s; going on at offset %d (auto.offset.reset=%s)",
@@ -358,13 +321,13 @@ class Reading:
             )
             self._move(tp, offset)
             return
-        self.alone = None
         error.topic_partition = tp  # type: ignore[attr-defined]
-        error.offset = self.positions[tp]  # type: ignore[attr-defined]
+        error.offset = self._cursors[tp].next_offset  # type: ignore[attr-defined]
         self.failed[tp] = error
         self.untold.append(error)
-        if self.tcp is not None:
-            self.tcp.release([tp])
+        self._wait(tp)
+        if self.paths.tcp is not None:
+            self.paths.tcp.release([tp])
 
     # -- bytes to messages -------------------------------------------------------------------------
 
@@ -373,7 +336,7 @@ class Reading:
         could bring a record."""
         if self.untold:
             raise self.untold.pop(0)
-        if self.failed and len(self.failed) == len(self.positions):
+        if self.failed and len(self.failed) == len(self._cursors):
             raise next(iter(self.failed.values()))
 
     def pull(self, wait_ms: float) -> bool:
@@ -396,12 +359,12 @@ class Reading:
 
         if len(self.queue):
             tp = TopicPartition(self.queue.topic, self.queue.partition)
-            if tp in self.positions and self._attempt(take, tp):
+            if tp in self._cursors and self._attempt(take, tp):
                 return found[0]
         self._go_round(take, wait_ms)
         return found[0] if found else None
 
-    def _go_round(self, take: Any, wait_ms: float) -> bool:
+    def _go_round(self, take: Take, wait_ms: float) -> bool:
         if self._stale:
             self.enter()
         while self._held_again:
@@ -416,193 +379,170 @@ class Reading:
         if self._tcp_first and self._go_round_tcp(take):
             self._tcp_first = False
             return True
-        found, direct = self._go_round_direct(take)
-        if found:
+        if self._go_round_direct(take):
             self._tcp_first = True
             return True
         if not self._tcp_first and self._go_round_tcp(take):
             self._tcp_first = True
             return True
-        if self.tcp is not None and not direct and wait_ms > 0 and self.tcp.step(wait_ms):
-            return self._go_round(take, 0.0)
+        tcp = self.paths.tcp
+        if tcp is not None and not self._turns and not self._asleep:  # TCP alone may wait
+            return wait_ms > 0 and tcp.step(wait_ms) and self._go_round(take, 0.0)
         return False
 
-    def _go_round_direct(self, take: Any) -> tuple[bool, bool]:
-        """(something was taken, there are partitions to look at by READs).
+    def _go_round_direct(self, take: Take) -> bool:
+        """Look at partitions that are read by READs, until one has something.
 
         Partitions that had nothing sleep until their slots change, so one that has records does not
         wait until the others were visited.
         """
-        fetcher = self.fetcher
-        if fetcher is None:
-            return False, False
         if self._asleep and self._turns and self._since_wake >= len(self._turns):
-            self._wake(fetcher, fresh=False)
-        if self._visit(fetcher, take):
-            return True, True
+            self._wake(fresh=False)
+        if self._turns and self._visit(take):
+            return True
         if self._asleep:
-            self._wake(fetcher, fresh=True)
-            if self._visit(fetcher, take):
-                return True, True
-        return False, bool(self._turns or self._asleep)
+            self._wake(fresh=True)
+            return self._visit(take)
+        return False
 
-    def _visit(self, fetcher: DirectFetcher, take: Any) -> bool:
+    def _visit(self, take: Take) -> bool:
         turns = self._turns
+        single = len(self._cursors) == 1
         for _ in range(len(turns)):
             tp = turns.popleft()
-            if tp in self.paused or tp in self.failed or tp not in fetcher:
+            cursor = self._cursors.get(tp)
+            if type(cursor) is not DirectCursor or tp in self.paused or tp in self.failed:
                 self._in_turns.discard(tp)
                 continue
             turns.append(tp)
-            if len(self.positions) == 1:
-                self.alone = fetcher.feed(tp)
+            if single:
+                self.alone = cursor
             if self._attempt(take, tp):
                 self._since_wake += 1
                 return True
-            slot = (
-                fetcher.slot_that_tells(tp, self.positions[tp]) if len(self.positions) > 1 else -1
-            )
-            if slot >= 0 and tp not in self.failed:
-                turns.pop()
-                self._in_turns.discard(tp)
-                self._asleep[slot] = tp
+            if not single and self._cursors.get(tp) is cursor:
+                self._put_to_sleep(tp, cursor)
         return False
 
-    def _wake(self, fetcher: DirectFetcher, *, fresh: bool) -> None:
+    def _put_to_sleep(self, tp: TopicPartition, cursor: DirectCursor) -> None:
+        """`tp`, which had the last turn, had nothing: if its slot will tell, it needs no turns."""
+        slot = cursor.slot_that_tells()
+        fetcher = self.paths.direct.fetcher_of(tp)
+        if slot >= 0 and fetcher is not None:
+            self._turns.pop()
+            self._in_turns.discard(tp)
+            self._asleep.setdefault(fetcher, {})[slot] = tp
+
+    def _wake(self, *, fresh: bool) -> None:
+        """Give turns to those whose slots have changed."""
         self._since_wake = 0
-        for slot in fetcher.changed(fresh=fresh):
-            tp = self._asleep.pop(slot, None)
-            if tp is not None:
-                self._take_turns(tp)
+        for fetcher, asleep in list(self._asleep.items()):
+            try:
+                slots = fetcher.changed(fresh=fresh)
+            except LOST:
+                self._lose(fetcher)
+                raise
+            for slot in slots:
+                tp = asleep.pop(slot, None)
+                if tp is not None:
+                    self._take_turns(tp)
+            if not asleep:
+                del self._asleep[fetcher]
 
     def _take_turns(self, tp: TopicPartition) -> None:
         if tp not in self._in_turns:
             self._in_turns.add(tp)
             self._turns.append(tp)
 
-    def _go_round_tcp(self, take: Any) -> bool:
-        tcp = self.tcp
+    def _go_round_tcp(self, take: Take) -> bool:
+        tcp = self.paths.tcp
         if tcp is None:
             return False
         tcp.step(0.0)
         return any(tcp.ready and self._attempt(take, tcp.next_ready()) for _ in range(tcp.ready))
 
-    def _attempt(self, take: Any, tp: TopicPartition) -> bool:
+    def _attempt(self, take: Take, tp: TopicPartition) -> bool:
         try:
             return take(tp)
         except LOST:
+            if type(self._cursors[tp]) is not TcpCursor:
+                self._lose(self.paths.direct.home(tp))
+            if self.paths.cursor(tp) is not self._cursors[tp]:
+                self._wait(tp)
             raise
-        except (
-            AccessDeniedError
-        ) as e:  # between two files of a partition: the next one's slot is not to be had
-            self._read_over_tcp({tp: self.positions[tp]}, e)
+        except AccessDeniedError:
+            # The slot of its next file is not to be had.  To enter it again is to find another way.
+            self._wait(tp)
             return False
         except KdirectError as e:
             self._refused(tp, e)
             return False
 
     def _messages(self, tp: TopicPartition) -> bool:
-        queue = self.queue
+        """Fill the queue with messages of `tp`."""
         held = self._held.pop(tp, None)
         if held is not None:
-            queue.swap(held)
-            return not queue.empty
-        topic, partition = tp
-        position = self.positions[tp]
-        fetcher = self.fetcher
-        if fetcher is not None and tp in fetcher:
-            while True:
-                feed = fetcher.feed(tp)
-                try:
-                    if feed.load(queue, position):
-                        return True
-                finally:
-                    self.positions[tp] = position = feed.after
-                if feed.idle or not fetcher.fill(tp, position):
-                    return False
-        tcp = self.tcp
-        if tcp is None or tp not in tcp:
-            return False
-        tcp.take_error(tp)
-        while len(data := tcp.window(tp)):
-            consumed = queue.load(data, topic, partition, position, self._max_batch)
-            tcp.consume(tp, consumed)
-            self.positions[tp] = position = queue.after
-            if not consumed:
-                break
-            if not queue.empty:
-                return True
-        return False
+            self.queue.swap(held)
+            return not self.queue.empty
+        return self._cursors[tp].fill_queue(self.queue)  # type: ignore[no-any-return]
 
     def _columns(
         self, tp: TopicPartition, max_bytes: int, max_rows: int, include_headers: bool
     ) -> pa.RecordBatch | None:
-        start = self.position(tp)
+        """Records of `tp`, those in hand first."""
+        start = self.next_offset(tp)
         in_hand = b""
         if self._in_hand(tp):
             in_hand = self.queue.data
             self.queue.clear()
         elif (held := self._held.pop(tp, None)) is not None:
             in_hand = held.data
-        after = self.positions[tp]
-        decoder = ArrowDecoder(tp.topic, tp.partition, start_offset=start, stop_offset=NO_STOP, include_headers=include_headers,
-                               target_bytes=max_bytes, target_rows=max_rows, max_decompressed_bytes=self._max_batch)  # fmt: skip
+        decoder = ArrowDecoder(
+            tp.topic,
+            tp.partition,
+            start_offset=start,
+            stop_offset=NO_STOP,
+            include_headers=include_headers,
+            target_bytes=max_bytes,
+            target_rows=max_rows,
+            max_decompressed_bytes=self._max_batch,
+        )
         try:
             fed = 0
             while fed < len(in_hand) and not decoder.full:
                 fed += decoder.feed(memoryview(in_hand)[fed:])
             if fed < len(in_hand):  # the target was reached: the rest stays messages
-                self.queue.load(
-                    memoryview(in_hand)[fed:],
-                    tp.topic,
-                    tp.partition,
-                    decoder.next_offset,
-                    self._max_batch,
-                )
-                return decoder.take() if decoder.rows else None
-            try:
-                self._feed(tp, decoder, after)
-            except KdirectError:
-                if not decoder.rows:
-                    raise  # else: what is good first; the next call comes to the same place again
-                if not self._is_read(tp):
-                    self._stale.add(tp)  # its next file was refused
+                rest = memoryview(in_hand)[fed:]
+                self.queue.load(rest, tp.topic, tp.partition, decoder.next_offset, self._max_batch)
+            else:
+                self._feed(tp, decoder)
         except BaseException:
-            self._move(tp, start)  # what the decoder has, nobody gets
+            self._move(tp, start)  # nobody gets what the decoder has
             raise
-        self.positions[tp] = max(after, decoder.next_offset)
         return decoder.take() if decoder.rows else None
 
-    def _feed(self, tp: TopicPartition, decoder: ArrowDecoder, after: int) -> None:
-        fetcher, tcp = self.fetcher, self.tcp
-        if fetcher is not None and tp in fetcher:
-            while not decoder.full:
-                if not fetcher.decode(tp, decoder) and not fetcher.fill(
-                    tp, max(after, decoder.next_offset)
-                ):
-                    return
-        elif tcp is not None and tp in tcp:
-            tcp.take_error(tp)
-            while not decoder.full and len(data := tcp.window(tp)):
-                consumed = decoder.feed(data)
-                tcp.consume(tp, consumed)
-                if not consumed:
-                    return
+    def _feed(self, tp: TopicPartition, decoder: ArrowDecoder) -> None:
+        """Fill `decoder` with what the partition's cursor brings."""
+        cursor = self._cursors[tp]
+        try:
+            cursor.fill_decoder(decoder)
+        except KdirectError:
+            # What is good is handed out first; the next call comes to the same place again.
+            if not decoder.rows:
+                raise
+            if self.paths.cursor(tp) is not cursor:
+                self._wait(tp)  # its next file was refused
 
     # -- the end -----------------------------------------------------------------------------------
 
     def statistics(self) -> dict[str, int]:
-        out = dict(self.fetcher.statistics()) if self.fetcher is not None else {}
-        if self.tcp is not None:
-            out |= self.tcp.statistics()
-        return out
+        """What was read, by path; see docs/metrics.md."""
+        return self.paths.statistics()
 
     def close(self) -> None:
+        self.alone = None
         self.queue.clear()
-        self._held.clear()
-        self.positions.clear()
-        self._stale.clear()
-        self._drop_direct()
-        tcp, self.tcp = self.tcp, None
-        if tcp is not None:
-            tcp.close()
+        for place in (self._held, self._cursors, self._stale, self._asleep, self._turns):
+            place.clear()  # type: ignore[attr-defined]
+        self._in_turns.clear()
+        self.paths.close()

@@ -1,6 +1,7 @@
 """Kafka's Fetch of one partition: the datapath of a reader where no RDMA path leads to the broker.
 
-Owns: the requests, their retries, and where the next one begins.  Bytes out are whole record
+Owns: the requests, their retries, where the next one begins, and what the answer for a partition
+means, for this fetcher and for that of many partitions (`answered`).  Bytes out are whole record
 batches; what is in them is the codec's business.  Works with any Kafka broker of 2.1 or later.
 
 Invariants:
@@ -12,10 +13,11 @@ Invariants:
 
 from __future__ import annotations
 
-import logging
 import os
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from kdirect.client.cursor import TcpCursor
 from kdirect.client.tcp_kernel import whole_batches
 from kdirect.errors import (
     BrokerUnavailableError,
@@ -35,8 +37,6 @@ from kdirect.model import TopicPartition
 from kdirect.wire.cluster import Backoff, Cluster
 from kdirect.wire.connection import Connection, Pending, broker_error, read_error
 
-log = logging.getLogger("kdirect.client")
-
 DEFAULT_FETCH_BYTES = 1 << 20
 DEFAULT_MAX_WAIT_MS = 500
 
@@ -51,6 +51,58 @@ class Fetched(NamedTuple):
     last_stable_offset: int
     log_start_offset: int
     aborted: tuple[tuple[int, int], ...] = ()
+
+
+class Answered(NamedTuple):
+    """What the answer for one partition brought.  `data` holds whole batches and `next_offset` is
+    the one after them.  `needed`: bytes of the next batch, where the answer had no room for a whole
+    one; 0 otherwise."""
+
+    data: memoryview
+    next_offset: int
+    needed: int = 0
+
+
+def answered(
+    tp: TopicPartition, offset: int, partition: Any, asked_bytes: int, max_batch_bytes: int
+) -> Answered:
+    """What `partition`, the part of a Fetch answer for `tp`, brought from `offset` on, of which
+    `asked_bytes` were asked for.
+
+    Raises OffsetOutOfRangeError, UnknownTopicError, CorruptLogError, CorruptBatchError (frame),
+    UnsupportedFormatError (a batch over `max_batch_bytes`), ProtocolError, or a BrokerError; what
+    is `retriable` passes when the leader is looked up again.
+    """
+    if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
+        raise OffsetOutOfRangeError(
+            f"offset {offset} of {tp} is out of range{_range_of(partition)}",
+            hint="below it retention has deleted the records, above it the topic may be a new one",
+        )
+    if partition.error_code:
+        error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
+        if not isinstance(error, CorruptLogError):
+            # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved.
+            error.retriable = protocol.error_kind(partition.error_code).retriable
+        raise error
+    data = memoryview(partition.records if partition.records is not None else b"")
+    whole, next_offset, needed, wrong = whole_batches(data, offset)
+    if whole:
+        return Answered(data[:whole], next_offset)
+    if wrong is not None:
+        raise CorruptBatchError(
+            f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT
+        )
+    if needed > max_batch_bytes:
+        raise UnsupportedFormatError(
+            f"a batch of {tp} at offset {offset} has {needed} bytes, {max_batch_bytes} are allowed",
+            hint="raise max.batch.bytes",
+        )
+    if 0 < needed <= asked_bytes:
+        raise ProtocolError(
+            f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
+            hint="use a broker of Kafka 2.1 or later",
+        )
+    return Answered(data[:0], offset, needed)
 
 
 class TcpFetcher:
@@ -108,7 +160,7 @@ class TcpFetcher:
                     and self._connection is None
                     and backoff is None
                 ):
-                    raise  # nobody answered the first attempt to connect, and that has waited already
+                    raise  # nobody answered the first attempt to connect, which waited already
                 if e.retriable or isinstance(e, ProtocolError):
                     self._drop()
                 if not e.retriable or isinstance(e, TimedOutError):
@@ -141,40 +193,13 @@ class TcpFetcher:
 
     def _fetch(self, max_bytes: int, max_wait_ms: int) -> Fetched:
         partition = self._response(max_bytes, max_wait_ms)
-        tp, offset = self.topic_partition, self.next_offset
-        if partition.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            raise OffsetOutOfRangeError(
-                f"offset {offset} of {tp} is out of range{_range_of(partition)}",
-                hint="below it retention has deleted the records, above it the topic may have been created anew",
-            )
-        if partition.error_code:
-            kind = protocol.error_kind(partition.error_code)
-            error = read_error(partition.error_code, f"fetch of {tp} at offset {offset}")
-            if not isinstance(error, CorruptLogError):
-                error.retriable = (
-                    kind.retriable
-                )  # UNKNOWN_TOPIC_OR_PARTITION passes when only the leader has moved
-            raise error
-        records = partition.records
-        data = memoryview(records) if records is not None else memoryview(b"")
-        whole, next_offset, needed, wrong = whole_batches(data, offset)
-        if wrong is not None and whole == 0:
-            raise CorruptBatchError(
-                f"record batch at {tp} offset {next_offset} {wrong}", hint=DAMAGED_HINT
-            )
-        if whole == 0 and needed:
-            if needed > self._max_batch_bytes:
-                raise UnsupportedFormatError(
-                    f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
-                    hint="raise max.batch.bytes",
-                )
-            if max_bytes >= needed:
-                raise ProtocolError(
-                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
-                    hint="use a broker of Kafka 2.1 or later",
-                )
-            return self._fetch(needed, max_wait_ms)
-        self.next_offset = next_offset
+        found = answered(
+            self.topic_partition, self.next_offset, partition, max_bytes, self._max_batch_bytes
+        )
+        if found.needed:
+            return self._fetch(found.needed, max_wait_ms)
+        whole = len(found.data)
+        self.next_offset = found.next_offset
         self._fetches += 1
         self._bytes += whole
         if self._read_ahead and whole:
@@ -185,7 +210,7 @@ class TcpFetcher:
             else ()
         )
         return Fetched(
-            data[:whole],
+            found.data,
             partition.high_watermark,
             partition.last_stable_offset,
             partition.log_start_offset,
@@ -217,7 +242,7 @@ class TcpFetcher:
                 ):
                     return partition
         raise ProtocolError(
-            f"the broker's answer to a fetch of {self.topic_partition} does not hold that partition",
+            f"the broker's answer to a fetch of {self.topic_partition} does not hold it",
             hint="see the broker's log",
         )
 
@@ -264,6 +289,59 @@ class TcpFetcher:
                 f"the reader of {self.topic_partition} belongs to process {self._pid}",
                 hint="open a new one in this process",
             )
+
+
+class SinglePartition:
+    """Kafka's Fetch for a reader of one partition at a time: the source of its `TcpCursor`.
+
+    A lost connection and a leader that moved are waited out here (`TcpFetcher.fetch`), so what is
+    raised has been tried for `request.timeout.ms`.
+    """
+
+    def __init__(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
+        self._cluster = cluster
+        self._isolation_level: str = settings["isolation.level"]
+        self._fetch_bytes: int = settings["fetch.max.read.bytes"]
+        self._max_batch_bytes: int = settings["max.batch.bytes"]
+        self._fetchers: dict[TopicPartition, tuple[TcpFetcher, TcpCursor]] = {}
+        self._fetched_bytes = 0
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these, from these offsets."""
+        for tp, offset in offsets.items():
+            self.release([tp])
+            fetcher = TcpFetcher(self._cluster, tp, offset, isolation_level=self._isolation_level)
+            cursor = TcpCursor(tp, offset, self, max_batch_bytes=self._max_batch_bytes)
+            self._fetchers[tp] = fetcher, cursor
+
+    def cursor(self, tp: TopicPartition) -> TcpCursor | None:
+        found = self._fetchers.get(tp)
+        return found[1] if found is not None else None
+
+    def bring(self, cursor: TcpCursor, wait_ms: float) -> bool:
+        """See `TcpCursor`."""
+        fetcher, _ = self._fetchers[cursor.tp]
+        fetcher.seek(cursor.next_offset)
+        data = fetcher.fetch(self._fetch_bytes, int(wait_ms)).data
+        self._fetched_bytes += len(data)
+        cursor.arrived(data)
+        return len(data) > 0
+
+    def consumed(self, cursor: TcpCursor, n: int) -> None:
+        """See `TcpCursor`."""
+
+    def release(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these."""
+        for tp in tps:
+            fetcher, _ = self._fetchers.pop(tp, (None, None))
+            if fetcher is not None:
+                fetcher.close()
+
+    def close(self) -> None:
+        self.release(list(self._fetchers))
+
+    def statistics(self) -> dict[str, int]:
+        return {"fetched_bytes": self._fetched_bytes}
 
 
 def _range_of(partition: Any) -> str:

@@ -41,46 +41,36 @@ from __future__ import annotations
 
 import enum
 import os
-import time
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from kdirect.client.tcp_kernel import whole_batches
-from kdirect.errors import (
-    BrokerError,
-    ClosedError,
-    CorruptBatchError,
-    CorruptLogError,
-    KdirectError,
-    OffsetOutOfRangeError,
-    ProtocolError,
-    UnsupportedFormatError,
-)
+from kdirect.client.cursor import TcpCursor
+from kdirect.client.tcp_fetch import answered
+from kdirect.errors import BrokerError, ClosedError, KdirectError
 from kdirect.format import protocol
-from kdirect.format.chain import DAMAGED_HINT
-from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.cluster import Cluster, Node
-from kdirect.wire.connection import Connection, Pending, broker_error, read_error
+from kdirect.wire.connection import Connection, Pending, broker_error
 
-EMPTY = memoryview(b"")
 RETRY_S = 0.1
-LOOK_S = 0.01  # quiet partitions are looked at no more often while others have bytes in hand,
-LOOK_S_EACH = 1e-4  # and as much less often for each of them; naming one takes client and broker about 10 us each
+# Quiet partitions are looked at no more often than this while others have bytes in hand, and as
+# much less often for each of them: to name one takes client and broker about 10 us each.
+LOOK_S = 0.01
+LOOK_S_EACH = 1e-4
 ANSWER_PARTITIONS = 16  # an answer has room for `fetch.max.read.bytes` of so many partitions
 
-# In the order in which partitions came there.  The first of a plain dict is found behind all that
-# were deleted before it.
+# In the order in which partitions came there.  A plain dict would have to skip all that were
+# deleted before its first entry.
 _Place = OrderedDict[TopicPartition, None]
 
 
 @dataclass(slots=True, eq=False)
 class _Partition:
-    next_offset: int
+    cursor: TcpCursor  # what is in hand
+    fetch_offset: int  # of the next request: after what is in hand
     max_bytes: int
-    data: memoryview = EMPTY
     error: KdirectError | None = None
     high_watermark: int = -1
     log_start_offset: int = -1
@@ -102,10 +92,10 @@ class _Leader:
     until: float = 0.0
 
 
-class _Came(enum.Enum):
+class _News(enum.Enum):
     """What an answer had for one partition."""
 
-    NEWS = enum.auto()  # bytes, or an error
+    FOUND = enum.auto()  # bytes, or an error
     NOTHING = enum.auto()
     MORE = enum.auto()  # there are records, but they were not in this answer
     LATER = enum.auto()  # its leader is being elected, or has moved
@@ -116,6 +106,7 @@ class TcpRound:
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, Any]) -> None:
         self._cluster = cluster
+        self._environment = cluster.environment
         self._committed_only = settings["isolation.level"] == "read_committed"
         self._fetch_bytes: int = settings["fetch.max.read.bytes"]
         self._max_batch_bytes: int = settings["max.batch.bytes"]
@@ -137,7 +128,8 @@ class TcpRound:
         """Read these too, from these offsets; those read already are moved there."""
         for tp, offset in offsets.items():
             self._forget(tp)
-            self._partitions[tp] = _Partition(offset, self._fetch_bytes)
+            cursor = TcpCursor(tp, offset, self, max_batch_bytes=self._max_batch_bytes)
+            self._partitions[tp] = _Partition(cursor, offset, self._fetch_bytes)
             self._put(tp, self._new)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
@@ -169,25 +161,26 @@ class TcpRound:
         self._ready.move_to_end(tp)
         return tp
 
-    def window(self, tp: TopicPartition) -> memoryview:
-        """Bytes of `tp` that were fetched and not consumed."""
-        return self._partitions[tp].data
+    def cursor(self, tp: TopicPartition) -> TcpCursor | None:
+        partition = self._partitions.get(tp)
+        return partition.cursor if partition is not None else None
 
-    def consume(self, tp: TopicPartition, n: int) -> None:
-        partition = self._partitions[tp]
-        partition.data = partition.data[n:]
-        self._held_bytes -= n
-        if not len(partition.data):
-            self._settle(tp, partition)
-
-    def take_error(self, tp: TopicPartition) -> None:
-        """Raise what the broker answered for `tp`, once: OffsetOutOfRangeError, UnknownTopicError,
-        CorruptBatchError (frame), ..."""
-        partition = self._partitions[tp]
+    def bring(self, cursor: TcpCursor, wait_ms: float) -> bool:
+        """See `TcpCursor`.  Bytes are brought by `step`, for all partitions together; here is
+        raised, once, what the broker answered for one of them: OffsetOutOfRangeError,
+        UnknownTopicError, CorruptBatchError (frame), ..."""
+        partition = self._partitions[cursor.tp]
         error, partition.error = partition.error, None
         if error is not None:
-            self._settle(tp, partition)
+            self._settle(cursor.tp, partition)
             raise error
+        return False
+
+    def consumed(self, cursor: TcpCursor, n: int) -> None:
+        """See `TcpCursor`."""
+        self._held_bytes -= n
+        if not len(cursor.data):
+            self._settle(cursor.tp, self._partitions[cursor.tp])
 
     def watermarks(self, tp: TopicPartition) -> tuple[int, int]:
         """(log start offset, high watermark) as of the last answer, -1 before."""
@@ -206,7 +199,7 @@ class TcpRound:
                 "the consumer belongs to the process that was forked from",
                 hint="open a new one in this process",
             )
-        now = time.monotonic()
+        now = self._environment.monotonic()
         self._ask(now)
         for leader in self._leaders.values():
             if leader.pending is not None and leader.waits and leader.hungry:
@@ -217,7 +210,7 @@ class TcpRound:
             news |= self._take(leader, 0 if news or len(busy) > 1 else wait_ms)
         if not news and wait_ms > 0:
             if not busy:
-                time.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
+                self._environment.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
             elif len(busy) > 1:
                 news = self._take(busy[0], min(wait_ms, 5))
         return news
@@ -238,7 +231,7 @@ class TcpRound:
         """Put `tp` where it belongs: to the ready ones if it has something in hand."""
         if partition.paused:
             self._put(tp, None)
-        elif len(partition.data) or partition.error is not None:
+        elif len(partition.cursor.data) or partition.error is not None:
             self._put(tp, self._ready)
         elif partition.leader is None:
             self._put(tp, self._new)
@@ -250,13 +243,13 @@ class TcpRound:
         partition.leader = None
         self._put(tp, None)
         if not partition.paused:
-            self._later[tp] = time.monotonic() + RETRY_S
+            self._later[tp] = self._environment.monotonic() + RETRY_S
 
     def _forget(self, tp: TopicPartition) -> None:
         partition = self._partitions.get(tp)
         if partition is not None:
             self._put(tp, None)
-            self._held_bytes -= len(partition.data)
+            self._held_bytes -= len(partition.cursor.data)
             del self._partitions[tp]
 
     def _cut(self, leader: _Leader) -> None:
@@ -347,11 +340,11 @@ class TcpRound:
         asked = {}
         for tp in tps:
             partition = self._partitions[tp]
-            asked[tp] = partition.next_offset
+            asked[tp] = partition.fetch_offset
             topics.setdefault(tp.topic, []).append(
                 r.FetchTopic.FetchPartition(
                     partition=tp.partition,
-                    fetch_offset=partition.next_offset,
+                    fetch_offset=partition.fetch_offset,
                     partition_max_bytes=partition.max_bytes,
                 )
             )
@@ -382,7 +375,7 @@ class TcpRound:
         assert pending is not None and leader.connection is not None
         try:
             if not pending.wait(max(0.0, wait_ms)):
-                if time.monotonic() < leader.until:
+                if self._environment.monotonic() < leader.until:
                     return False
             leader.pending, leader.asked = None, {}
             answer = pending.result(0)
@@ -402,15 +395,15 @@ class TcpRound:
                 partition = self._partitions.get(tp)
                 if (
                     partition is None
-                    or asked.pop(tp, None) != partition.next_offset
+                    or asked.pop(tp, None) != partition.fetch_offset
                     or partition.leader is not leader
                 ):
                     continue
-                came = self._arrived(tp, partition, x)
-                news |= came is _Came.NEWS
-                if came is _Came.LATER:
+                brought = self._arrived(tp, partition, x)
+                news |= brought is _News.FOUND
+                if brought is _News.LATER:
                     self._put_later(tp, partition)
-                elif came is _Came.MORE:
+                elif brought is _News.MORE:
                     short.append(tp)
                 else:
                     self._settle(tp, partition, quiet=True)
@@ -422,59 +415,30 @@ class TcpRound:
                 self._settle(tp, partition, quiet=True)
         return news
 
-    def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> _Came:
-        offset = partition.next_offset
-        if x.error_code == ErrorCode.OFFSET_OUT_OF_RANGE:
-            partition.error = OffsetOutOfRangeError(
-                f"offset {offset} of {tp} is out of range",
-                hint="below it retention has deleted the records, above it the topic may be new",
-            )
-            return _Came.NEWS
-        if x.error_code:
-            error = read_error(x.error_code, f"fetch of {tp} at offset {offset}")
-            if isinstance(error, CorruptLogError):
-                partition.error = error
-                return _Came.NEWS
-            if protocol.error_kind(x.error_code).retriable:
+    def _arrived(self, tp: TopicPartition, partition: _Partition, x: Any) -> _News:
+        offset = partition.fetch_offset
+        try:
+            found = answered(tp, offset, x, partition.max_bytes, self._max_batch_bytes)
+        except KdirectError as e:
+            if x.error_code and e.retriable:
                 # The leader moved, or is being elected, or the topic was deleted: metadata tells.
                 self._cluster.forget(tp.topic)
-                return _Came.LATER
-            partition.error = error
-            return _Came.NEWS
+                return _News.LATER
+            partition.error = e
+            return _News.FOUND
         partition.high_watermark, partition.log_start_offset = x.high_watermark, x.log_start_offset
-        data = memoryview(x.records) if x.records is not None else EMPTY
-        whole, next_offset, needed, wrong = whole_batches(data, offset)
-        if whole:
-            partition.data, partition.next_offset, partition.max_bytes = (
-                data[:whole],
-                next_offset,
-                self._fetch_bytes,
-            )
-            self.fetched_bytes += whole
-            self._held_bytes += whole
-            return _Came.NEWS
-        if wrong is not None:
-            partition.error = CorruptBatchError(
-                f"record batch at {tp} offset {offset} {wrong}", hint=DAMAGED_HINT
-            )
-            return _Came.NEWS
-        if needed > self._max_batch_bytes:
-            partition.error = UnsupportedFormatError(
-                f"a batch of {tp} at offset {offset} has {needed} bytes, {self._max_batch_bytes} are allowed",
-                hint="raise max.batch.bytes",
-            )
-            return _Came.NEWS
-        if needed:
-            if partition.max_bytes >= needed:
-                partition.error = ProtocolError(
-                    f"the broker cut a batch of {needed} bytes of {tp} at {len(data)} bytes",
-                    hint="use a broker of Kafka 2.1 or later",
-                )
-                return _Came.NEWS
-            partition.max_bytes = needed
-            return _Came.MORE
-        end = x.last_stable_offset if self._committed_only else x.high_watermark
-        return _Came.MORE if end > offset else _Came.NOTHING
+        if found.needed:
+            partition.max_bytes = found.needed
+            return _News.MORE
+        if not len(found.data):
+            end = x.last_stable_offset if self._committed_only else x.high_watermark
+            return _News.MORE if end > offset else _News.NOTHING
+        partition.cursor.arrived(found.data)
+        partition.fetch_offset = found.next_offset
+        partition.max_bytes = self._fetch_bytes
+        self.fetched_bytes += len(found.data)
+        self._held_bytes += len(found.data)
+        return _News.FOUND
 
     def close(self) -> None:
         leaders, self._leaders = self._leaders, {}

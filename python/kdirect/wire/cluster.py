@@ -94,7 +94,7 @@ class TopicMetadata:
             return self.partitions[at]
         last = self.partitions[-1].partition if self.partitions else -1
         raise UnknownTopicError(
-            f"topic {self.name!r} has no partition {number}",
+            f"{self.name}-{number}: topic {self.name!r} has no partition {number}",
             hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions",
         )
 

@@ -1,0 +1,107 @@
+"""What a consumer commits for its group: what is to be committed, what was sent, what was answered.
+
+Owns: the offsets stored to be committed, the commits that are under way, and the offsets that the
+group is known to have.  When to commit is the consumer's, the requests are the group's.
+
+One thread at a time.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+
+from kdirect.client.group import Membership
+from kdirect.client.reading import Reading
+from kdirect.errors import BrokerError, ConfigError, KdirectError
+from kdirect.model import TopicPartition
+from kdirect.wire.connection import Pending
+
+log = logging.getLogger("kdirect.client")
+
+OnCommit = Callable[[KdirectError | None, dict[TopicPartition, int]], None]
+
+
+class Commits:
+    """See the module.  Without `auto_store`, what is committed by default is what was stored, not
+    what was handed out."""
+
+    def __init__(self, membership: Membership, reading: Reading, *, auto_store: bool) -> None:
+        self._membership = membership
+        self._reading = reading
+        self._auto_store = auto_store
+        self._sent: deque[tuple[Pending | BrokerError, dict[TopicPartition, int]]] = deque()
+        self._committed: dict[TopicPartition, int | None] = {}
+        self._stored: dict[TopicPartition, int] = {}
+
+    @property
+    def under_way(self) -> bool:
+        """Are there commits that `settle` has not taken an answer of?"""
+        return bool(self._sent)
+
+    def due(self) -> dict[TopicPartition, int]:
+        """What was handed out, or stored, and is not committed."""
+        if self._auto_store:
+            reading = self._reading
+            offsets = {tp: reading.next_offset(tp) for tp in reading.partitions}
+        else:
+            offsets = self._stored
+        return {tp: o for tp, o in offsets.items() if self._committed.get(tp) != o}
+
+    def store(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Mark as done, to be committed later.  ConfigError for a partition that is not read."""
+        for tp, offset in offsets.items():
+            if tp not in self._reading:
+                raise ConfigError(
+                    f"{tp} is not assigned",
+                    hint="it was given to another member: what it had stored is not committed",
+                )
+            self._stored[tp] = offset
+
+    def send(self, offsets: dict[TopicPartition, int]) -> None:
+        """Commit without waiting: `settle` takes the answer."""
+        sent: Pending | BrokerError
+        try:
+            sent = self._membership.send_commit(offsets)
+        except BrokerError as e:
+            sent = e  # reported as if the coordinator had said it
+        self._sent.append((sent, offsets))
+
+    def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        """Commit and wait for the answer.  BrokerError when it is refused."""
+        self._membership.commit(offsets)
+        self._committed.update(offsets)
+
+    def settle(self, on_commit: OnCommit | None, *, wait: bool = False) -> None:
+        """Take the answers that are there, or all of them with `wait`, and report each to
+        `on_commit`; without one, failures are logged."""
+        while self._sent:
+            sent, offsets = self._sent[0]
+            if not (wait or isinstance(sent, BrokerError) or sent.done):
+                return
+            self._sent.popleft()
+            error: KdirectError | None = None
+            try:
+                if isinstance(sent, BrokerError):
+                    raise sent
+                self._membership.check_commit(sent.result())
+                self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading})
+            except KdirectError as e:
+                error = e
+                if on_commit is None:
+                    log.warning("%s", e)
+            if on_commit is not None:
+                on_commit(error, offsets)
+
+    def look_up(self, tps: list[TopicPartition]) -> dict[TopicPartition, int | None]:
+        """The group's committed offsets of partitions that begin to be read."""
+        found = self._membership.committed(tps)
+        self._committed.update(found)
+        return found
+
+    def keep(self, tps: Iterable[TopicPartition]) -> None:
+        """Forget what concerns other partitions."""
+        kept = set(tps)
+        self._committed = {tp: o for tp, o in self._committed.items() if tp in kept}
+        self._stored = {tp: o for tp, o in self._stored.items() if tp in kept}

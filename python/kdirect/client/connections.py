@@ -1,0 +1,325 @@
+"""What a process holds open for one set of client settings, and the handles of those who use it.
+
+Owns: the cache of `SharedConnections`, one for each process and settings, and with each of them the
+cluster's connections, the transports proven, the parked readers and the slots that answer
+`watermarks`.  A `Handle` is one caller's use of it: to close a handle ends the caller's use, and
+the connections end with the last handle that anybody still has.
+
+The cache goes by process id: PySpark forks its workers, and a device, queue pair or socket opened
+before a fork is of no use after it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kdirect.client.admin import Admin
+from kdirect.client.reader import ParkedReaders
+from kdirect.client.two_sided import FRAME_BYTES, MessageConnection
+from kdirect.client.watermarks import Watermarks
+from kdirect.errors import ClosedError
+from kdirect.format import protocol
+from kdirect.model import EARLIEST_OFFSET, TopicPartition
+from kdirect.options import CLIENT
+from kdirect.wire.channel import Channel
+from kdirect.wire.cluster import Cluster
+from kdirect.wire.connection import Connection, broker_error
+from kdirect.wire.environment import SYSTEM, Environment
+from kdirect.wire.transport import Transports
+
+INIT_PRODUCER_ID = 22
+
+_shared: dict[tuple[int, tuple], SharedConnections] = {}
+_lock = threading.Lock()  # of the cache, and of who uses what
+
+
+def shared_connections(settings: Mapping[str, Any] | str) -> SharedConnections:
+    """Those of this process for these client settings (a mapping of CLIENT options, or just
+    "host:port").  ConfigError for settings that cannot be."""
+    given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
+    resolved = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
+    key = (os.getpid(), tuple(sorted((k, str(v)) for k, v in resolved.items())))
+    with _lock:
+        for old in [k for k in _shared if k[0] != key[0]]:
+            del _shared[old]  # inherited by a fork: its descriptors belong to the parent
+        found = _shared.get(key)
+        if found is None or found.closed:
+            found = _shared[key] = SharedConnections(resolved)
+        return found
+
+
+def close_all() -> None:
+    """End the connections of this process, whoever uses them."""
+    with _lock:
+        ended = [shared for (pid, _), shared in _shared.items() if pid == os.getpid()]
+        _shared.clear()
+    for shared in ended:
+        shared.close()
+
+
+class SharedConnections:
+    """See the module.  Thread-safe.  Nothing is opened before it is needed."""
+
+    def __init__(self, settings: Mapping[str, Any], environment: Environment = SYSTEM) -> None:
+        self.settings = dict(settings)
+        self.environment = environment
+        self.closed = False
+        self.pid = os.getpid()
+        self.lock = threading.RLock()
+        self.parked = ParkedReaders()
+        self._cluster: Cluster | None = None
+        self._admin: Admin | None = None
+        self._transports: Transports | None = None
+        self._watermarks: Watermarks | None = None
+        self._handles: weakref.WeakSet[Handle] = weakref.WeakSet()
+
+    def check(self) -> None:
+        """ClosedError unless this process may use them."""
+        if self.closed:
+            raise ClosedError("the session is closed", hint="call kdirect.connect again")
+        if self.pid != os.getpid():
+            raise ClosedError(
+                "the session belongs to the process that was forked from",
+                hint="call kdirect.connect in this process",
+            )
+
+    @property
+    def cluster(self) -> Cluster:
+        with self.lock:
+            self.check()
+            if self._cluster is None:
+                self._cluster = Cluster(self.settings, self.environment)
+            return self._cluster
+
+    @property
+    def admin(self) -> Admin:
+        with self.lock:
+            if self._admin is None:
+                self._admin = Admin(self.cluster)
+            return self._admin
+
+    @property
+    def transports(self) -> Transports:
+        with self.lock:
+            if self._transports is None:
+                self._transports = Transports(self.settings, self.cluster, self.environment)
+            return self._transports
+
+    def transport_to(self, tp: TopicPartition) -> str:
+        """The transport to the broker that leads `tp`; asks it once."""
+        return self.transports.name(tp)
+
+    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+        """A new queue pair to the broker that leads `tp`."""
+        self.check()
+        return self.transports.channel(tp, **sizes)
+
+    def watermarks(
+        self, tps: Iterable[TopicPartition], same: bool
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """See `Handle.watermarks`."""
+        with self.lock:
+            self.check()
+            if self._watermarks is None:
+                self._watermarks = Watermarks(self, self.admin, self.settings, self.environment)
+            return self._watermarks.of(tps, same=same)
+
+    def join(self, handle: Handle) -> None:
+        """`handle` uses them."""
+        with _lock:
+            self._handles.add(handle)
+
+    def leave(self, handle: Handle) -> None:
+        """`handle` uses them no more; the last one ends them."""
+        with _lock:
+            self._handles.discard(handle)
+            if self._handles:
+                return
+        self.close()
+
+    def close(self) -> None:
+        """End all connections, and with them what reads and writes over them."""
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+            if self.pid != os.getpid():
+                return
+            self.parked.close()
+            if self._transports is not None:
+                self._transports.close()
+            if self._watermarks is not None:
+                self._watermarks.close()
+            if self._cluster is not None:
+                self._cluster.close()
+
+
+class Handle:
+    """One caller's use of the connections of its process.  Thread-safe.
+
+    A handle that is dropped without `close` leaves the connections open for the next user in this
+    process.
+    """
+
+    def __init__(self, shared: SharedConnections) -> None:
+        self.settings = dict(shared.settings)
+        self._shared = shared
+        self._closed = False
+        shared.join(self)
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def closed(self) -> bool:
+        """Whether this use has ended."""
+        return self._closed or self._shared.closed
+
+    def check(self) -> None:
+        """ClosedError unless this process may use the handle."""
+        if self._closed:
+            raise ClosedError("the session is closed", hint="call kdirect.connect again")
+        self._shared.check()
+
+    @property
+    def environment(self) -> Environment:
+        """Clock, threads, devices."""
+        return self._shared.environment
+
+    @property
+    def cluster(self) -> Cluster:
+        """Brokers, leaders, TCP connections."""
+        self.check()
+        return self._shared.cluster
+
+    @property
+    def admin(self) -> Admin:
+        """Topics, offsets, groups."""
+        return Admin(self.cluster, owner=self)
+
+    @property
+    def parked(self) -> ParkedReaders:
+        """Where readers leave what the next reader of their partition can use."""
+        return self._shared.parked
+
+    # -- transport ---------------------------------------------------------------------------------
+
+    @property
+    def transport(self) -> str:
+        """`verbs`, `shm` or `tcp`: the first that a data READ has proven, at the first call, to the
+        broker that answered first.  `transport_to` tells it for each broker."""
+        if self.settings["transport"] == "tcp":
+            return "tcp"  # known without a broker to ask
+        self.check()
+        chosen = self._shared.transports.first().chosen
+        assert chosen is not None
+        return chosen
+
+    @property
+    def transport_reason(self) -> str:
+        """Why that transport."""
+        if self.settings["transport"] == "tcp":
+            return "transport=tcp is set"
+        self.check()
+        return self._shared.transports.first().reason
+
+    def transport_to(self, tp: TopicPartition) -> str:
+        """The transport to the broker that leads `tp`; asks it once."""
+        self.check()
+        return self._shared.transport_to(tp)
+
+    def channel(self, tp: TopicPartition, **sizes: int) -> Channel:
+        """A new queue pair to the broker that leads `tp`."""
+        self.check()
+        return self._shared.channel(tp, **sizes)
+
+    def messages(self, tp: TopicPartition, settings: Mapping[str, Any]) -> MessageConnection:
+        """A new queue pair for requests in SENDs, to the broker that leads `tp`.  QueuePairError
+        and the like when it cannot be had."""
+        connection = self.cluster.connection_for(tp)
+        transport = self._shared.transports.to(connection)
+        name = transport.name(connection)
+        return MessageConnection(
+            connection,
+            name,
+            environment=self.environment,
+            message_bytes=settings["batch.bytes"] + FRAME_BYTES,
+            requests=settings["max.in.flight"],
+            spin_us=settings["spin.us"],
+            device_options=transport.device_options(connection, name),
+        )
+
+    def new_producer_id(self) -> tuple[int, int] | None:
+        """(producer id, epoch) for an idempotent producer; None when the broker has none to
+        give."""
+
+        def ask(connection: Connection) -> tuple[int, int] | None:
+            if not connection.supports(INIT_PRODUCER_ID):
+                return None
+            answer = connection.request(
+                protocol.InitProducerIdRequest(
+                    transactional_id=None,
+                    transaction_timeout_ms=60_000,
+                    producer_id=-1,
+                    producer_epoch=-1,
+                )
+            )
+            if answer.error_code:
+                raise broker_error(answer.error_code, "a new producer id")
+            return answer.producer_id, answer.producer_epoch
+
+        return self.cluster.call(self.cluster.control_connection, ask)
+
+    # -- topics and offsets ------------------------------------------------------------------------
+
+    def list_topics(self) -> dict[str, int]:
+        """Partitions of every topic that is not internal."""
+        return {name: info.partitions for name, info in self.admin.list_topics().items()}
+
+    def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """First offset of each partition."""
+        found = self.admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET))
+        return {tp: x[0] for tp, x in found.items()}
+
+    def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """High watermark of each partition (last stable offset with read_committed)."""
+        return {tp: mark for tp, (_, mark) in self.watermarks(list(tps)).items()}
+
+    def offsets_for_times(
+        self, times_ms: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, int | None]:
+        """First offset whose timestamp is at or after the time; None: there is no such record."""
+        found = self.admin.list_offsets(dict(times_ms))
+        return {tp: (x[0] if x is not None and x[0] >= 0 else None) for tp, x in found.items()}
+
+    def watermarks(
+        self, tps: Iterable[TopicPartition], *, same: bool = False
+    ) -> dict[TopicPartition, tuple[int, int]]:
+        """(log start offset, high watermark) of each partition.
+
+        Over RDMA one slot READ for each broker once their slots are granted, without the brokers'
+        CPU; over TCP two requests.  With `same`, UnknownTopicError tells over RDMA, once, of a
+        partition that was deleted since the last call, even if there is another of its name.
+        """
+        wanted = list(tps)
+        if not wanted:
+            return {}
+        self.check()
+        return self._shared.watermarks(wanted, same)
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """End this use: no more can be made with it.  The connections end with the last use of
+        them, and with the connections the readers, consumers and producers over them.  More than
+        once is nothing."""
+        if not self._closed:
+            self._closed = True
+            self._shared.leave(self)

@@ -1,0 +1,351 @@
+"""Which path brings the bytes of each partition that is read: READs or Fetch requests.
+
+Owns: one `DirectFetcher` for each broker, found by the leader of a partition, and the one decision
+to read a partition over TCP: where the transport to its leader is TCP, where it has no leader now,
+or where the broker denies access (a broker has a limited number of slots and queue pairs).  What
+may not enter: which partition is looked at next, and how often something is tried again.
+
+Invariants:
+
+- A partition has one path at a time, and a cursor while it has one.
+- A broker that is lost ends its own fetcher only.  The partitions of other brokers are read on.
+- Lost connections are not errors of partitions: they are raised as they are (`LOST`), and the
+  partitions concerned have no path until they are entered again.
+
+One thread at a time, or its owner's lock.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kdirect.client.cursor import Cursor
+from kdirect.client.direct import DirectFetcher
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerError,
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    QueuePairError,
+    TimedOutError,
+    UnknownTopicError,
+)
+from kdirect.model import TopicPartition
+from kdirect.wire.channel import Channel
+from kdirect.wire.cluster import Cluster
+
+log = logging.getLogger("kdirect.client")
+
+LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
+
+
+class ReadConnections(Protocol):
+    """What reading needs of a session."""
+
+    @property
+    def cluster(self) -> Cluster:
+        """Who leads what, and connections."""
+
+    def transport_to(self, tp: TopicPartition) -> str:
+        """The transport to the leader of `tp`."""
+
+    def channel(self, tp: TopicPartition) -> Channel:
+        """A new queue pair to the leader of `tp`."""
+
+
+class TcpSource(Protocol):
+    """What reads partitions over TCP: `TcpRound`, `SinglePartition`."""
+
+    def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
+        """Read these too, from these offsets."""
+
+    def cursor(self, tp: TopicPartition) -> Cursor | None:
+        """The cursor of a partition that is read."""
+
+    def release(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these, as far as they are read."""
+
+    def close(self) -> None:
+        """The end."""
+
+    def statistics(self) -> dict[str, int]:
+        """What was fetched."""
+
+
+@dataclass(slots=True)
+class Entered:
+    """What became of partitions that were to be read.  Those that are in none of these are READ."""
+
+    # No READ leads there; the error says why, None where that is nobody's refusal.
+    over_tcp: dict[TopicPartition, AccessDeniedError | None] = field(default_factory=dict)
+    refused: dict[TopicPartition, KdirectError] = field(default_factory=dict)
+    # A broker was lost; its partitions are to be entered again.
+    lost: dict[TopicPartition, KdirectError] = field(default_factory=dict)
+
+
+class DirectPaths:
+    """A fetcher for each broker."""
+
+    def __init__(self, connections: ReadConnections, settings: Mapping[str, Any]) -> None:
+        self._connections = connections
+        self._settings = settings
+        self._tcp_only = settings["transport"] == "tcp"
+        self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
+        self._home: dict[TopicPartition, DirectFetcher] = {}  # who reads it, or read it last
+
+    def __iter__(self) -> Iterator[DirectFetcher]:
+        return iter(self._fetchers.values())
+
+    def __len__(self) -> int:
+        return len(self._fetchers)
+
+    def fetcher_of(self, tp: TopicPartition) -> DirectFetcher | None:
+        """The fetcher that reads `tp`."""
+        fetcher = self._home.get(tp)
+        return fetcher if fetcher is not None and tp in fetcher else None
+
+    def enter(self, offsets: Mapping[TopicPartition, int]) -> Entered:
+        """Enter the files that hold these offsets, with one request for each broker.
+
+        Raises what asking for the leaders raises when no broker answers.
+        """
+        out = Entered()
+        if self._tcp_only:
+            out.over_tcp = dict.fromkeys(offsets)
+            return out
+        for tps in self._by_leader(offsets, out):
+            part = {tp: offsets[tp] for tp in tps}
+            try:
+                self._enter_at(part, out)
+            except LOST as e:  # there is no fetcher
+                out.lost.update(dict.fromkeys(part, e))
+        return out
+
+    def _by_leader(
+        self, tps: Iterable[TopicPartition], out: Entered
+    ) -> Iterable[list[TopicPartition]]:
+        """`tps`, grouped by their leaders; those that have none go over TCP, where they are waited
+        for."""
+        cluster = self._connections.cluster
+        found, failed = cluster.leaders(tps)
+        unknown = [tp for tp, e in failed.items() if isinstance(e, UnknownTopicError)]
+        if unknown:
+            # What is known of a topic may be older than its newest partitions.
+            for topic in {tp.topic for tp in unknown}:
+                cluster.forget(topic)
+            again, failed_again = cluster.leaders(unknown)
+            failed.update(failed_again)
+            for node, those in again.items():
+                found.setdefault(node, []).extend(those)
+                for tp in those:
+                    del failed[tp]
+        for tp, error in failed.items():
+            if isinstance(error, BrokerError) and error.retriable:
+                out.over_tcp[tp] = None
+            else:
+                out.refused[tp] = error
+        return found.values()
+
+    def _enter_at(self, offsets: Mapping[TopicPartition, int], out: Entered) -> None:
+        """Enter partitions of one broker."""
+        try:
+            fetcher = self._fetcher(next(iter(offsets)))
+        except AccessDeniedError as e:  # no queue pair is to be had, by the broker's limits
+            out.over_tcp.update(dict.fromkeys(offsets, e))
+            return
+        if fetcher is None:
+            out.over_tcp.update(dict.fromkeys(offsets))
+            return
+        try:
+            try:
+                self._sort(offsets, fetcher, fetcher.enter(offsets), out)
+            except LOST:
+                raise
+            except AccessDeniedError as e:
+                out.over_tcp.update(dict.fromkeys(offsets, e))
+            except KdirectError:
+                # The request failed as a whole: asked alone, each partition says what is wrong.
+                for tp, offset in offsets.items():
+                    self._enter_alone(tp, offset, fetcher, out)
+        except LOST as e:
+            out.lost.update(dict.fromkeys([*self.drop(fetcher), *offsets], e))
+
+    def _enter_alone(
+        self, tp: TopicPartition, offset: int, fetcher: DirectFetcher, out: Entered
+    ) -> None:
+        try:
+            self._sort({tp: offset}, fetcher, fetcher.enter({tp: offset}), out)
+        except LOST:
+            raise
+        except AccessDeniedError as e:
+            out.over_tcp[tp] = e
+        except KdirectError as e:
+            out.refused[tp] = e
+
+    def _sort(
+        self,
+        offsets: Mapping[TopicPartition, int],
+        fetcher: DirectFetcher,
+        refused: Mapping[TopicPartition, KdirectError],
+        out: Entered,
+    ) -> None:
+        for tp in offsets:
+            error = refused.get(tp)
+            if error is None:
+                self._move_home(tp, fetcher)
+            elif isinstance(error, AccessDeniedError):
+                out.over_tcp[tp] = error
+            else:
+                out.refused[tp] = error
+
+    def _move_home(self, tp: TopicPartition, fetcher: DirectFetcher) -> None:
+        """`fetcher` reads `tp`, which another broker may have led until now."""
+        before = self._home.get(tp)
+        self._home[tp] = fetcher
+        if before is not None and before is not fetcher and tp in before:
+            before.release([tp])
+
+    def _fetcher(self, tp: TopicPartition) -> DirectFetcher | None:
+        """The fetcher of the broker that leads `tp`; None where only TCP leads there."""
+        connections = self._connections
+        if connections.transport_to(tp) == "tcp":
+            return None
+        address = connections.cluster.leader_address(tp)
+        fetcher = self._fetchers.get(address)
+        if fetcher is None or fetcher.channel.closed:
+            if fetcher is not None:
+                fetcher.close()
+                del self._fetchers[address]
+            fetcher = DirectFetcher(connections.channel(tp), self._settings)
+            self._fetchers[address] = fetcher
+        return fetcher
+
+    def drop_broken(self) -> list[TopicPartition]:
+        """Close the fetchers whose channels are broken; the partitions that they read."""
+        out: list[TopicPartition] = []
+        for address, fetcher in list(self._fetchers.items()):
+            if fetcher.channel.closed:
+                out += fetcher.partitions
+                self._close(address)
+        return out
+
+    def home(self, tp: TopicPartition) -> DirectFetcher | None:
+        """The fetcher that reads `tp`, or that lost it by an error."""
+        return self._home.get(tp)
+
+    def drop(self, fetcher: DirectFetcher) -> list[TopicPartition]:
+        """Close a fetcher whose broker was lost; the partitions that it read."""
+        out = list(fetcher.partitions)
+        for address, other in list(self._fetchers.items()):
+            if other is fetcher:
+                self._close(address)
+        return out
+
+    def _close(self, address: tuple[str, int]) -> None:
+        fetcher = self._fetchers.pop(address)
+        self._home = {tp: x for tp, x in self._home.items() if x is not fetcher}
+        fetcher.close()
+
+    def release(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these, as far as they are read.  A broker that is lost meanwhile has taken
+        its grants back anyway."""
+        of_fetcher: dict[int, list[TopicPartition]] = {}
+        for tp in tps:
+            fetcher = self._home.pop(tp, None)
+            if fetcher is not None:
+                of_fetcher.setdefault(id(fetcher), []).append(tp)
+        for address, fetcher in list(self._fetchers.items()):
+            released = of_fetcher.get(id(fetcher), [])
+            if released and set(released) >= set(fetcher.partitions):
+                self._close(address)
+            elif released:
+                try:
+                    fetcher.release(released)
+                except LOST:
+                    fetcher.channel.close()  # `drop_broken` finds it
+
+    def close(self) -> None:
+        for address in list(self._fetchers):
+            self._close(address)
+
+    def statistics(self) -> dict[str, int]:
+        """The sums of `DirectFetcher.statistics`; nothing where no fetcher is open."""
+        out: dict[str, int] = {}
+        for fetcher in self._fetchers.values():
+            for name, value in fetcher.statistics().items():
+                out[name] = out.get(name, 0) + value
+        return out
+
+
+class ReadPaths:
+    """READs where brokers grant them, and TCP for the other partitions.
+
+    `open_tcp` makes the source of the latter when it is first needed.
+    """
+
+    def __init__(
+        self,
+        connections: ReadConnections,
+        settings: Mapping[str, Any],
+        open_tcp: Callable[[], TcpSource],
+    ) -> None:
+        self.direct = DirectPaths(connections, settings)
+        self.tcp: Any = None  # a TcpSource, once it was needed
+        self._open_tcp = open_tcp
+        self._warned = False
+
+    def enter(self, offsets: Mapping[TopicPartition, int]) -> Entered:
+        """Read these from these offsets, by the path that there is.  Those that were neither
+        refused nor lost have a cursor then."""
+        entered = self.direct.enter(offsets)
+        over_tcp = entered.over_tcp
+        if self.tcp is not None:
+            self.tcp.release([tp for tp in offsets if tp not in over_tcp])
+        if over_tcp:
+            denied = {tp: e for tp, e in over_tcp.items() if e is not None}
+            if denied:
+                self._warn(denied)
+            if self.tcp is None:
+                self.tcp = self._open_tcp()
+            self.tcp.assign({tp: offsets[tp] for tp in over_tcp})
+        return entered
+
+    def _warn(self, denied: Mapping[TopicPartition, AccessDeniedError]) -> None:
+        """Say it once as a warning: a consumer may have thousands of partitions more than the
+        broker has slots for it."""
+        level = logging.DEBUG if self._warned else logging.WARNING
+        self._warned = True
+        others = f" and {len(denied) - 1} other partitions are" if len(denied) > 1 else " is"
+        first = next(iter(denied))
+        log.log(level, "%s%s read over TCP: %s", first, others, denied[first])
+
+    def cursor(self, tp: TopicPartition) -> Cursor | None:
+        """The cursor of `tp`; None while it has no path."""
+        fetcher = self.direct.fetcher_of(tp)
+        if fetcher is not None:
+            return fetcher.cursor(tp)
+        return self.tcp.cursor(tp) if self.tcp is not None else None
+
+    def release(self, tps: Iterable[TopicPartition]) -> None:
+        """Stop reading these."""
+        tps = list(tps)
+        if self.tcp is not None:
+            self.tcp.release(tps)
+        self.direct.release(tps)
+
+    def close(self) -> None:
+        self.direct.close()
+        tcp, self.tcp = self.tcp, None
+        if tcp is not None:
+            tcp.close()
+
+    def statistics(self) -> dict[str, int]:
+        """What was read, by path."""
+        out = self.direct.statistics()
+        if self.tcp is not None:
+            out |= self.tcp.statistics()
+        return out

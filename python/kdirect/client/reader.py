@@ -1,0 +1,325 @@
+"""Readers of one partition: a range of offsets as Arrow batches.
+
+Owns: `Reader`, its one level of retries, and the pool of parked readers, which keeps what READs a
+partition warm between two uses (so that a micro-batch costs no request to the broker).  Which path
+brings the bytes is `read_paths`', where they are read is the cursor's.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+import pyarrow as pa
+
+from kdirect.client.cursor import Cursor, DirectCursor
+from kdirect.client.read_paths import ReadConnections, ReadPaths
+from kdirect.client.tcp_fetch import SinglePartition
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    ProtocolError,
+    QueuePairError,
+    TimedOutError,
+)
+from kdirect.format.codec import ArrowDecoder
+from kdirect.model import TopicPartition
+from kdirect.wire.environment import Environment
+
+log = logging.getLogger("kdirect.client")
+
+IDLE_READERS = 256
+PARKED_BUFFER_BYTES = 256 << 10
+FIRST_WAIT_S = 50e-6
+LONGEST_WAIT_S = 5e-3
+FETCH_WAIT_MS = 100
+TRIES = 3  # lost connections without a record in between before one is raised
+DEFAULT_TARGET_ROWS = 1 << 16
+DEFAULT_TARGET_BYTES = 4 << 20
+
+
+class Place(NamedTuple):
+    """Where a reader reads: the cursor of its partition, and the paths that it belongs to."""
+
+    paths: ReadPaths
+    cursor: Cursor
+
+
+class ParkedReaders:
+    """Places that READ, kept from one reader of a partition to the next.  Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._closed = False
+        self._parked: deque[Place] = deque()  # the latest last
+
+    def take(self, tp: TopicPartition, offset: int) -> Place | None:
+        """A place at which `tp` can be read from `offset` on, if one is parked."""
+        while (place := self._pop(tp, offset)) is not None:
+            try:
+                if place.cursor.resume(offset):
+                    return place
+            except (
+                QueuePairError,
+                BrokerUnavailableError,
+                ClosedError,
+                ProtocolError,
+                AccessDeniedError,
+            ) as e:
+                log.debug("%s: a parked reader cannot be used any more: %s", tp, e)
+            except BaseException:
+                place.paths.close()
+                raise
+            place.paths.close()
+        return None
+
+    def _pop(self, tp: TopicPartition, offset: int) -> Place | None:
+        """One of `tp` that is at `offset`, else the one that was parked last."""
+        with self._lock:
+            parked = [place for place in self._parked if place.cursor.tp == tp]
+            found = next(
+                (place for place in parked if place.cursor.next_offset == offset),
+                parked[-1] if parked else None,
+            )
+            if found is not None:
+                self._parked.remove(found)
+            return found
+
+    def park(self, place: Place) -> None:
+        """Keep a place for the next reader of its partition, or close it; when there are too many,
+        another one is closed."""
+        paths, cursor = place
+        reads = type(cursor) is DirectCursor and paths.cursor(cursor.tp) is cursor
+        if reads:
+            if cursor.stream.buffer_bytes > PARKED_BUFFER_BYTES:
+                cursor.stream.close()  # what was READ and not consumed is READ again
+            fetcher = paths.direct.fetcher_of(cursor.tp)
+            with self._lock:
+                if fetcher is not None and not self._closed and not fetcher.channel.closed:
+                    self._parked.append(place)
+                    if len(self._parked) <= IDLE_READERS:
+                        return
+                    # Evict at random, but not the newest: with the least recently used one, a
+                    # worker cycling through more partitions than are kept would never find any.
+                    other = random.randrange(IDLE_READERS)
+                    paths = self._parked[other].paths
+                    del self._parked[other]
+        paths.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            parked, self._parked = self._parked, deque()
+        for place in parked:
+            place.paths.close()
+
+
+class ReaderConnections(ReadConnections, Protocol):
+    """What a reader needs of a session."""
+
+    settings: dict[str, Any]
+
+    @property
+    def environment(self) -> Environment:
+        """Clock and sleep."""
+
+    @property
+    def closed(self) -> bool:
+        """Whether it has ended."""
+
+    @property
+    def transport(self) -> str:
+        """What the session reads over."""
+
+    @property
+    def parked(self) -> ParkedReaders:
+        """The pool of the session."""
+
+    def check(self) -> None:
+        """ClosedError unless this process may use it."""
+
+
+class Reader:
+    """Reads [start, stop) of one partition.
+
+    `batches()`, or iterating the reader, yields pyarrow.RecordBatches (schema of
+    `kdirect.format.codec.ArrowDecoder`), in offset order, never a record outside the range; offsets
+    that hold no record (compacted, or control records) are skipped.  Raises OffsetOutOfRangeError
+    when the start has been deleted, TimedOutError when the range is not there `timeout_ms` after
+    the last progress.  A connection lost on the way is replaced and reading goes on after the last
+    record handed out.  Memory: one batch of `target_bytes`, and the READ buffer.
+
+    Use it as a context manager, or `close` it: then what it read with serves the next reader of its
+    partition.  One thread at a time.
+    """
+
+    def __init__(
+        self,
+        session: ReaderConnections,
+        tp: TopicPartition,
+        start_offset: int,
+        stop_offset: int,
+        *,
+        timeout_ms: int,
+        **decoder_settings: Any,
+    ) -> None:
+        self.tp = tp
+        self._session = session
+        self._settings: Mapping[str, Any] = session.settings
+        self._environment = session.environment
+        self._stop = stop_offset
+        self._timeout_ms = timeout_ms
+        self._decoder_settings = decoder_settings
+        self._next_offset = start_offset
+        self._place: Place | None = None
+        self._before: dict[str, int] = {}
+        self._totals: dict[str, int] = {}
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self.batches()
+
+    @property
+    def next_offset(self) -> int:
+        """The offset after the last batch that was handed out, at first the start of the range: all
+        records of the range before it were handed out."""
+        return self._next_offset
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """The records of the range from `next_offset` on; see the class."""
+        if self._next_offset >= self._stop:
+            return
+        decoder = ArrowDecoder(
+            self.tp.topic,
+            self.tp.partition,
+            start_offset=self._next_offset,
+            stop_offset=self._stop,
+            max_decompressed_bytes=self._settings["max.batch.bytes"],
+            **self._decoder_settings,
+        )
+        for _ in self._fillings(decoder):
+            self._next_offset = decoder.next_offset
+            yield decoder.take()
+        self._next_offset = max(self._next_offset, decoder.next_offset)
+        if decoder.rows:
+            yield decoder.take()
+
+    def _fillings(self, decoder: ArrowDecoder) -> Iterator[None]:
+        """Each time that `decoder` is full, until the range is read.  The one place where reading
+        is tried again."""
+        now = self._environment.monotonic
+        last_progress = now()
+        pause = FIRST_WAIT_S
+        failures = 0
+        while decoder.next_offset < self._stop:
+            before = decoder.next_offset
+            try:
+                place = self._place
+                if place is None:
+                    place = self._open(decoder.next_offset)
+                found = place.cursor.fill_decoder(decoder, FETCH_WAIT_MS)
+            except (
+                QueuePairError,
+                BrokerUnavailableError,
+                ClosedError,
+                AccessDeniedError,
+            ) as e:
+                failures = 1 if decoder.next_offset > before else failures + 1
+                # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
+                if not self._reads() or failures > TRIES or self._session.closed:
+                    raise
+                self._reopen(decoder.next_offset, e)
+                continue
+            if decoder.next_offset > before or found:
+                last_progress = now()
+                pause = FIRST_WAIT_S
+                failures = 0
+                if decoder.full:
+                    yield
+                continue
+            if (now() - last_progress) * 1000 > self._timeout_ms:
+                raise self._not_there(decoder.next_offset)
+            if self._reads():
+                self._environment.sleep(pause)
+                pause = min(pause * 2, LONGEST_WAIT_S)
+
+    def _open(self, offset: int) -> Place:
+        """A place to read at: a parked one if there is one."""
+        session = self._session
+        session.check()
+        place = session.parked.take(self.tp, offset)
+        if place is None:
+            settings = self._settings
+            paths = ReadPaths(session, settings, lambda: SinglePartition(session.cluster, settings))
+            try:
+                entered = paths.enter({self.tp: offset})
+                for error in [*entered.lost.values(), *entered.refused.values()]:
+                    raise error
+            except BaseException:
+                paths.close()
+                raise
+            cursor = paths.cursor(self.tp)
+            assert cursor is not None
+            place = Place(paths, cursor)
+        self._place = place
+        self._before = place.paths.statistics()
+        return place
+
+    def _reopen(self, offset: int, why: KdirectError) -> None:
+        log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, why, offset)
+        self._account()
+        place, self._place = self._place, None
+        self._before = {}
+        if place is not None:
+            place.paths.close()
+        self._open(offset)
+
+    def _reads(self) -> bool:
+        """Do READs bring the bytes?"""
+        return self._place is not None and type(self._place.cursor) is DirectCursor
+
+    def _not_there(self, offset: int) -> TimedOutError:
+        return TimedOutError(
+            f"{self.tp}: offset {offset} of a range that ends at {self._stop} did not become"
+            f" readable in {self._timeout_ms} ms",
+            hint="the records may have been deleted, or the range ends beyond the high watermark",
+        )
+
+    def _account(self) -> None:
+        if self._place is not None:
+            now = self._place.paths.statistics()
+            for name, value in now.items():
+                self._totals[name] = self._totals.get(name, 0) + value - self._before.get(name, 0)
+            self._before = now
+
+    @property
+    def transport(self) -> str:
+        """What this reader uses; the session's choice until it has started."""
+        if self._place is None:
+            return self._session.transport
+        fetcher = self._place.paths.direct.fetcher_of(self.tp)
+        return fetcher.channel.transport if fetcher is not None else "tcp"
+
+    def statistics(self) -> dict[str, int]:
+        """What this reader has moved: `reads` and `read_bytes` one-sidedly, or `fetched_bytes` over
+        TCP."""
+        self._account()
+        return dict(self._totals)
+
+    def close(self) -> None:
+        """Stop; what READs the partition goes back to the session for the next reader of it."""
+        self._account()
+        place, self._place = self._place, None
+        if place is not None:
+            self._session.parked.park(place)

@@ -1,0 +1,121 @@
+"""Where the logs begin and end: (log start offset, high watermark) of many partitions.
+
+Owns: one fetcher for each broker, whose slots are looked at and whose files are never read.  Once
+its slots are granted, an answer costs one slot READ for each broker and none of its CPU.
+Partitions that READs cannot tell of are asked for over Kafka's protocol, by two requests.
+
+Its owner's lock is held during each call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from kdirect.client.admin import Admin
+from kdirect.client.read_paths import DirectPaths, ReadConnections
+from kdirect.errors import (
+    AccessDeniedError,
+    BrokerUnavailableError,
+    ClosedError,
+    QueuePairError,
+    UnknownTopicError,
+)
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.wire.environment import Environment
+
+log = logging.getLogger("kdirect.client")
+
+Marks = dict[TopicPartition, tuple[int, int]]
+
+
+class Watermarks:
+    """See the module.  `settings`: rows of the client table."""
+
+    def __init__(
+        self,
+        connections: ReadConnections,
+        admin: Admin,
+        settings: Mapping[str, Any],
+        environment: Environment,
+    ) -> None:
+        self._admin = admin
+        self._environment = environment
+        self._max_age_s: float = settings["metadata.max.age.ms"] / 1000
+        self._direct = DirectPaths(connections, settings)
+        # Partitions that the broker has no slot for, and until when not to ask for one again.
+        self._without_slot: dict[TopicPartition, float] = {}
+
+    def of(self, tps: Iterable[TopicPartition], *, same: bool = False) -> Marks:
+        """The watermarks of each partition.  With `same`, UnknownTopicError says, once, that one of
+        them was deleted since the last call, even if there is another of its name; only READs can
+        tell."""
+        wanted = list(tps)
+        try:
+            return self._look(wanted, same)
+        except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
+            log.debug("watermarks are looked at again: %s", e)
+            self.close()
+            return self._look(wanted, same)
+
+    def _look(self, wanted: list[TopicPartition], same: bool) -> Marks:
+        now = self._environment.monotonic()
+        direct = self._direct
+        asked = {tp for tp in wanted if self._without_slot.get(tp, 0.0) > now}
+        watched = {tp for tp in wanted if tp not in asked}
+        new = {tp for tp in watched if direct.fetcher_of(tp) is None}
+        for fetcher in list(direct):
+            if not watched.isdisjoint(fetcher.partitions):
+                fetcher.refresh()
+                if same:
+                    self._raise_ended(
+                        [tp for tp in fetcher.partitions if fetcher.stream(tp).revoked], watched
+                    )
+                new |= watched.intersection(fetcher.stale())
+        if new:
+            asked |= self._enter([tp for tp in wanted if tp in new], now)
+        out: Marks = {}
+        for tp in watched - asked:
+            found = direct.fetcher_of(tp)
+            assert found is not None
+            out[tp] = found.watermarks(tp)
+        if asked:
+            out |= self._ask([tp for tp in wanted if tp in asked])
+        return {tp: out[tp] for tp in wanted}
+
+    def _raise_ended(self, revoked: list[TopicPartition], watched: set[TopicPartition]) -> None:
+        ended = [tp for tp in revoked if tp in watched]
+        if ended:
+            self._direct.release(ended)
+            raise UnknownTopicError(
+                f"{ended[0]} was deleted while it was watched", hint="list the topics again"
+            )
+
+    def _enter(self, tps: list[TopicPartition], now: float) -> set[TopicPartition]:
+        """Get slots; the partitions that have to be asked for."""
+        entered = self._direct.enter(dict.fromkeys(tps, LATEST_OFFSET))
+        for error in [*entered.lost.values(), *entered.refused.values()]:
+            raise error
+        denied = {tp: e for tp, e in entered.over_tcp.items() if isinstance(e, AccessDeniedError)}
+        if denied:
+            # Most likely there are more partitions than slots: those that have one keep it.
+            first = next(iter(denied))
+            log.warning(
+                "watermarks of %d partitions, %s among them, are asked for over TCP: %s",
+                len(denied),
+                first,
+                denied[first],
+            )
+            self._without_slot |= dict.fromkeys(denied, now + self._max_age_s)
+        return set(entered.over_tcp)
+
+    def _ask(self, tps: list[TopicPartition]) -> Marks:
+        starts = self._admin.list_offsets(dict.fromkeys(tps, EARLIEST_OFFSET))
+        ends = self._admin.list_offsets(dict.fromkeys(tps, LATEST_OFFSET))
+        return {tp: (starts[tp][0], ends[tp][0]) for tp in tps}
+
+    def close(self) -> None:
+        """Give all slots back; the next call asks for them again."""
+        self._without_slot.clear()
+        self._direct.close()
