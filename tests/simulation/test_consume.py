@@ -1,8 +1,8 @@
 """One consumer of many partitions under a seeded network, while the partitions roll all the time
 (KafkaDirect §4.4.2).
 
-The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and `Feed` read a real commit
-kernel's memory by simulated READs, which take their time and are torn.  The broker appends and
+The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and cursors read a real
+commit kernel's memory by simulated READs, which take their time and are torn.  The broker appends and
 rolls between any two of them, also while the consumer waits for a grant.
 
 The model, checked after each schedule: no error at all, and every record of every partition once
@@ -19,6 +19,7 @@ from collections import defaultdict
 
 import pytest
 from harness import Actor, Simulation
+from readers import ReadingSession
 
 from kdirect.client.reading import Reading
 from kdirect.format.codec import encode_records
@@ -122,8 +123,8 @@ def consumer(
             reading.add({tp: position})
 
     def body(actor: Actor) -> None:
-        session = simulation.session()
-        reading = Reading(session, session.settings)  # type: ignore[arg-type]
+        session = ReadingSession(simulation)
+        reading = Reading(session, session.settings)
         reading.assign(dict.fromkeys(partitions, 0))
         while model.rolls < ROLLS or not model.complete:
             if restless and simulation.random.random() < 0.1:

@@ -2,7 +2,7 @@
 
 Owns: one protection domain, one queue pair, its two completion queues and the local memory
 registered for it.  Retries and choices of transport are made above; bytes are moved by
-`direct_read` and `direct_write`.
+`read_work`, `file_stream` and `direct_write`.
 
 Life: a channel belongs to the process that made it and to one control connection; the broker frees
 what was granted over it when either ends.  A channel whose queue pair broke is closed and replaced,
@@ -18,8 +18,9 @@ thread touches them, or the thread that holds the owner's lock:
 - a consumer's: the one thread from which the `Consumer` is used (its group's thread has a
   connection of its own);
 - a reader's: the thread that iterates the `Reader`, until the reader is parked;
-- parked readers, the channel that proved the transport, and the one that watches watermarks: the
-  session's lock.
+- the one that watches watermarks: the session's lock;
+- parked readers, and the channel that proved the transport: nobody touches them until they are
+  taken out again.
 """
 
 from __future__ import annotations
@@ -142,7 +143,8 @@ class Channel:
         self.qp.post_read(1, region, 0, PING_BYTES, answer.ping_address, answer.ping_rkey)
         if not self.send_cq.wait(PING_TIMEOUT_MS, 20):
             raise TransportError(
-                f"{self.transport}: a READ of {PING_BYTES} bytes from {self.connection.peer} did not complete in {PING_TIMEOUT_MS} ms",
+                f"{self.transport}: a READ of {PING_BYTES} bytes from {self.connection.peer}"
+                f" did not complete in {PING_TIMEOUT_MS} ms",
                 hint="no RDMA data flows on this path; use transport=tcp",
             )
         (completion,) = self.send_cq.poll(1)
@@ -153,7 +155,8 @@ class Channel:
             )
         if crc32c(memoryview(region.memory)[:PING_BYTES]) != answer.ping_crc:
             raise TransportError(
-                f"{self.transport}: a READ from {self.connection.peer} brought other bytes than the broker holds",
+                f"{self.transport}: a READ from {self.connection.peer} brought other bytes than"
+                " the broker holds",
                 hint="this is not the broker's memory; use transport=tcp",
             )
         region.deregister()
@@ -199,7 +202,8 @@ class Channel:
             raise access_error(answer.error_code, answer.error_message, "read access")
         if len(answer.partitions) != len(items):
             raise ProtocolError(
-                f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)} partitions asked for"
+                f"{self.connection.peer} granted {len(answer.partitions)} of {len(items)}"
+                " partitions asked for"
             )
         return answer
 
@@ -222,9 +226,19 @@ class Channel:
         return self.connection.submit(self._access_request(tp, *args, **more))
 
     def _access_request(
-        self, tp: TopicPartition, min_bytes: int, ring: MemoryRegion, entries: int, *, mode: int = layout.PRODUCE_AUTO,
-        max_in_flight: int = 0, finished: int = -1, end: tuple[int, int] = (-1, -1), ack_offset: int = 0, ahead_of: int = -1,
-    ) -> Any:  # fmt: skip
+        self,
+        tp: TopicPartition,
+        min_bytes: int,
+        ring: MemoryRegion,
+        entries: int,
+        *,
+        mode: int = layout.PRODUCE_AUTO,
+        max_in_flight: int = 0,
+        finished: int = -1,
+        end: tuple[int, int] = (-1, -1),
+        ack_offset: int = 0,
+        ahead_of: int = -1,
+    ) -> Any:
         """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time,
         whose acknowledgements come into `entries` entries of `ring` from byte `ack_offset` on.
         `finished`: a file granted before that this producer is done with; `end`: (order, position)

@@ -23,12 +23,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import os
-import random
 import re
 import threading
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kdirect.errors import (
@@ -44,95 +41,15 @@ from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
+from kdirect.wire.backoff import Backoff
 from kdirect.wire.connection import MAX_RESPONSE_BYTES, Connection, broker_error
 from kdirect.wire.environment import SYSTEM, Environment
+from kdirect.wire.metadata import Node, PartitionMetadata, TopicMetadata
 
 T = TypeVar("T")
 
 IDLE_CONNECTIONS = 4  # private connections a broker that wait for their next use
 _SERVER = re.compile(r"(?:([a-zA-Z_]+)://)?\[?([0-9a-zA-Z\-%._:]*[^\]:])\]?:([0-9]+)\Z")
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """A broker as metadata names it."""
-
-    node_id: int
-    host: str
-    port: int
-
-
-@dataclass(frozen=True, slots=True)
-class PartitionMetadata:
-    """`leader` is a node id, -1 for none."""
-
-    partition: int
-    leader: int
-    leader_epoch: int
-    replicas: tuple[int, ...]
-    in_sync_replicas: tuple[int, ...]
-
-
-def _number(partition: PartitionMetadata) -> int:
-    return partition.partition
-
-
-@dataclass(frozen=True, slots=True)
-class TopicMetadata:
-    """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the
-    broker has none."""
-
-    name: str
-    topic_id: str | None
-    internal: bool
-    partitions: tuple[PartitionMetadata, ...]
-
-    def partition(self, number: int) -> PartitionMetadata:
-        """UnknownTopicError names the partitions there are."""
-        at = bisect_left(self.partitions, number, key=_number)
-        if at < len(self.partitions) and self.partitions[at].partition == number:
-            return self.partitions[at]
-        last = self.partitions[-1].partition if self.partitions else -1
-        raise UnknownTopicError(
-            f"{self.name}-{number}: topic {self.name!r} has no partition {number}",
-            hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions",
-        )
-
-
-class Backoff:
-    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at
-    random) until a deadline."""
-
-    def __init__(
-        self,
-        timeout_ms: float,
-        first_ms: float,
-        most_ms: float,
-        environment: Environment = SYSTEM,
-    ) -> None:
-        self._environment = environment
-        self.deadline = environment.monotonic() + timeout_ms / 1000
-        self._next = first_ms / 1000
-        self._most = most_ms / 1000
-
-    def remaining_ms(self) -> float:
-        return max(0.0, (self.deadline - self._environment.monotonic()) * 1000)
-
-    def pause(self) -> float | None:
-        """Seconds before the next attempt; None when the deadline would pass meanwhile."""
-        pause = self._next * random.uniform(0.8, 1.2)
-        if self._environment.monotonic() + pause >= self.deadline:
-            return None
-        self._next = min(self._next * 2, self._most)
-        return pause
-
-    def wait(self) -> bool:
-        """Sleep before the next attempt; False, without sleeping, when the deadline would pass
-        meanwhile."""
-        pause = self.pause()
-        if pause is not None:
-            self._environment.sleep(pause)
-        return pause is not None
 
 
 class _Process:
@@ -425,9 +342,8 @@ class Cluster:
         state = self._state()
         missing = list(dict.fromkeys(tp.topic for tp in tps if tp.topic not in state.topics))
         if len(missing) > 1:
-            with contextlib.suppress(
-                UnknownTopicError, BrokerError
-            ):  # asked one by one, they concern themselves alone
+            # Asked one by one below, each error concerns its topic alone.
+            with contextlib.suppress(UnknownTopicError, BrokerError):
                 self.refresh(missing)
         topics: dict[str, TopicMetadata | KdirectError] = {}
         found: dict[Node, list[TopicPartition]] = {}
@@ -689,7 +605,10 @@ class Cluster:
                         or self._address_of(node) != (node.host, node.port)
                     ):
                         raise
-                    hint = f"{e.hint}; the brokers name this address as leader of {tp}: check their advertised.listeners"
+                    hint = (
+                        f"{e.hint}; the brokers name this address as leader of {tp}:"
+                        " check their advertised.listeners"
+                    )
                     raise type(e)(e.message, hint=hint) from e
                 self.forget(tp.topic)
 
@@ -726,7 +645,7 @@ def parse_servers(servers: Iterable[str]) -> list[tuple[str, int]]:
 
 
 def _best(errors: list[KdirectError]) -> KdirectError:
-    """The error to show of one attempt on each server: that of the only one, else of all together."""
+    """The error to show of one attempt on each server: that of the only one, or all together."""
     if len(errors) == 1:
         return errors[0]
     text = "; ".join(e.message for e in errors)

@@ -20,7 +20,6 @@ Invariants:
 
 from __future__ import annotations
 
-import errno
 import os
 import select
 import socket
@@ -41,6 +40,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.format import protocol
+from kdirect.wire.dial import address_text, dial, not_a_frame, reason_of
 
 CLIENT_SOFTWARE_NAME = "kdirect"
 CLIENT_SOFTWARE_VERSION = "0.1.0"
@@ -105,7 +105,8 @@ def read_error(code: int, subject: str, detail: str | None = None) -> KdirectErr
         if detail:
             return CorruptLogError(f"{subject}: {detail}")  # a kdirect broker names the remedy
         return CorruptLogError(
-            f"{subject}: the log is damaged there; that of the broker says at which position of which segment",
+            f"{subject}: the log is damaged there; the broker's own log says at which position of"
+            " which segment",
             hint="restore the segment from a good copy, or read past it with another offset",
         )
     return broker_error(code, subject, detail)
@@ -176,7 +177,7 @@ class Connection:
     ) -> None:
         self._prepare(host, port, client_id, timeout_ms, max_response_bytes)
         deadline = time.monotonic() + timeout_ms / 1000
-        self._socket = _connect(host, port, timeout_ms)
+        self._socket = dial(host, port, timeout_ms)
         try:
             self._poll_in = select.poll()
             self._poll_in.register(self._socket, select.POLLIN)
@@ -211,7 +212,8 @@ class Connection:
         )  # the rest of a frame, its request, is it answered
         self._correlation_id = 0
         self._reading = False
-        self._in_syscalls = 0  # threads between entry to and exit from calls on the socket: it is closed when none is left
+        # Threads between entry to and exit from calls on the socket, which the last one closes.
+        self._in_syscalls = 0
         self._error: KdirectError | None = None
         self._requests = self._responses = self._bytes_sent = self._bytes_received = (
             self._abandoned
@@ -226,7 +228,7 @@ class Connection:
     @property
     def peer(self) -> str:
         """host:port as it was asked for."""
-        return _address(self.host, self.port)
+        return address_text(self.host, self.port)
 
     @property
     def local_address(self) -> str:
@@ -272,7 +274,8 @@ class Connection:
             version = min(high, theirs[1])
             if version < max(low, theirs[0]):
                 raise ProtocolError(
-                    f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of {message.name}, this client {low} to {high}",
+                    f"the broker at {self.peer} speaks versions {theirs[0]} to {theirs[1]} of"
+                    f" {message.name}, this client {low} to {high}",
                     hint="use a broker of Kafka 2.1 or later",
                 )
             self._chosen[api_key] = version
@@ -471,7 +474,8 @@ class Connection:
                     pending._abandoned = True
                     self._abandoned += 1
                     raise TimedOutError(
-                        f"the broker at {self.peer} did not answer {pending.name} within {timeout_ms:.0f} ms",
+                        f"the broker at {self.peer} did not answer {pending.name} within"
+                        f" {timeout_ms:.0f} ms",
                         hint="see the broker's log, or raise request.timeout.ms",
                     )
         payload = pending._payload
@@ -482,7 +486,8 @@ class Connection:
                 )
             except ProtocolError as e:
                 error = ProtocolError(
-                    f"the broker at {self.peer} sent a malformed answer to {pending.name}: {e.message}",
+                    f"the broker at {self.peer} sent a malformed answer to {pending.name}:"
+                    f" {e.message}",
                     hint="check that it is a Kafka broker",
                 )
                 pending._error = error
@@ -534,7 +539,8 @@ class Connection:
         if not self._pending:
             self._fail(
                 ProtocolError(
-                    f"the broker at {self.peer} sent a response that nobody asked for (correlation id {correlation_id})",
+                    f"the broker at {self.peer} sent a response that nobody asked for"
+                    f" (correlation id {correlation_id})",
                     hint="check that it is a Kafka broker",
                 )
             )
@@ -675,7 +681,8 @@ class Connection:
     def _check_process(self) -> None:
         if self._pid != os.getpid():
             raise ClosedError(
-                f"the connection to {self.peer} belongs to process {self._pid}, not to this fork of it ({os.getpid()})",
+                f"the connection to {self.peer} belongs to process {self._pid}, not to this fork"
+                f" of it ({os.getpid()})",
                 hint="open a new one in this process",
             )
 
@@ -691,7 +698,7 @@ class Connection:
         return type(error)(error.message, hint=error.hint)
 
     def _lost(self, doing: str, cause: BaseException | None) -> BrokerUnavailableError:
-        why = f" ({_reason(cause)})" if cause is not None else ""
+        why = f" ({reason_of(cause)})" if cause is not None else ""
         return BrokerUnavailableError(
             f"the broker at {self.peer} closed the connection while {doing}{why}",
             hint="it stopped, or refuses the request; see its log",
@@ -699,67 +706,4 @@ class Connection:
 
     def _not_a_frame(self, size: int) -> ProtocolError:
         start = bytes(memoryview(self._buffer)[self._start : self._start + 4])
-        if start == b"HTTP":
-            return ProtocolError(
-                f"{self.peer} speaks HTTP, not Kafka's protocol",
-                hint="give bootstrap.servers the broker's Kafka listener",
-            )
-        if start[:2] == b"\x15\x03":
-            return ProtocolError(
-                f"{self.peer} speaks TLS", hint="give bootstrap.servers a plaintext listener"
-            )
-        return ProtocolError(
-            f"{self.peer} sent a response of {size} bytes; from 4 to {self.max_response_bytes} are allowed",
-            hint="check that it is a Kafka broker; larger batches need a larger max.batch.bytes",
-        )
-
-
-def _connect(host: str, port: int, timeout_ms: float) -> socket.socket:
-    address = _address(host, port)
-    try:
-        s = socket.create_connection((host, port), timeout=max(0.001, timeout_ms / 1000))
-    except socket.gaierror as e:
-        raise BrokerUnavailableError(
-            f"the host name of {address} cannot be resolved ({e.strerror})",
-            hint="correct bootstrap.servers, or the name service",
-        ) from e
-    except TimeoutError as e:
-        raise BrokerUnavailableError(
-            f"no broker answers at {address} within {timeout_ms:.0f} ms",
-            hint="check the address and the network between, or raise connect.timeout.ms",
-        ) from e
-    except (OSError, OverflowError) as e:
-        raise BrokerUnavailableError(
-            f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)
-        ) from e
-    try:
-        if s.getsockname() == s.getpeername():
-            # On loopback an unused port of the ephemeral range may connect to itself.
-            raise BrokerUnavailableError(
-                f"no broker answers at {address}", hint=_start_hint(address)
-            )
-        s.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        s.setblocking(False)
-    except BaseException as e:
-        s.close()
-        if isinstance(e, OSError):
-            raise BrokerUnavailableError(
-                f"no broker answers at {address} ({_reason(e)})", hint=_start_hint(address)
-            ) from e
-        raise
-    return s
-
-
-def _start_hint(address: str) -> str:
-    return f"start one with `kdirect broker --listeners {address}`, or correct bootstrap.servers"
-
-
-def _address(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def _reason(cause: BaseException) -> str:
-    if isinstance(cause, OSError) and cause.errno:
-        return os.strerror(cause.errno).lower() if cause.errno != errno.EPIPE else "broken pipe"
-    return str(cause) or type(cause).__name__
+        return not_a_frame(self.peer, start, size, self.max_response_bytes)

@@ -1,0 +1,54 @@
+"""What metadata says of brokers, topics and partitions: values, without the requests for them."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass
+
+from kdirect.errors import UnknownTopicError
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A broker as metadata names it."""
+
+    node_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionMetadata:
+    """`leader` is a node id, -1 for none."""
+
+    partition: int
+    leader: int
+    leader_epoch: int
+    replicas: tuple[int, ...]
+    in_sync_replicas: tuple[int, ...]
+
+
+def _number(partition: PartitionMetadata) -> int:
+    return partition.partition
+
+
+@dataclass(frozen=True, slots=True)
+class TopicMetadata:
+    """A topic; `partitions` in order of their numbers, `topic_id` a UUID as text or None where the
+    broker has none."""
+
+    name: str
+    topic_id: str | None
+    internal: bool
+    partitions: tuple[PartitionMetadata, ...]
+
+    def partition(self, number: int) -> PartitionMetadata:
+        """UnknownTopicError names the partitions there are."""
+        at = bisect_left(self.partitions, number, key=_number)
+        if at < len(self.partitions) and self.partitions[at].partition == number:
+            return self.partitions[at]
+        last = self.partitions[-1].partition if self.partitions else -1
+        raise UnknownTopicError(
+            f"{self.name}-{number}: topic {self.name!r} has no partition {number}",
+            hint=f"its partitions are 0 to {last}" if last >= 0 else "it has no partitions",
+        )
