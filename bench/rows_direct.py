@@ -142,7 +142,9 @@ def slot_poll(seconds: float, quick: bool) -> list[Row]:
         with kdirect.Consumer({"bootstrap.servers": servers, "transport": "shm"}) as consumer:
             consumer.assign({tp: 100})
             consumer.poll(0.01)
-            slots = next(iter(consumer._reading.paths.direct))._slots  # the row measures the slot READ itself
+            slots = next(
+                iter(consumer._reading.paths.direct)
+            )._slots  # the row measures the slot READ itself
             refresh = slots.refresh
             rates: list[float] = []
             polls: list[float] = []

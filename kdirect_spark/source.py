@@ -446,7 +446,8 @@ class _RangeReading:
                 yield from self._read()
                 return
             except UnknownTopicError as e:
-                self._lost(f"{self._work.topic_partition} is gone; offsets {{}} were still to be read", e)
+                tp = self._work.topic_partition
+                self._lost(f"{tp} is gone; offsets {{}} were still to be read", e)
                 return
             except OffsetOutOfRangeError as e:
                 tp = self._work.topic_partition

@@ -328,7 +328,9 @@ def empty_fetch(seconds: float, quick: bool) -> Figures:
         fill_one_by_one(both, topic, 100, 10)
         opened = consumer(both, topic, 10)
         opened.poll(0.01)
-        slots = next(iter(opened._reading.paths.direct))._slots  # the READ itself has no public name
+        slots = next(
+            iter(opened._reading.paths.direct)
+        )._slots  # the READ itself has no public name
         fetches = Fetches(both.kafka.address, topic)
 
         def refreshes(n: int) -> None:

@@ -17,7 +17,8 @@ _HOME = {
     "Consumer": "kdirect.client.consumer",
     "Message": "kdirect.client.message",
     "Producer": "kdirect.client.producer",
-    "Record": "kdirect.model",
+    "Reader": "kdirect.client.reader",
+    "Session": "kdirect.client.session",
     "TopicPartition": "kdirect.model",
     "connect": "kdirect.client.session",
 }

@@ -4,7 +4,8 @@ from kdirect.broker.broker import Broker
 from kdirect.client.consumer import Consumer
 from kdirect.client.message import Message
 from kdirect.client.producer import Producer
-from kdirect.client.session import connect
+from kdirect.client.reader import Reader
+from kdirect.client.session import Session, connect
 from kdirect.errors import (
     AccessDeniedError,
     BatchTooLargeError,
@@ -36,7 +37,7 @@ from kdirect.errors import (
     UnknownTopicError,
     UnsupportedFormatError,
 )
-from kdirect.model import Record, TopicPartition
+from kdirect.model import TopicPartition
 
 __version__: str
 __all__ = [
@@ -64,8 +65,9 @@ __all__ = [
     "QueueFullError",
     "QueuePairError",
     "RdmaError",
-    "Record",
+    "Reader",
     "RevokedError",
+    "Session",
     "ShimError",
     "StorageFullError",
     "TimedOutError",

@@ -153,7 +153,7 @@ def test_columns(broker, producer):
 
 
 def test_a_decoded_record_is_produced_again(broker, producer):
-    """`kdirect.Record` has `()` for no headers."""
+    """A `Record` of the decoder has `()` for no headers."""
     encoded = encode_records([(b"k", b"bare", None, 1000), (b"k", b"dressed", SOME, 2000)])
     found, _, _ = decode_records(encoded, "t", 0)
     assert [r.headers for r in found] == [(), tuple(SOME)]

@@ -2,8 +2,8 @@
 (KafkaDirect §4.4.2).
 
 The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and cursors read a real
-commit kernel's memory by simulated READs, which take their time and are torn.  The broker appends and
-rolls between any two of them, also while the consumer waits for a grant.
+commit kernel's memory by simulated READs, which take their time and are torn.  The broker appends
+and rolls between any two of them, also while the consumer waits for a grant.
 
 The model, checked after each schedule: no error at all, and every record of every partition once
 and in order.

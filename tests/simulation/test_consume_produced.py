@@ -13,6 +13,7 @@ A failing schedule prints its seed; `KDIRECT_SIMULATE=seed` repeats it alone, an
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
@@ -66,7 +67,8 @@ def consumer(simulation: Simulation, got: Got, ended: list[bool]) -> Actor:
     def body(actor: Actor) -> None:
         random = simulation.random
         reads = Consumer(simulation.settings, session=ReadingSession(simulation))
-        reads.assign({TP: 0})
+        with contextlib.suppress(*LOST):  # it is assigned all the same
+            reads.assign({TP: 0})
         while not (ended and len(got.values) >= simulation.partition.high_watermark):
             try:
                 read_some(reads)
@@ -162,7 +164,7 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
         for each in got:
             # What is committed after a reader has left, for a producer that was killed, is more.
             assert each.values == log[: len(each.values)], f"{each.name} got other records"
-        assert {v for v in produced.acknowledged} <= set(log)
+        assert produced.acknowledged <= set(log)
 
 
 @pytest.mark.parametrize("case", CASES)

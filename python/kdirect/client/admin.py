@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from kdirect.errors import (
@@ -27,8 +28,9 @@ from kdirect.errors import (
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
+from kdirect.wire.broker_errors import broker_error, read_error
 from kdirect.wire.cluster import Cluster, PartitionMetadata, TopicMetadata
-from kdirect.wire.connection import Connection, Pending, broker_error, read_error
+from kdirect.wire.connection import Connection, Pending
 
 T = TypeVar("T")
 
@@ -478,7 +480,8 @@ class Admin:
 
         found = {}
         for node in self._cluster.nodes:
-            for g in self._cluster.call(lambda node=node: self._cluster.connection_to(node), ask):  # type: ignore[misc]
+            connect = partial(self._cluster.connection_to, node)
+            for g in self._cluster.call(connect, ask):
                 found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
         return [found[name] for name in sorted(found)]
 
@@ -581,8 +584,8 @@ class Admin:
             if left:
                 if not backoff.wait():
                     raise last or ProtocolError(
-                        f"{doing} {next(iter(left))}: the broker's answer does not hold that partition",
-                        hint="see the broker's log",
+                        f"{doing} {next(iter(left))}: the broker's answer does not hold it",
+                        hint="look for the reason in the broker's log",
                     )
                 for topic in _by_topic(left):
                     self._cluster.forget(topic)

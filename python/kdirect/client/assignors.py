@@ -6,8 +6,13 @@ they share an assignor by name: `range` and `roundrobin` are those of Kafka's Ja
 librdkafka, member for member and partition for partition.  Both are eager: a member gives
 everything back before it joins again.
 
-    subscription    int16 version   int32 count, string topic each   bytes user data    (version 1 and later: partitions owned, ...)
-    assignment      int16 version   int32 count, then string topic   int32 count, int32 partition each   bytes user data
+    subscription    int16 version
+                    int32 count, string topic each
+                    bytes user data
+                    (version 1 and later: partitions owned, ...)
+    assignment      int16 version
+                    int32 count, then string topic, int32 count, int32 partition each
+                    bytes user data
 """
 
 from __future__ import annotations

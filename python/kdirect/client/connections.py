@@ -25,9 +25,10 @@ from kdirect.errors import ClosedError
 from kdirect.format import protocol
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
+from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.channel import Channel
 from kdirect.wire.cluster import Cluster
-from kdirect.wire.connection import Connection, broker_error
+from kdirect.wire.connection import Connection
 from kdirect.wire.environment import SYSTEM, Environment
 from kdirect.wire.transport import Transports
 

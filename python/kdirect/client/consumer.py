@@ -103,7 +103,7 @@ class Consumer:
     ``subscribe(topics)`` with `group.id` shares the topics' partitions with the group's other
     members, whichever client they run; without it all partitions are read.  ``assign({tp:
     offset})`` names partitions itself.  Then `poll`, `consume`, `poll_arrow`, or iterate.
-    `on_commit(error, offsets)` is told what became of asynchronous commits.
+    `on_commit(error, offsets)` is called with what became of asynchronous commits.
     """
 
     def __init__(
@@ -401,7 +401,7 @@ class Consumer:
                 reading.lost()
                 if failures > TRIES or self._session.closed or isinstance(e, TimedOutError):
                     raise
-                log.info("reading anew after: %s", e)
+                log.info("reading goes on after: %s", e)
                 continue
             if reading.untold or reading.failed:
                 reading.tell()
@@ -427,10 +427,10 @@ class Consumer:
                 now = self._environment.monotonic()
             began = now
 
-    # -- beside the records ------------------------------------------------------------------------
+    # -- apart from the records -----------------------------------------------------------------------
 
     def _serve(self, timeout: float | None) -> None:
-        """What a poll does beside handing out records: commits, rebalances, new partitions."""
+        """What a poll does in addition to handing out records: commits, rebalances, new partitions."""
         self._check()
         self._attention = False
         membership = self._membership
@@ -651,7 +651,7 @@ class Consumer:
 
     def offsets_for_times(self, times_ms: Offsets) -> dict[TopicPartition, int | None]:
         """``{tp: ms since 1970}`` -> offset of the first record of that time or later, None: there
-        is none such."""
+        is no such record."""
         self._check()
         return self._session.offsets_for_times(as_offsets(times_ms))
 

@@ -274,7 +274,7 @@ cdef class TcpCursor(Cursor):
 
     Its source calls `arrived` with whole batches.  It has `bring(cursor, wait_ms)`, which returns
     whether more bytes are at hand then, or raises what is wrong with the partition, and
-    `consumed(cursor, n)`, which is told of bytes that are done with.
+    `consumed(cursor, n)`, which learns of bytes that are done with.
     """
 
     cdef readonly object data           # whole batches that were fetched and not consumed

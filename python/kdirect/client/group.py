@@ -7,7 +7,7 @@ consumer's; who reads what is `assignors`.
 
 Invariants:
 
-- `join` and `advance` never block longer than they are told: a rebalance that takes long goes on at
+- `join` and `advance` never block longer than the caller says: a rebalance that takes long goes on at
   the next call.
 - The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no
   record passes through it.
@@ -49,8 +49,9 @@ from kdirect.errors import (
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster
-from kdirect.wire.connection import Connection, Pending, broker_error
+from kdirect.wire.connection import Connection, Pending
 
 log = logging.getLogger("kdirect.client")
 
@@ -63,8 +64,12 @@ _GONE = (
     "the group was rebalanced meanwhile: who has the partition now reads from the last commit on"
 )
 _HINTS: dict[int, str] = {
-    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: "the group's members have no assignor in common: see partition.assignment.strategy",
-    ErrorCode.INVALID_SESSION_TIMEOUT: "set session.timeout.ms between the broker's group.min and group.max.session.timeout.ms",
+    ErrorCode.INCONSISTENT_GROUP_PROTOCOL: (
+        "the group's members have no assignor in common: see partition.assignment.strategy"
+    ),
+    ErrorCode.INVALID_SESSION_TIMEOUT: (
+        "set session.timeout.ms between the broker's group.min and group.max.session.timeout.ms"
+    ),
     ErrorCode.GROUP_MAX_SIZE_REACHED: "the broker's group.max.size is reached",
     ErrorCode.FENCED_INSTANCE_ID: "another consumer runs with the same group.instance.id",
 }
@@ -107,7 +112,8 @@ class Membership:
         self._strategies = check_strategies(settings["partition.assignment.strategy"])
         if settings["heartbeat.interval.ms"] >= self._session_ms:
             raise ConfigError(
-                f"heartbeat.interval.ms {settings['heartbeat.interval.ms']} is not below session.timeout.ms {self._session_ms}",
+                f"heartbeat.interval.ms {settings['heartbeat.interval.ms']} is not below"
+                f" session.timeout.ms {self._session_ms}",
                 hint="a third of it is usual",
             )
         self._cluster = cluster
@@ -165,7 +171,8 @@ class Membership:
                     if self._environment.monotonic() < self._pending_until:
                         return None
                     raise TimedOutError(
-                        f"the coordinator of group {self.group_id!r} does not answer {pending.name}",
+                        f"the coordinator of group {self.group_id!r} does not answer"
+                        f" {pending.name}",
                         hint="see the broker",
                     )
                 self._pending = None
@@ -236,7 +243,8 @@ class Membership:
         assignor = ASSIGNORS.get(self._protocol)
         if assignor is None:
             raise ProtocolError(
-                f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not offered"
+                f"group {self.group_id!r} chose the assignor {self._protocol!r}, which was not"
+                " offered"
             )
         read = [
             (member_id, instance, decode_subscription(metadata))
@@ -399,9 +407,10 @@ class Membership:
                 if code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
                     self._fence(ErrorCode(code).name)
                 gone = code in _FENCED or code == ErrorCode.REBALANCE_IN_PROGRESS
+                tp = TopicPartition(topic.name, partition.partition_index)
                 raise broker_error(
                     code,
-                    f"committing {topic.name}-{partition.partition_index} for group {self.group_id!r}",
+                    f"committing {tp} for group {self.group_id!r}",
                     hint=_GONE if gone else "",
                 )
 
@@ -514,7 +523,8 @@ class Membership:
 
     def _give_up(self) -> None:
         log.warning(
-            "group %s: no poll for %.0f s (max.poll.interval.ms): this consumer's partitions go to the others",
+            "group %s: no poll for %.0f s (max.poll.interval.ms):"
+            " this consumer's partitions go to the others",
             self.group_id,
             self._poll_interval_s,
         )

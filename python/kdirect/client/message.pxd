@@ -33,7 +33,7 @@ cdef class MessageQueue:
     cdef readonly int32_t partition
     cdef readonly uint64_t popped      # since the queue was made; shows that its consumer is alive
     cdef int64_t _next                 # records below it are not wanted
-    cdef readonly int64_t after        # offset behind the last batch loaded
+    cdef readonly int64_t after        # offset after the last batch loaded
     cdef bytes _data
     cdef list _plain                   # decompressed record sections
     cdef uint64_t _plain_bytes         # of them together
@@ -42,10 +42,12 @@ cdef class MessageQueue:
     cdef Decompressor _decompressor
     cdef part_t* _skip(self) noexcept
     cpdef Message pop(self)
-    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
+    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition,
+                                  int64_t next_offset,
                                   uint64_t max_decompressed_bytes) except -1
-    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition, int64_t next_offset,
-                           uint64_t max_decompressed_bytes, chain_t* chain) except -1
+    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition,
+                           int64_t next_offset, uint64_t max_decompressed_bytes,
+                           chain_t* chain) except -1
     cdef bint _accept(self, const uint8_t* p, const batch_info* info, uint64_t limit) except -1
     cdef int _grow(self) except -1
     cdef object _refuse(self, bytes data, uint64_t limit)

@@ -23,17 +23,21 @@ from libc.stdlib cimport free, realloc
 
 from kdirect.errors import CorruptBatchError, FormatError
 
-from kdirect.format.batch cimport BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header
+from kdirect.format.batch cimport (
+    BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
 from kdirect.format.chain cimport chain_t, continues_dense, move_dense
 from kdirect.format.codec import decode_records
 from kdirect.format.compression cimport Decompressor
 from kdirect.format.layout cimport (
-    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_HEADER_BYTES, BATCH_RECORDS, CODEC_NONE, CODEC_ZSTD)
+    ATTRIBUTE_CODEC_MASK, ATTRIBUTE_CONTROL, ATTRIBUTE_LOG_APPEND_TIME, BATCH_HEADER_BYTES,
+    BATCH_RECORDS, CODEC_NONE, CODEC_ZSTD)
 from kdirect.format.records cimport RECORD_MIN_BYTES, parse_header, parse_record, record_view
 
 cdef enum:
-    RUN_BYTES = 64 << 10       # copied and checked at a time, unless the first batch is larger: bounds what one poll may cost
-    RUN_PLAIN_BYTES = 16 << 20  # decompressed at a time, unless the first batch is larger: few bytes may stand for many
+    # Copied and checked at a time, unless the first batch is larger: bounds what one poll may cost.
+    RUN_BYTES = 64 << 10
+    # Decompressed at a time, unless the first batch is larger: few bytes may stand for many.
+    RUN_PLAIN_BYTES = 16 << 20
     NO_TIMESTAMP = -1
 
 
@@ -47,8 +51,8 @@ cdef class Message:
     report of a record that was not delivered.  ``len(message)`` is that of its value.
     """
 
-    def __init__(self, str topic=None, value=None, key=None, partition=-1, offset=-1, timestamp=(NO_TIMESTAMP, -1), headers=None, error=None,
-                 leader_epoch=-1):
+    def __init__(self, str topic=None, value=None, key=None, partition=-1, offset=-1,
+                 timestamp=(NO_TIMESTAMP, -1), headers=None, error=None, leader_epoch=-1):
         self._topic = topic
         self._value = value
         self._key = key
@@ -66,8 +70,8 @@ cdef class Message:
         return self._partition
 
     def offset(self):
-        """-1 where it is not known: not delivered, acks=0, or repeated after more than five batches
-        were committed unheard."""
+        """-1 where it is not known: the record was not delivered, acks=0, or it was sent again
+        after more than five batches whose acknowledgements were lost."""
         return self._offset
 
     def key(self):
@@ -103,15 +107,23 @@ cdef class Message:
         return hash((self._topic, self._partition, self._offset))
 
     def __reduce__(self):
-        return Message, (self._topic, self._value, self._key, self._partition, self._offset, (self._timestamp_type, self._timestamp),
-                         self._headers, self._error, self._leader_epoch)
+        return Message, (self._topic, self._value, self._key, self._partition, self._offset,
+                         (self._timestamp_type, self._timestamp), self._headers, self._error,
+                         self._leader_epoch)
 
     def __repr__(self):
         text = f"<Message {self._topic}-{self._partition} offset {self._offset}"
-        return f"{text} error {self._error}>" if self._error is not None else f"{text} key {self._key!r} {len(self)} bytes>"
+        if self._error is not None:
+            return f"{text} error {self._error}>"
+        return f"{text} key {self._key!r} {len(self)} bytes>"
 
     cdef tuple _fields(self):
-        return (self._topic, self._partition, self._offset, self._timestamp_type, self._timestamp, self._key, self._value, self._headers)
+        return (self._topic, self._partition, self._offset, self._timestamp_type, self._timestamp,
+                self._key, self._value, self._headers)
+
+
+cdef inline object _bytes_or_none(const uint8_t* p, int64_t length):
+    return None if length < 0 else PyBytes_FromStringAndSize(<const char*> p, length)
 
 
 @cython.final
@@ -129,7 +141,7 @@ cdef class MessageQueue:
         free(self._parts)
 
     def __len__(self):
-        """Records that may still come; those below the position asked for are counted too."""
+        """Records that may still come; those below the offset asked for are counted too."""
         cdef Py_ssize_t i, n = 0
         for i in range(self._at, self._count):
             n += self._parts[i].count
@@ -186,7 +198,7 @@ cdef class MessageQueue:
     # -- out ---------------------------------------------------------------------------------------
 
     cdef part_t* _skip(self) noexcept:
-        """The part whose next record is wanted, behind those that are not; NULL: none is left."""
+        """The part whose next record is wanted, past those that are not; NULL: none is left."""
         cdef part_t* part
         cdef record_view r
         cdef const uint8_t* after
@@ -217,7 +229,8 @@ cdef class MessageQueue:
             while part.count:
                 after = parse_record(part.p, part.end, &r, &error)
                 if after == NULL:
-                    raise AssertionError("a record that was checked is broken")  # the copy is private: cannot be
+                    # Cannot be: the copy is private.
+                    raise AssertionError("a record that was checked is broken")
                 part.p = after
                 part.count -= 1
                 offset = part.base_offset + r.offset_delta
@@ -231,9 +244,13 @@ cdef class MessageQueue:
                 m._leader_epoch = part.leader_epoch
                 m._offset = offset
                 m._timestamp_type = part.kind
-                m._timestamp = part.max_timestamp if part.kind else <int64_t> (<uint64_t> part.base_timestamp + <uint64_t> r.timestamp_delta)
-                m._key = None if r.key_length < 0 else PyBytes_FromStringAndSize(<const char*> r.key, r.key_length)
-                m._value = None if r.value_length < 0 else PyBytes_FromStringAndSize(<const char*> r.value, r.value_length)
+                if part.kind:
+                    m._timestamp = part.max_timestamp
+                else:
+                    m._timestamp = <int64_t> (<uint64_t> part.base_timestamp
+                                              + <uint64_t> r.timestamp_delta)
+                m._key = _bytes_or_none(r.key, r.key_length)
+                m._value = _bytes_or_none(r.value, r.value_length)
                 m._headers = _headers(&r) if r.headers_count else None
                 m._error = None
                 return m
@@ -254,28 +271,33 @@ cdef class MessageQueue:
 
     # -- in ----------------------------------------------------------------------------------------
 
-    def load(self, data, str topic not None, int32_t partition, int64_t next_offset, uint64_t max_decompressed_bytes):
+    def load(self, data, str topic not None, int32_t partition, int64_t next_offset,
+             uint64_t max_decompressed_bytes):
         """`load_address` over a bytes-like object."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
-            return self.load_address(<uint64_t> <uintptr_t> view.buf, view.len, topic, partition, next_offset, max_decompressed_bytes)
+            return self.load_address(<uint64_t> <uintptr_t> view.buf, view.len, topic, partition,
+                                     next_offset, max_decompressed_bytes)
         finally:
             PyBuffer_Release(&view)
 
-    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition, int64_t next_offset,
+    cpdef Py_ssize_t load_address(self, uint64_t address, size_t n, str topic, int32_t partition,
+                                  int64_t next_offset,
                                   uint64_t max_decompressed_bytes) except -1:
         """Take whole batches from the start of `n` bytes at `address`, which must stay readable
         during the call; the bytes consumed.
 
         The queue must be empty.  Records below `next_offset` are left out; `after` is the offset
-        behind what was consumed. 0: no whole batch.  CorruptBatchError or UnsupportedFormatError
+        after what was consumed.  0: no whole batch.  CorruptBatchError or UnsupportedFormatError
         when the first batch is not acceptable.
         """
-        return self.c_load(<const uint8_t*> <uintptr_t> address, n, topic, partition, next_offset, max_decompressed_bytes, NULL)
+        return self.c_load(<const uint8_t*> <uintptr_t> address, n, topic, partition, next_offset,
+                           max_decompressed_bytes, NULL)
 
-    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition, int64_t next_offset,
-                           uint64_t max_decompressed_bytes, chain_t* chain) except -1:
+    cdef Py_ssize_t c_load(self, const uint8_t* p, size_t n, str topic, int32_t partition,
+                           int64_t next_offset, uint64_t max_decompressed_bytes,
+                           chain_t* chain) except -1:
         """`load_address`.  Unless `chain` is NULL it is dense, stands at `p`, and moves with what
         is consumed.  Then batches are taken as far as they continue the log, and 0 may mean too
         that the first one is not acceptable: `follow_batches` and a call without a chain say why.
@@ -290,9 +312,11 @@ cdef class MessageQueue:
         self.after = next_offset
         while whole < n and whole < RUN_BYTES:
             code = parse_batch_header(p + whole, n - whole, &info)
-            if code != BATCH_OK or info.size > n - whole or (whole and whole + info.size > RUN_BYTES):
+            if code != BATCH_OK or info.size > n - whole \
+                    or (whole and whole + info.size > RUN_BYTES):
                 if not whole and chain == NULL and code != BATCH_TRUNCATED and code != BATCH_OK:
-                    self._refuse(PyBytes_FromStringAndSize(<const char*> p, min(n, <size_t> BATCH_HEADER_BYTES)), max_decompressed_bytes)
+                    self._refuse(_bytes_or_none(p, min(n, <size_t> BATCH_HEADER_BYTES)),
+                                 max_decompressed_bytes)
                 break
             whole += info.size
         if not whole:
@@ -300,7 +324,8 @@ cdef class MessageQueue:
         self._data = PyBytes_FromStringAndSize(<const char*> p, whole)
         p = <const uint8_t*> PyBytes_AS_STRING(self._data)
         while position < whole:
-            if check_batch_crc(p + position, whole - position, &info) != BATCH_OK or (chain != NULL and not continues_dense(chain, &info)) \
+            if check_batch_crc(p + position, whole - position, &info) != BATCH_OK \
+                    or (chain != NULL and not continues_dense(chain, &info)) \
                     or not self._accept(p + position, &info, max_decompressed_bytes):
                 if position == 0 and chain == NULL:
                     self._refuse(self._data, max_decompressed_bytes)
@@ -326,14 +351,16 @@ cdef class MessageQueue:
         cdef int32_t i
         cdef int64_t previous = -1
         cdef bytes plain
-        if info.base_offset < 0 or info.last_offset_delta < 0 or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
+        if info.base_offset < 0 or info.last_offset_delta < 0 \
+                or info.base_offset > INT64_MAX - 1 - info.last_offset_delta \
                 or info.records_count < 0 or codec > CODEC_ZSTD:
             return False
-        if info.attributes & ATTRIBUTE_CONTROL or info.records_count == 0 or info.base_offset + info.last_offset_delta < self._next:
+        if info.attributes & ATTRIBUTE_CONTROL or info.records_count == 0 \
+                or info.base_offset + info.last_offset_delta < self._next:
             return True
         if codec != CODEC_NONE:
             try:
-                plain = bytes(self._decompressor.run(codec, PyBytes_FromStringAndSize(<const char*> q, end - q), limit))
+                plain = bytes(self._decompressor.run(codec, _bytes_or_none(q, end - q), limit))
             except FormatError:
                 return False
             self._plain.append(plain)
@@ -377,8 +404,9 @@ cdef class MessageQueue:
         cdef int64_t start = self._next
         self.clear()
         decode_records(data, self.topic, self.partition, start, max_decompressed_bytes=limit)
-        raise CorruptBatchError(f"{self.topic}-{self.partition}: a record batch at offset {start} or behind it is broken",
-                                hint="read past it with another offset, or restore the segment from a good copy")
+        raise CorruptBatchError(
+            f"{self.topic}-{self.partition}: a record batch at offset {start} or later is broken",
+            hint="read past it with another offset, or restore the segment from a good copy")
 
 
 cdef list _headers(const record_view* r):

@@ -32,6 +32,7 @@ from kdirect.errors import (
     KdirectError,
     QueuePairError,
     TimedOutError,
+    TransportError,
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
@@ -220,8 +221,14 @@ class DirectPaths:
             if fetcher is not None:
                 fetcher.close()
                 del self._fetchers[address]
-            fetcher = DirectFetcher(connections.channel(tp), self._settings)
-            self._fetchers[address] = fetcher
+            try:
+                channel = connections.channel(tp)
+            except TransportError as e:
+                # A READ over this transport was proven before: the broker goes, or comes back.
+                raise QueuePairError(
+                    f"no queue pair to the leader of {tp}: {e.message}", hint=e.hint
+                ) from e
+            fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings)
         return fetcher
 
     def drop_broken(self) -> list[TopicPartition]:

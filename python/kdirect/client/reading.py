@@ -1,4 +1,4 @@
-"""The partitions a consumer reads: a cursor for each, whose turn it is, and what went wrong with it.
+"""The partitions a consumer reads: a cursor for each, whose turn it is, and what went wrong.
 
 Owns: the cursors, paused partitions, errors that concern one partition alone, and one decoder's
 worth of messages in hand.  Which path brings a partition's bytes is `read_paths`', where it is read
@@ -332,7 +332,7 @@ class Reading:
     # -- bytes to messages -------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Raise an error that was not told yet; or the first again, when no partition is left that
+        """Raise an error that was not raised yet; or the first again, when no partition is left that
         could bring a record."""
         if self.untold:
             raise self.untold.pop(0)

@@ -8,7 +8,7 @@ Invariants:
 
 - `TcpFetcher` returns whole batches only, in order, without a gap: its next request starts after
   the last one.
-- No call waits longer than it is told, except for the first connection of all.
+- No call waits longer than its caller says, except for the first connection of all.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from kdirect.format import protocol
 from kdirect.format.chain import DAMAGED_HINT
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+from kdirect.wire.broker_errors import broker_error, read_error
 from kdirect.wire.cluster import Backoff, Cluster
-from kdirect.wire.connection import Connection, Pending, broker_error, read_error
+from kdirect.wire.connection import Connection, Pending
 
 DEFAULT_FETCH_BYTES = 1 << 20
 DEFAULT_MAX_WAIT_MS = 500
@@ -243,7 +244,7 @@ class TcpFetcher:
                     return partition
         raise ProtocolError(
             f"the broker's answer to a fetch of {self.topic_partition} does not hold it",
-            hint="see the broker's log",
+            hint="look for the reason in the broker's log",
         )
 
     def _send(self, max_bytes: int, max_wait_ms: int) -> None:

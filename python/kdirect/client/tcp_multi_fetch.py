@@ -51,8 +51,9 @@ from kdirect.client.tcp_fetch import answered
 from kdirect.errors import BrokerError, ClosedError, KdirectError
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
+from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, Node
-from kdirect.wire.connection import Connection, Pending, broker_error
+from kdirect.wire.connection import Connection, Pending
 
 RETRY_S = 0.1
 # Quiet partitions are looked at no more often than this while others have bytes in hand, and as

@@ -43,7 +43,8 @@ from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Access, Memory, MemoryRegion
-from kdirect.wire.connection import Connection, Pending, read_error
+from kdirect.wire.broker_errors import read_error
+from kdirect.wire.connection import Connection, Pending
 from kdirect.wire.environment import SYSTEM, Environment
 
 PING_TIMEOUT_MS = 5000

@@ -42,7 +42,8 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition, check_topic_name
 from kdirect.options import CLIENT
 from kdirect.wire.backoff import Backoff
-from kdirect.wire.connection import MAX_RESPONSE_BYTES, Connection, broker_error
+from kdirect.wire.broker_errors import broker_error
+from kdirect.wire.connection import MAX_RESPONSE_BYTES, Connection
 from kdirect.wire.environment import SYSTEM, Environment
 from kdirect.wire.metadata import Node, PartitionMetadata, TopicMetadata
 
@@ -122,7 +123,7 @@ class Cluster:
         self, tp: TopicPartition, channel: str = "control", timeout_ms: float | None = None
     ) -> Connection:
         """The shared connection of `channel` to the leader of `tp`.  UnknownTopicError when there
-        is none such; BrokerUnavailableError when its leader cannot be reached, BrokerError
+        is no such partition; BrokerUnavailableError when its leader cannot be reached, BrokerError
         (LEADER_NOT_AVAILABLE) when it has none, both after `connect.timeout.ms`.  With a
         `timeout_ms` that is shorter, asking where the leader is and connecting take no longer than
         that."""

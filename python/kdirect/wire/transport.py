@@ -80,7 +80,7 @@ class BrokerTransport:
         return self._open(connection, name, **sizes)
 
     def device_options(self, connection: Connection, name: str) -> dict[str, Any]:
-        """What `open_device` is told for transport `name` to the broker of `connection`."""
+        """The arguments of `open_device` for transport `name` to the broker of `connection`."""
         if name != "verbs":
             return {}
         named = self._settings["rdma.bind.address"]
