@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from kdirect.client.message import Message
 from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition
 
@@ -47,3 +48,8 @@ def as_offsets(things: Offsets) -> dict[TopicPartition, int]:
             hint="give a list of partitions, or a mapping to offsets",
         )
     return {as_partition(thing): getattr(thing, "offset", OFFSET_INVALID) for thing in things}
+
+
+def offset_after(message: Message) -> dict[TopicPartition, int]:
+    """What to commit when `message` is done with."""
+    return {TopicPartition(message.topic(), message.partition()): message.offset() + 1}

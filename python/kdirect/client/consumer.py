@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -36,6 +35,7 @@ from kdirect.client.arguments import (
     as_offsets,
     as_partition,
     as_partitions,
+    offset_after,
 )
 from kdirect.client.commits import Commits, OnCommit
 from kdirect.client.connections import Handle, shared_connections
@@ -44,13 +44,13 @@ from kdirect.client.message import Message
 from kdirect.client.read_paths import LOST
 from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
 from kdirect.client.reading import Reading
+from kdirect.client.subscription import Subscription
 from kdirect.errors import (
     BrokerError,
     ClosedError,
     ConfigError,
     KdirectError,
     TimedOutError,
-    UnknownTopicError,
 )
 from kdirect.model import EARLIEST_OFFSET, TopicPartition
 from kdirect.options import CLIENT
@@ -115,10 +115,10 @@ class Consumer:
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
-        self._own_handle = (
-            Handle(shared_connections(self.settings)) if session is None else None
-        )  # to be closed with the consumer
-        self._session: Handle = session if session is not None else self._own_handle  # type: ignore
+        self._owns_session = session is None  # and closes it
+        self._session = (
+            session if session is not None else Handle(shared_connections(self.settings))
+        )
         self._environment = self._session.environment
         self._reading = Reading(self._session, self.settings)
         self._queue = self._reading.queue
@@ -135,13 +135,8 @@ class Consumer:
         self._auto_commit = self._membership is not None and self.settings["enable.auto.commit"]
         # Subscribed topics that exist, with their partitions; None: no subscription.
         self._topics: dict[str, int] | None = None
-        self._names: list[str] = []
-        self._patterns: list[re.Pattern[str]] = []
-        self._callbacks: tuple[Rebalance | None, Rebalance | None, Rebalance | None] = (
-            None,
-            None,
-            None,
-        )
+        self._subscription: Subscription | None = None
+        self._callbacks: tuple[Rebalance | None, ...] = (None, None, None)
         self._on_commit = on_commit
         self._commit_due = self._metadata_due = False
         self._next_commit = self._next_metadata = float("inf")
@@ -188,24 +183,12 @@ class Consumer:
         `on_revoke`).  UnknownTopicError for a name that does not exist.
         """
         self._check()
-        names = [topics] if isinstance(topics, str) else list(topics)
-        if not names:
-            raise ConfigError(
-                "a subscription of no topics", hint="name at least one, or call unsubscribe"
-            )
+        subscription = Subscription(topics)
         self.unsubscribe()
-        try:
-            self._patterns = [re.compile(name) for name in names if name.startswith("^")]
-        except re.error as e:
-            raise ConfigError(
-                f"a subscribed pattern is no regular expression: {e}", hint="correct it"
-            ) from e
-        self._names = [name for name in names if not name.startswith("^")]
+        self._subscription = subscription
         self._callbacks = (on_assign, on_revoke, on_lost)
-        self._topics = self._look_up(must_exist=True)
-        self._next_metadata = (
-            self._environment.monotonic() + self.settings["metadata.max.age.ms"] / 1000
-        )
+        self._topics = subscription.look_up(self._session.cluster, must_exist=True)
+        self._next_metadata = self._end_of("metadata.max.age.ms")
         if self._membership is not None:
             self._membership.join(self._topics)
         else:
@@ -315,11 +298,9 @@ class Consumer:
             raise ConfigError(f"consume of {num_messages} messages", hint="give at least 1")
         if not self._wait(self._pull, timeout):
             return []
-        until = (
-            float("inf")
-            if timeout is None or timeout < 0
-            else self._environment.monotonic() + max(timeout, SLICE_MS / 1000)
-        )
+        until = float("inf")
+        if timeout is not None and timeout >= 0:
+            until = self._environment.monotonic() + max(timeout, SLICE_MS / 1000)
         out: list[Message] = self._queue.take(num_messages)
         while len(out) < num_messages and self._environment.monotonic() < until:
             try:
@@ -478,12 +459,7 @@ class Consumer:
         tps = self.assignment()
         if self._topics is not None and tps:
             if not lost and self._auto_commit:
-                try:
-                    self.commit(asynchronous=False)
-                except KdirectError as e:
-                    log.warning(
-                        "positions were not committed before partitions were given back: %s", e
-                    )
+                self._try_to_commit("before partitions were given back")
             try:
                 self._call_back(
                     (self._callbacks[2] or self._callbacks[1]) if lost else self._callbacks[1], tps
@@ -521,30 +497,13 @@ class Consumer:
             out[tp] = self._reading.reset_offset() if offset is None else offset
         return out
 
-    def _look_up(self, *, must_exist: bool) -> dict[str, int]:
-        cluster = self._session.cluster
-        out = {}
-        if self._patterns:
-            for name, count in cluster.topics().items():
-                if any(p.match(name) for p in self._patterns):
-                    out[name] = count
-        for name in self._names:
-            try:
-                out[name] = len(cluster.partitions(name, refresh=True))
-            except UnknownTopicError:
-                if must_exist:
-                    raise
-        return out
-
     def _look_for_partitions(self) -> None:
         """Topics that match now, and partitions that were added: from a topic that grows nothing is
         missed."""
         self._metadata_due = False
-        self._next_metadata = (
-            self._environment.monotonic() + self.settings["metadata.max.age.ms"] / 1000
-        )
-        assert self._topics is not None
-        found = self._look_up(must_exist=False)
+        self._next_metadata = self._end_of("metadata.max.age.ms")
+        assert self._topics is not None and self._subscription is not None
+        found = self._subscription.look_up(self._session.cluster, must_exist=False)
         if found == self._topics:
             return
         before = self._topics
@@ -585,7 +544,7 @@ class Consumer:
         if message is not None and offsets is not None:
             raise ConfigError("commit of a message and of offsets", hint="give one of them")
         if message is not None:
-            wanted = {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
+            wanted = offset_after(message)
         elif offsets is not None:
             wanted = as_offsets(offsets)
             for tp, offset in wanted.items():
@@ -623,11 +582,7 @@ class Consumer:
                 "store_offsets with enable.auto.offset.store=true",
                 hint="set it to false: then only stored offsets are committed",
             )
-        given = (
-            {TopicPartition(message.topic(), message.partition()): message.offset() + 1}
-            if message is not None
-            else as_offsets(offsets or {})
-        )
+        given = offset_after(message) if message is not None else as_offsets(offsets or {})
         if self._commits is not None:
             self._commits.store(given)
 
@@ -668,9 +623,13 @@ class Consumer:
 
     def _start_timers(self) -> None:
         if self._membership is not None and self._reading.partitions and self._auto_commit:
-            now = self._environment.monotonic()
-            self._next_commit = now + self.settings["auto.commit.interval.ms"] / 1000
+            self._next_commit = self._end_of("auto.commit.interval.ms")
             self._membership.start_thread()
+
+    def _end_of(self, setting: str) -> float:
+        """When the time of a setting in milliseconds is over."""
+        milliseconds: float = self.settings[setting]
+        return self._environment.monotonic() + milliseconds / 1000
 
     def _activity(self) -> int:
         """A number that moves as long as the consumer is polled."""
@@ -716,7 +675,7 @@ class Consumer:
             return
         try:
             if self._topics is None and self._auto_commit and self._reading.partitions:
-                self._commit_at_end()
+                self._try_to_commit("at the end")
             elif self._topics is not None:
                 self._give_back(lost=self._lost)
             if self._commits is not None:
@@ -726,14 +685,14 @@ class Consumer:
             if self._membership is not None:
                 self._membership.close()
             self._reading.close()
-            if self._own_handle is not None:
-                self._own_handle.close()
+            if self._owns_session:
+                self._session.close()
 
-    def _commit_at_end(self) -> None:
+    def _try_to_commit(self, when: str) -> None:
         try:
             self.commit(asynchronous=False)
         except KdirectError as e:
-            log.warning("positions were not committed at the end: %s", e)
+            log.warning("offsets were not committed %s: %s", when, e)
 
 
 __all__ = ["OFFSET_INVALID", "OFFSET_STORED", "BrokerError", "Consumer"]

@@ -41,6 +41,9 @@ from kdirect.wire.cluster import Cluster
 
 log = logging.getLogger("kdirect.client")
 
+# The longest wait for a connection to a broker while the partitions of others are read: those are
+# read by the same thread.
+CONNECT_MS_BESIDES = 500
 LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
 
 
@@ -213,6 +216,8 @@ class DirectPaths:
     def _fetcher(self, tp: TopicPartition) -> DirectFetcher | None:
         """The fetcher of the broker that leads `tp`; None where only TCP leads there."""
         connections = self._connections
+        if self._fetchers:
+            connections.cluster.connection_for(tp, timeout_ms=CONNECT_MS_BESIDES)
         if connections.transport_to(tp) == "tcp":
             return None
         address = connections.cluster.leader_address(tp)

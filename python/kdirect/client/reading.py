@@ -39,16 +39,22 @@ from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import AccessDeniedError, ConfigError, KdirectError, OffsetOutOfRangeError
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
 
 NO_STOP = 2**63 - 1
+LOOK_AGAIN_S = 2.0  # between two attempts to reach a lost broker while others are read
 
 Take = Callable[[TopicPartition], bool]
 
 
 class OffsetLookup(ReadConnections, Protocol):
     """What a consumer's reading needs of a session."""
+
+    @property
+    def environment(self) -> Environment:
+        """The clock."""
 
     def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """First offset of each partition."""
@@ -77,6 +83,8 @@ class Reading:
         # `Cursor`, and is in `_stale` or `failed`.
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
+        # Of those: their broker could not be reached.
+        self._lost: set[TopicPartition] = set()
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
         # Read by READs and to be looked at, the next one first; others drop out in passing.
@@ -86,6 +94,7 @@ class Reading:
         self._asleep: dict[DirectFetcher, dict[int, TopicPartition]] = {}
         # Visits that found a record since the slots of those asleep were looked at.
         self._since_wake = 0
+        self._look_again_at = 0.0  # for a broker that was lost
         self._tcp_first = False  # of two paths, which has the next turn
 
     def __contains__(self, tp: TopicPartition) -> bool:
@@ -129,6 +138,7 @@ class Reading:
             self.paused.discard(tp)
             self.failed.pop(tp, None)
             self._stale.discard(tp)
+            self._lost.discard(tp)
         self.paths.release(tps)
         self._forget_closed()
 
@@ -237,6 +247,7 @@ class Reading:
         self._drop_messages(tp)
         self.alone = None
         self._cursors[tp] = Cursor(tp, offset)
+        self._lost.discard(tp)
         self.failed.pop(tp, None)
         self._stale.add(tp)
 
@@ -277,8 +288,11 @@ class Reading:
         """Find paths for the partitions that were moved, are new, or lost theirs.  One request for
         each broker."""
         for _ in range(3):  # a reset may have to be entered again
+            skipped = self._lost if self._may_wait() else ()
             wanted = {
-                tp: self._cursors[tp].next_offset for tp in self._stale if tp not in self.failed
+                tp: self._cursors[tp].next_offset
+                for tp in self._stale
+                if tp not in self.failed and tp not in skipped
             }
             if not wanted:
                 return
@@ -289,16 +303,26 @@ class Reading:
                     self._entered(tp)
             for tp in lost:
                 self._wait(tp)
+                self._lost.add(tp)
             if lost:
                 self._forget_closed()
             for tp, error in refused.items():
                 self._stale.discard(tp)
+                self._lost.discard(tp)
                 self._refused(tp, error)
             for error in lost.values():
+                self._look_again_at = self._session.environment.monotonic() + LOOK_AGAIN_S
                 raise error
+
+    def _may_wait(self) -> bool:
+        """While other partitions are read, a broker that was lost is looked for now and then."""
+        if not self._turns and not self._asleep and self.paths.tcp is None:
+            return False
+        return self._session.environment.monotonic() < self._look_again_at
 
     def _entered(self, tp: TopicPartition) -> None:
         self._stale.discard(tp)
+        self._lost.discard(tp)
         cursor = self._cursors[tp] = self.paths.cursor(tp)
         if type(cursor) is DirectCursor:
             self._take_turns(tp)
@@ -365,7 +389,7 @@ class Reading:
         return found[0] if found else None
 
     def _go_round(self, take: Take, wait_ms: float) -> bool:
-        if self._stale:
+        if self._stale and not (self._stale <= self._lost and self._may_wait()):
             self.enter()
         while self._held_again:
             tp = self._held_again.pop()
@@ -542,7 +566,8 @@ class Reading:
     def close(self) -> None:
         self.alone = None
         self.queue.clear()
-        for place in (self._held, self._cursors, self._stale, self._asleep, self._turns):
+        for place in (self._held, self._cursors, self._stale, self._lost, self._asleep):
             place.clear()  # type: ignore[attr-defined]
+        self._turns.clear()
         self._in_turns.clear()
         self.paths.close()
