@@ -15,7 +15,7 @@ import os
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from kdirect.client.admin import Admin
 from kdirect.client.reader import ParkedReaders
@@ -33,9 +33,10 @@ from kdirect.wire.environment import SYSTEM, Environment
 from kdirect.wire.transport import Transports
 
 INIT_PRODUCER_ID = 22
+H = TypeVar("H", bound="Handle")
 
 _shared: dict[tuple[int, tuple], SharedConnections] = {}
-_lock = threading.Lock()  # of the cache, and of who uses what
+_lock = threading.RLock()  # of the cache, and of who uses what
 
 
 def shared_connections(settings: Mapping[str, Any] | str) -> SharedConnections:
@@ -53,11 +54,19 @@ def shared_connections(settings: Mapping[str, Any] | str) -> SharedConnections:
         return found
 
 
+def open_handle(settings: Mapping[str, Any] | str, kind: type[H]) -> H:
+    """A new handle on `shared_connections(settings)`."""
+    with _lock:  # nobody else may end them in between
+        return kind(shared_connections(settings))
+
+
 def close_all() -> None:
     """End the connections of this process, whoever uses them."""
     with _lock:
         ended = [shared for (pid, _), shared in _shared.items() if pid == os.getpid()]
         _shared.clear()
+        for shared in ended:
+            shared.closed = True
     for shared in ended:
         shared.close()
 
@@ -138,18 +147,14 @@ class SharedConnections:
         """`handle` uses them no more; the last one ends them."""
         with _lock:
             self._handles.discard(handle)
-            if self._handles:
+            if self._handles or self.closed:
                 return
+            self.closed = True  # from here on nobody gets a handle on them
         self.close()
 
     def close(self) -> None:
-        """End all connections, and with them what reads and writes over them."""
+        """End all connections, and with them what reads and writes over them.  `closed` is set."""
         with self.lock:
-            if self.closed:
-                return
-            self.closed = True
-            if self.pid != os.getpid():
-                return
             self.parked.close()
             if self._transports is not None:
                 self._transports.close()
@@ -323,4 +328,5 @@ class Handle:
         once is nothing."""
         if not self._closed:
             self._closed = True
-            self._shared.leave(self)
+            if self._shared.pid == os.getpid():  # in a forked child nothing is ours to end
+                self._shared.leave(self)

@@ -38,7 +38,7 @@ from kdirect.client.arguments import (
     offset_after,
 )
 from kdirect.client.commits import Commits, OnCommit
-from kdirect.client.connections import Handle, shared_connections
+from kdirect.client.connections import Handle, open_handle
 from kdirect.client.group import OUT, STABLE, Membership
 from kdirect.client.message import Message
 from kdirect.client.read_paths import LOST
@@ -116,9 +116,7 @@ class Consumer:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
         self._owns_session = session is None  # and closes it
-        self._session = (
-            session if session is not None else Handle(shared_connections(self.settings))
-        )
+        self._session = session if session is not None else open_handle(self.settings, Handle)
         self._environment = self._session.environment
         self._reading = Reading(self._session, self.settings)
         self._queue = self._reading.queue

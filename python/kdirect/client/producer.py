@@ -36,7 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from kdirect.client.admin import TopicInfo
-from kdirect.client.connections import Handle, shared_connections
+from kdirect.client.connections import Handle, open_handle
 from kdirect.client.deliveries import (
     Callbacks,
     DeliveredBatch,
@@ -116,9 +116,7 @@ class Producer:
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
-        self._session = (
-            session if session is not None else Handle(shared_connections(self.settings))
-        )
+        self._session = session if session is not None else open_handle(self.settings, Handle)
         self._lock = threading.RLock()
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
         self._on_delivery = on_delivery

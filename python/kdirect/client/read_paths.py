@@ -84,8 +84,9 @@ class TcpSource(Protocol):
 class Entered:
     """What became of partitions that were to be read.  Those that are in none of these are READ."""
 
-    # No READ leads there; the error says why, None where that is nobody's refusal.
-    over_tcp: dict[TopicPartition, AccessDeniedError | None] = field(default_factory=dict)
+    # No READ leads there.  The error says why, if that may change: access was denied, or there is
+    # no leader now.  None: the transport to the leader is TCP.
+    over_tcp: dict[TopicPartition, KdirectError | None] = field(default_factory=dict)
     refused: dict[TopicPartition, KdirectError] = field(default_factory=dict)
     # A broker was lost; its partitions are to be entered again.
     lost: dict[TopicPartition, KdirectError] = field(default_factory=dict)
@@ -149,7 +150,7 @@ class DirectPaths:
                     del failed[tp]
         for tp, error in failed.items():
             if isinstance(error, BrokerError) and error.retriable:
-                out.over_tcp[tp] = None
+                out.over_tcp[tp] = error
             else:
                 out.refused[tp] = error
         return found.values()
@@ -307,6 +308,7 @@ class ReadPaths:
     ) -> None:
         self.direct = DirectPaths(connections, settings)
         self.tcp: Any = None  # a TcpSource, once it was needed
+        self.second_best: set[TopicPartition] = set()  # over TCP, but perhaps not for ever
         self._open_tcp = open_tcp
         self._warned = False
 
@@ -315,10 +317,12 @@ class ReadPaths:
         refused nor lost have a cursor then."""
         entered = self.direct.enter(offsets)
         over_tcp = entered.over_tcp
+        self.second_best.difference_update(offsets)
+        self.second_best.update(tp for tp, e in over_tcp.items() if e is not None)
         if self.tcp is not None:
             self.tcp.release([tp for tp in offsets if tp not in over_tcp])
         if over_tcp:
-            denied = {tp: e for tp, e in over_tcp.items() if e is not None}
+            denied = {tp: e for tp, e in over_tcp.items() if isinstance(e, AccessDeniedError)}
             if denied:
                 self._warn(denied)
             if self.tcp is None:
@@ -345,6 +349,7 @@ class ReadPaths:
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""
         tps = list(tps)
+        self.second_best.difference_update(tps)
         if self.tcp is not None:
             self.tcp.release(tps)
         self.direct.release(tps)

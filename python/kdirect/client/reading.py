@@ -76,7 +76,6 @@ class Reading:
         # Of the one partition there is, once it was polled: polls may go to it directly.
         self.alone: DirectCursor | None = None
         self._session = session
-        self._settings = settings
         self._reset: str = settings["auto.offset.reset"]
         self._max_batch: int = settings["max.batch.bytes"]
         # Where each partition is read, after what is in hand.  One without a path has a plain
@@ -259,10 +258,8 @@ class Reading:
         for tp in self.paths.direct.drop_broken():
             self._wait(tp)
         self._forget_closed()
-        if self._settings["transport"] != "tcp":
-            # Over TCP for want of something better: perhaps there are READs now.
-            over_tcp = (tp for tp, x in self._cursors.items() if type(x) is TcpCursor)
-            self._stale.update(tp for tp in over_tcp if tp not in self.failed)
+        # Over TCP for want of something better: perhaps there are READs now.
+        self._stale.update(tp for tp in self.paths.second_best if tp not in self.failed)
 
     def _lose(self, fetcher: DirectFetcher | None) -> None:
         """The broker of `fetcher` is lost, and only this one."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kdirect.client.connections import Handle, shared_connections
+from kdirect.client.connections import Handle, open_handle
 from kdirect.client.producer import Producer
 from kdirect.client.reader import DEFAULT_TARGET_BYTES, DEFAULT_TARGET_ROWS, Reader
 from kdirect.model import TopicPartition
@@ -22,7 +22,7 @@ def connect(settings: Mapping[str, Any] | str) -> Session:
     each is closed by itself.  Raises ConfigError for settings that cannot be; the broker is
     contacted on first use.
     """
-    return Session(shared_connections(settings))
+    return open_handle(settings, Session)
 
 
 class Session(Handle):

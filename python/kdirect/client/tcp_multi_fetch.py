@@ -280,7 +280,7 @@ class TcpRound:
             self._put(tp, self._new)
         if self._new:
             self._find_leaders()
-        for leader in self._leaders.values():
+        for leader in list(self._leaders.values()):
             if (
                 leader.pending is not None
                 and leader.waits
@@ -323,7 +323,11 @@ class TcpRound:
         if look:
             leader.next_look = now + max(LOOK_S, LOOK_S_EACH * len(tps))
         if leader.connection is None or leader.connection.closed:
-            leader.connection = self._cluster.lease(tps[0])
+            try:
+                leader.connection = self._cluster.lease(tps[0])
+            except KdirectError:
+                self._drop(leader)  # another broker may lead its partitions by now
+                raise
         self._send(leader, leader.connection, tps, wait_ms, now)
         for tp in tps:
             self._put(tp, None)

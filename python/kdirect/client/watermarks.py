@@ -14,11 +14,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kdirect.client.admin import Admin
+from kdirect.client.direct import DirectFetcher
 from kdirect.client.read_paths import DirectPaths, ReadConnections
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
     ClosedError,
+    KdirectError,
     QueuePairError,
     UnknownTopicError,
 )
@@ -56,7 +58,7 @@ class Watermarks:
             return self._look(wanted, same)
         except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
             log.debug("watermarks are looked at again: %s", e)
-            self.close()
+            self._without_slot.clear()
             return self._look(wanted, same)
 
     def _look(self, wanted: list[TopicPartition], same: bool) -> Marks:
@@ -67,7 +69,7 @@ class Watermarks:
         new = {tp for tp in watched if direct.fetcher_of(tp) is None}
         for fetcher in list(direct):
             if not watched.isdisjoint(fetcher.partitions):
-                fetcher.refresh()
+                self._refresh(fetcher)
                 if same:
                     self._raise_ended(
                         [tp for tp in fetcher.partitions if fetcher.stream(tp).revoked], watched
@@ -83,6 +85,13 @@ class Watermarks:
         if asked:
             out |= self._ask([tp for tp in wanted if tp in asked])
         return {tp: out[tp] for tp in wanted}
+
+    def _refresh(self, fetcher: DirectFetcher) -> None:
+        try:
+            fetcher.refresh()
+        except KdirectError:
+            self._direct.drop(fetcher)
+            raise
 
     def _raise_ended(self, revoked: list[TopicPartition], watched: set[TopicPartition]) -> None:
         ended = [tp for tp in revoked if tp in watched]
