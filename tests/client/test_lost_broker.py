@@ -1,114 +1,62 @@
-"""One session and two brokers behind one metadata answer: each partition is found at its leader,
-over that broker's own transport, and a broker that is lost takes nothing from the other."""
+"""One session and two brokers of one cluster: each partition has its own leader's queue pair and
+slots, and a broker that is lost takes nothing from the other."""
 
 from __future__ import annotations
 
-import copy
+import socket
+from contextlib import ExitStack
 
 import pyarrow as pa
 import pytest
 
 import kdirect
-from kdirect.client.connections import SharedConnections
-from kdirect.client.session import Session
-from kdirect.errors import KdirectError
-from kdirect.format import protocol
+from kdirect.broker.cluster_view import ClusterLayout, Node
 from kdirect.model import TopicPartition
-from kdirect.options import CLIENT
-from kdirect.wire.connection import Connection
-from kdirect.wire.environment import Environment
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
 
 
-class OneMetadataAnswer(Environment):
-    """Connections whose answers to Metadata are those of all brokers together."""
-
-    def __init__(self, addresses: list[tuple[str, int]]) -> None:
-        self.known: list = [None] * len(addresses)
-        environment = self
-
-        class Merging(Connection):
-            def request(self, message, timeout_ms=None):
-                if not isinstance(message, protocol.MetadataRequest):
-                    return super().request(message, timeout_ms)
-                for i, (host, port) in enumerate(addresses):
-                    if (host, port) == (self.host, self.port):
-                        answer = super().request(message, timeout_ms)
-                    else:
-                        try:
-                            with Connection(host, port, timeout_ms=5_000) as other:
-                                answer = other.request(copy.copy(message), timeout_ms)
-                        except KdirectError:
-                            continue  # it is gone: what it said last stays
-                    environment.known[i] = environment.named(i, answer)
-                merged = environment.known[0]
-                for other in environment.known[1:]:
-                    merged.brokers = [*merged.brokers, *other.brokers]
-                    found = {t.name: t for t in merged.topics if not t.error_code}
-                    found |= {t.name: t for t in other.topics if not t.error_code}
-                    missing = {t.name: t for t in [*merged.topics, *other.topics]}
-                    merged.topics = list((missing | found).values())
-                return merged
-
-        self._connection = Merging
-
-    @staticmethod
-    def named(i, answer):
-        """A broker's answer, with a node id that no other has."""
-        for broker in answer.brokers:
-            broker.node_id = i
-        for topic in answer.topics:
-            for partition in topic.partitions:
-                partition.leader_id = i
-        return answer
-
-    def connect(self, host, port, client_id, timeout_ms, **limits):
-        return self._connection(host, port, client_id, timeout_ms, **limits)
-
-
-def address(broker):
-    host, _, port = broker.bootstrap_servers.rpartition(":")
-    return host, int(port)
-
-
 def put(broker, tp, values):
-    with kdirect.Producer(broker.bootstrap_servers) as producer:
+    """Ask that broker first, over TCP."""
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "tcp"}
+    with kdirect.Producer(settings) as producer:
         for value in values:
             producer.produce(tp.topic, value, partition=0)
 
 
 @pytest.fixture
 def started(tmp_path):
-    """start(transports of each): (brokers with a topic each, a session that knows both)."""
-    opened: list = []
+    """start(transports of each): (brokers that lead `a` and `b`, a session that knows both)."""
+    with ExitStack() as stack:
 
-    def start(*transports, **settings):
-        brokers = []
-        for i, names in enumerate(transports):
-            broker = kdirect.Broker(
-                log_dirs=[str(tmp_path / f"log{i}")],
-                listeners="127.0.0.1:0",
-                rdma_transports=names,
-                rdma_device="nosuch0",
-            )
-            broker.start()
-            opened.append(broker)
-            brokers.append(broker)
-        for broker, tp in zip(brokers, (A, B), strict=True):
-            kdirect.connect(broker.bootstrap_servers).admin.create_topic(tp.topic, 1)
-        servers = [b.bootstrap_servers for b in brokers]
-        resolved = CLIENT.resolve(
-            {"bootstrap.servers": ",".join(servers), "rdma.device": "nosuch0", **settings}
-        )
-        environment = OneMetadataAnswer([address(b) for b in brokers])
-        session = Session(SharedConnections(resolved, environment))
-        opened.append(session)
-        return brokers, session
+        def start(*transports, **settings):
+            with ExitStack() as held:
+                ports = [
+                    held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+                    for _ in transports
+                ]
+            nodes = [Node(i, "127.0.0.1", port) for i, port in enumerate(ports, 1)]
+            layout = ClusterLayout({nodes[0]: {"a": 1}, nodes[1]: {"b": 1}})
+            brokers = [
+                stack.enter_context(
+                    kdirect.Broker(
+                        tmp_path / f"log{node.node_id}",
+                        f"{node.host}:{node.port}",
+                        layout=layout,
+                        properties={
+                            "node.id": node.node_id,
+                            "rdma.transports": names,
+                            "rdma.device": "nosuch0",
+                        },
+                    )
+                )
+                for node, names in zip(nodes, transports, strict=True)
+            ]
+            servers = ",".join(b.bootstrap_servers for b in brokers)
+            given = {"bootstrap.servers": servers, "rdma.device": "nosuch0", **settings}
+            return brokers, stack.enter_context(kdirect.connect(given))
 
-    yield start
-    for each in reversed(opened):
-        (each.close if isinstance(each, Session) else each.stop)()
+        yield start
 
 
 def values_of(reader):

@@ -173,7 +173,6 @@ def test_a_producer_reaches_each_over_its_transport(pair: Pair, first: int) -> N
         assert statistics["tcp_records"] >= 2 * RECORDS, statistics
 
 
-@PER_LEADER
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_reader_and_watermarks_reach_each_over_its_transport(pair: Pair, first: int) -> None:
     with kdirect.Producer(settings(pair, "tcp")) as producer:
