@@ -116,6 +116,7 @@ class Producer:
     ) -> None:
         given = {"bootstrap.servers": settings} if isinstance(settings, str) else dict(settings)
         self.settings = CLIENT.resolve({k: v for k, v in given.items() if v is not None})
+        self._owns_session = session is None  # and closes it
         self._session = session if session is not None else open_handle(self.settings, Handle)
         self._lock = threading.RLock()
         self._keys = Keys(partitioner if partitioner is not None else self.settings["partitioner"])
@@ -683,6 +684,8 @@ class Producer:
                 self._answer(tag, base_offset, error)
             self._sent.clear()
             self._wake.set()
+        if self._owns_session:
+            self._session.close()
         self._resolve_futures()
         self._run_callbacks()
 
