@@ -6,9 +6,7 @@ Reads files and the tables; imports nothing compiled, so it runs in a clean clon
 from __future__ import annotations
 
 import ast
-import enum
 import fnmatch
-import importlib
 import inspect
 import io
 import os
@@ -17,7 +15,6 @@ import subprocess
 import sys
 import tokenize
 import warnings
-from dataclasses import is_dataclass
 from pathlib import Path
 
 import pytest
@@ -427,15 +424,10 @@ STILL_LONG: dict[str, set[str]] = {
     "python/kdirect/broker/produce_access.py": {"_grant", "_grant_ahead"},
     "python/kdirect/client/direct_write.pyx": {"try_record"},
     "python/kdirect/client/gather.pyx": {"add"},
-    "python/kdirect/format/decode.pyx": {"_run"},
-    "python/kdirect/format/encode.pyx": {"encode_records"},
     "python/kdirect/log/manager.py": {"_load_directory"},
     "python/kdirect/log/mapped.pyx": {"scan_segment"},
     "python/kdirect/log/producers.pyx": {"check_sequences"},
     "python/kdirect/log/recovery.py": {"_load_after_crash", "load_partition"},
-    "python/kdirect/rdma/shm_core.pyx": {"qp_map_pair"},
-    "python/kdirect/rdma/verbs_preflight.py": {"preflight"},
-    "python/kdirect/rdma/verbs_queues.py": {"__init__", "raw_post"},
     "python/kdirect/wire/cluster.py": {"refresh"},
 }
 
