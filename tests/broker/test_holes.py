@@ -24,9 +24,14 @@ def told(tmp_path: Path):
     told: list[object] = []
     device = SimNetwork(1).device("broker")
     worker = ProduceWorker(
-        device.create_cq(depth=64), device.create_cq(depth=64), on_cut=lambda *cut: None, on_append=lambda file_id: None,
-        on_head=told.append, on_own=lambda *answers: None, sync=lambda file_id: None,
-    )  # fmt: skip
+        device.create_cq(depth=64),
+        device.create_cq(depth=64),
+        on_cut=lambda *cut: None,
+        on_append=lambda file_id: None,
+        on_head=told.append,
+        on_broker_requests=lambda *answers: None,
+        sync=lambda file_id: None,
+    )
     worker.set_time(1_000_000)
     with LogManager([tmp_path], LogConfig(segment_bytes=1 << 16)) as logs:
         partition = logs.create_partition(TopicPartition("t", 0))
@@ -40,7 +45,7 @@ def told(tmp_path: Path):
             entries=16,
             hole_timeout_ms=TIMEOUT_MS,
         )
-        assert worker.offer(head, 1, BATCH) == []
+        assert worker.submit_broker_request(head, 1, BATCH) == []
         worker.step()
         yield worker, head, told
         worker.close_head(head, False)
@@ -59,7 +64,7 @@ def test_a_hole_is_given_up_after_its_timeout(told):
 
 def test_a_hole_is_given_up_sooner_when_its_producer_is_gone(told):
     worker, head, heads = told
-    worker.hurry(head, 5)
+    worker.expire_hole(head, 5)
     worker.set_time(1_000_000 + 5_000_000)
     worker.step()
     assert heads == [head]
@@ -71,6 +76,6 @@ def test_the_owner_is_told_of_a_hole_that_was_too_old_when_its_producer_went(tol
     more."""
     worker, head, heads = told
     worker.set_time(1_000_000 + 3 * TIMEOUT_MS * 1_000_000)
-    worker.hurry(head, 5)
+    worker.expire_hole(head, 5)
     worker.step()
     assert heads == [head]

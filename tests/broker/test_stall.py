@@ -22,6 +22,7 @@ from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
+from kdirect.log.head import PreparedHead
 from kdirect.rdma.shm import ShmProtectionDomain
 
 pytestmark = pytest.mark.timeout(120)
@@ -396,6 +397,32 @@ def test_who_waits_for_access_is_answered_where_no_descriptor_is_left(
     session.close()
 
 
+def test_a_head_that_cannot_be_opened_is_opened_for_the_next_who_asks(
+    broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"})
+    session.admin.create_topic("a", 1)
+    plain = HeadAccess.__init__
+
+    def init(access: HeadAccess, *args: Any, **more: Any) -> None:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(HeadAccess, "__init__", init)
+    with (
+        session.producer(**{"request.timeout.ms": "5000"}) as producer,
+        pytest.raises(BrokerError, match="Too many open files"),
+    ):
+        producer.produce_sync("a", b"x", partition=0)
+    assert not broker.server.access.produce.heads
+    with session.producer(**{"rdma.produce": "off"}) as plain_producer:
+        assert plain_producer.produce_sync("a", b"x", partition=0) == 0
+    monkeypatch.setattr(HeadAccess, "__init__", plain)
+    with session.producer() as producer:
+        assert producer.produce_sync("a", b"x", partition=0) == 1
+        assert producer.statistics()["rdma_records"] == 1
+    session.close()
+
+
 @pytest.mark.parametrize("waits", [False, True])
 def test_a_request_for_access_that_fails_for_want_of_a_descriptor_costs_nothing_else(
     broker: kdirect.Broker, monkeypatch: pytest.MonkeyPatch, waits: bool
@@ -455,7 +482,7 @@ def test_no_file_is_used_on_that_a_client_may_still_write_whose_connection_has_e
         assert time.monotonic() < began + 30
         busy[0] = inside
         time.sleep(0.001)
-    assert not any(grant.head.left for grant in grants)
+    assert not any(grant.head_access.vacated for grant in grants)
     assert broker.statistics()["rdma_heads_fenced"] == count
     producer.close()
     with session.producer() as producer:
@@ -476,7 +503,7 @@ def test_a_file_ahead_that_cannot_be_granted_does_not_stay_behind(
     plain = HeadAccess.__init__
 
     def init(access: HeadAccess, *args: Any, **more: Any) -> None:
-        if more.get("before") is not None:
+        if isinstance(args[1], PreparedHead):
             failed.append(access)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         plain(access, *args, **more)
@@ -528,7 +555,7 @@ def test_a_head_is_not_used_on_that_a_producer_left_from_inside_a_copy(
     (grant,) = access._grants
     with other.producer(**{"rdma.produce": "shared"}) as stays:
         assert stays.produce_sync("a", b"1", partition=0) == 1
-        (head,) = {g.head for g in access._grants}
+        (head,) = {g.head_access for g in access._grants}
         busy = grant.peer.qp._pair_memory()[:8]
         busy[:] = (2**33 + 1).to_bytes(8, sys.byteorder)
         on_loop(broker, lambda: access.produce.release(grant, clean=False))
@@ -537,7 +564,7 @@ def test_a_head_is_not_used_on_that_a_producer_left_from_inside_a_copy(
             on_loop(broker, lambda: access._close_peer(grant.peer))
             until(lambda: not broker.server.files._under_way, what="the peer is closed")
     until(lambda: head.ended, what="the head has ended")
-    assert not head.left
+    assert not head.vacated
     assert broker.statistics()["rdma_heads_fenced"] == 1
     left.close()
     with other.producer() as producer:
@@ -555,7 +582,7 @@ def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(
     with session.producer(**{"rdma.produce": "shared"}) as producer:
         assert producer.produce_sync("a", b"0", partition=0) == 0
         (grant,) = access._grants
-        head = grant.head
+        head = grant.head_access
         busy = grant.peer.qp._pair_memory()[:8]
         before = bytes(busy)
         busy[:] = (2**33 + 1).to_bytes(8, sys.byteorder)
@@ -573,9 +600,9 @@ def test_who_leaves_a_head_while_it_is_fenced_is_not_overlooked(
 
         head._leaving = Leaving()
         head.fence(notify=True)
-        assert not head.left
+        assert not head.vacated
         head._leaving = list(head._leaving)
-        on_loop(broker, lambda: access.produce._finish(head))
+        on_loop(broker, lambda: access.produce._driver.rolled_away(head))
         busy[:] = before
     session.close()
 

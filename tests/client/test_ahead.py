@@ -259,7 +259,7 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(
     fence, slow, fenced = HeadAccess.fence, threading.Event(), threading.Event()
 
     def fence_slowly(access: HeadAccess, *, notify: bool):
-        ahead = access.before is not None
+        ahead = access.prepared is not None
         assert not ahead or slow.wait(20)
         fence(access, notify=notify)
         if ahead:
@@ -583,7 +583,7 @@ def test_a_recall_that_meets_the_release_finds_a_ring(broker, monkeypatch, mode,
             for file_id in [
                 f for f, g in grant.peer.grants.items() if g.partition.topic_partition == TP
             ]:
-                grant.head.engine.worker.recall(file_id)
+                grant.head_access.engine.worker.recall(file_id)
         release(access, grant, clean=clean)
 
     with closing(

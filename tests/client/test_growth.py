@@ -14,7 +14,7 @@ import pytest
 
 import kdirect
 from kdirect.broker import produce_access
-from kdirect.broker.access import AccessManager
+from kdirect.broker.read_access import ReadAccess
 from kdirect.client import connect
 from kdirect.errors import ProtocolError
 from kdirect.model import TopicPartition
@@ -184,7 +184,7 @@ def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatc
     session, broker, partition = grown
     access = broker.server.access
     opened, go_on = threading.Event(), threading.Event()
-    plain = AccessManager._open_files
+    plain = ReadAccess._open_files
 
     def open_files(manager, peer, targets):
         monkeypatch.setattr(peer.engine, "transport", "verbs")
@@ -197,10 +197,10 @@ def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatc
         for _ in range(100):
             producer.produce("t", b"." * 30_000, partition=0)
         producer.flush()
-    leave_alone(broker, partition, lambda: access.produce._heads == {})
+    leave_alone(broker, partition, lambda: access.produce.heads == {})
     partition.ensure_head(4 << 20)
     capacity = partition.kernel.capacity
-    monkeypatch.setattr(AccessManager, "_open_files", open_files)
+    monkeypatch.setattr(ReadAccess, "_open_files", open_files)
     if when == "granted":
         go_on.set()
     follower = Follower(session.settings)
@@ -213,7 +213,7 @@ def test_a_quiet_head_stays_whole_once_its_pages_may_be_pinned(grown, monkeypatc
         partition.flush_due(time.time_ns() // 1_000_000)
     assert partition.kernel.capacity == capacity
     go_on.set()
-    monkeypatch.setattr(AccessManager, "_open_files", plain)
+    monkeypatch.setattr(ReadAccess, "_open_files", plain)
     follower.end(100)
     wait_until(lambda: not len(access._grants))
     assert not access._grants.opening

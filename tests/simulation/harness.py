@@ -26,11 +26,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kdirect.broker.produce_access
 from kdirect.broker.access import AccessManager
 from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
-from kdirect.broker.worker import ProduceWorker
 from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.format.codec import decode_records
 from kdirect.log.config import LogConfig
@@ -46,7 +44,9 @@ MOST_STEPS = 300_000
 SHORTEST_NS = (
     1_000  # of a sleep: seconds are floats, and one that rounds to nothing would last for ever
 )
-SLOWEST_NS = 1_000_000  # who may run does so before this much time goes by without anything else; longer is what `stop` is for
+# An actor that may run does so before this much time goes by without anything else; longer pauses
+# are what `stop` is for.
+SLOWEST_NS = 1_000_000
 
 
 class Killed(BaseException):
@@ -390,6 +390,17 @@ class BrokerSchedule:
         self._soon()
 
 
+class BrokerEnvironment(SimEnvironment):
+    """The same for the broker, whose device is its own."""
+
+    def __init__(self, simulation: Simulation, loop: SimLoop) -> None:
+        super().__init__(simulation)
+        self._schedule = BrokerSchedule(loop.step_soon)
+
+    def open_device(self, transport: str, **options: Any) -> Any:
+        return self._simulation.network.device("broker", self._schedule)
+
+
 class SimSession:
     """What a producer needs of a session and its cluster."""
 
@@ -423,7 +434,12 @@ class SimSession:
         control = Control(self._simulation)
         if self._actor is not None:
             self._actor.controls.append(control)
-        channel = Channel(control, "sim", environment=self._simulation.environment, **sizes)  # type: ignore[arg-type]
+        channel = Channel(
+            control,  # type: ignore[arg-type]
+            "sim",
+            environment=self._simulation.environment,
+            **sizes,
+        )
         if not sizes.get(
             "receives"
         ):  # a reader spins on its completion queue, and never waits on it
@@ -482,119 +498,119 @@ class Future:
         return self._outcome[0]
 
 
-class SimAccessManager(AccessManager):
-    """The access manager over a simulated device: its worker is stepped by the network when
-    completions arrive, and what would be scheduled on the event loop happens a moment later, never
-    within another of its callbacks."""
+class SimLoop:
+    """The event loop of one life of the broker: what is scheduled happens a moment later, never
+    within another of its callbacks, and not at all once the broker is dead."""
 
-    def __init__(
-        self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]
-    ) -> None:
+    def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
         self.dead = False
-        super().__init__(
-            logs,
-            properties,
-            Appends(on_thread=self._on_thread, later=self._later, new_future=self._new_future),
-        )
-        self._engines["sim"] = self._open_engine("sim")
+        self._worker: Any = None
 
-    def _on_thread(
+    def soon(self, callback: Callable[..., None], *args: Any) -> None:
+        self.later(0, callback, *args)
+
+    def later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
+        jitter_ns = self._simulation.network.random.randint(0, 50_000)
+        self._run_after(int(seconds * 1e9) + jitter_ns, lambda: callback(*args))
+
+    def new_future(self) -> Any:
+        return Future()
+
+    def on_thread(
         self,
         partition: Any,
         work: Callable[[], Any],
         done: Callable[[Any, BaseException | None], None],
     ) -> None:
-        """A thread's work is done whole, at some moment; the event loop hears of it at a later one."""
+        """A thread's work is done whole, at some moment; the event loop hears of it at a later
+        one."""
 
         def run() -> None:
-            if self.dead or simulation.ended:
-                return
-            if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
-                simulation.network.call_later(
-                    max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run
-                )
-                return
             try:
-                result, error = simulation.execute(work), None
+                result, error = work(), None
             except Exception as e:
                 result, error = None, e
-            self._later(done, result, error)
+            self.soon(done, result, error)
 
+        self._run_after(self._simulation.network.random.randint(0, 500_000), run)
+
+    def _run_after(self, delay_ns: int, call: Callable[[], None]) -> None:
         simulation = self._simulation
-        simulation.network.call_later(simulation.network.random.randint(0, 500_000), run)
-
-    async def _opened(self, peer: Any, targets: Any) -> Any:
-        """Files for readers are opened on the spot."""
-        return self._open_files(peer, targets)
-
-    def _open_engine(self, transport: str) -> Engine:
-        simulation, manager = self._simulation, self
         network = simulation.network
-        engine = Engine.__new__(Engine)
-
-        def step() -> None:
-            if not manager.dead and not simulation.ended:
-                if network.now_ns < simulation.broker_stopped_until:
-                    network.call_later(simulation.broker_stopped_until - network.now_ns, step)
-                    return
-                engine.worker.set_time(network.now_ns)
-                engine.worker.step()
-                deadline = engine.worker.next_deadline_ns
-                if deadline:
-                    network.call_later(max(1, deadline - network.now_ns), step)
-
-        def soon() -> None:
-            network.call_later(network.random.randint(0, simulation.worker_delay_ns), step)
-
-        engine.transport, engine.device, engine._thread, engine._loopback = (
-            transport,
-            network.device("broker", BrokerSchedule(soon)),
-            None,
-            None,
-        )
-        engine.messages = None
-        engine.recv_cq = engine.device.create_cq(1 << 16)
-        engine.send_cq = engine.device.create_cq(1 << 16)
-        engine.worker = ProduceWorker(
-            engine.recv_cq, engine.send_cq, on_cut=lambda q, reason: self._later(self._finish_cut, transport, q, reason),
-            on_append=self._appended, on_head=lambda head: self._later(self.produce.on_head, head),
-            on_own=lambda head, answers: self._later(self.produce.on_own, head, answers), sync=self._sync,
-        )  # fmt: skip
-        engine.worker.set_time(network.now_ns)
-        return engine
-
-    def _later(self, callback: Callable[..., None], *args: Any) -> None:
-        self._call_later(0, callback, *args)
-
-    def _call_later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
-        simulation = self._simulation
 
         def run() -> None:
             if self.dead or simulation.ended:
                 return
-            if simulation.busy or simulation.network.now_ns < simulation.broker_stopped_until:
-                simulation.network.call_later(
-                    max(1000, simulation.broker_stopped_until - simulation.network.now_ns), run
-                )
+            if simulation.busy or network.now_ns < simulation.broker_stopped_until:
+                network.call_later(max(1000, simulation.broker_stopped_until - network.now_ns), run)
                 return
-            simulation.execute(lambda: callback(*args))
+            simulation.execute(call)
 
-        simulation.network.call_later(
-            int(seconds * 1e9) + simulation.network.random.randint(0, 50_000), run
+        network.call_later(delay_ns, run)
+
+    def start_engine(self, engine: Engine) -> None:
+        """Let the network step an engine's worker, when completions arrive and holes expire."""
+        self._worker = engine.worker
+        self._worker.set_time(self._simulation.network.now_ns)
+
+    def step_soon(self) -> None:
+        simulation = self._simulation
+        delay_ns = simulation.network.random.randint(0, simulation.worker_delay_ns)
+        simulation.network.call_later(delay_ns, self._step)
+
+    def _step(self) -> None:
+        simulation, worker = self._simulation, self._worker
+        network = simulation.network
+        if self.dead or simulation.ended or worker is None:
+            return
+        if network.now_ns < simulation.broker_stopped_until:
+            network.call_later(simulation.broker_stopped_until - network.now_ns, self._step)
+            return
+        worker.set_time(network.now_ns)
+        worker.step()
+        deadline = worker.next_deadline_ns
+        if deadline:
+            network.call_later(max(1, deadline - network.now_ns), self._step)
+
+
+class SimBroker(AccessManager):
+    """The access manager of one life of the broker, over a simulated device that is open from the
+    start."""
+
+    def __init__(
+        self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]
+    ) -> None:
+        self.loop = SimLoop(simulation)
+        appends = Appends(
+            on_thread=self.loop.on_thread, later=self.loop.soon, new_future=self.loop.new_future
         )
-
-    def _new_future(self) -> Any:
-        return Future()
+        super().__init__(
+            logs,
+            properties,
+            appends,
+            environment=BrokerEnvironment(simulation, self.loop),
+            scheduler=self.loop,
+            start_engine=self.loop.start_engine,
+        )
+        self.engine = self._engines["sim"] = self.open_engine("sim")
 
 
 class Simulation:
     """One run.  Use as a context manager; `finish` checks the model."""
 
     def __init__(
-        self, seed: int, directory: Path, monkeypatch: Any, faults: Faults, *, segment_bytes: int = 1 << 16, hole_timeout_ms: int = 20,
-        client: dict[str, Any] | None = None, **properties: Any,
-    ) -> None:  # fmt: skip
+        self,
+        seed: int,
+        directory: Path,
+        monkeypatch: Any,
+        faults: Faults,
+        *,
+        segment_bytes: int = 1 << 16,
+        hole_timeout_ms: int = 20,
+        client: dict[str, Any] | None = None,
+        **properties: Any,
+    ) -> None:
         self.random = random.Random(seed)
         self.network = SimNetwork(seed, faults)
         self.actors: list[Actor] = []
@@ -621,24 +637,22 @@ class Simulation:
         )
         self.settings = CLIENT.resolve(
             {
-                "bootstrap.servers": "sim:1", "max.in.flight": "8", "batch.bytes": "4096", "send.buffer.bytes": 1 << 20, "spin.us": 0,
+                "bootstrap.servers": "sim:1",
+                "max.in.flight": "8",
+                "batch.bytes": "4096",
+                "send.buffer.bytes": 1 << 20,
+                "spin.us": 0,
                 **(client or {}),
-            }
-        )  # fmt: skip
-        self.environment = SimEnvironment(self)
-        clock = types.SimpleNamespace(
-            monotonic=lambda: self.network.now_ns / 1e9,
-            sleep=self.sleep,
-            time=lambda: self.network.now_ns / 1e9,
+            },
         )
-        monkeypatch.setattr(kdirect.broker.produce_access, "time", clock)
+        self.environment = SimEnvironment(self)
         self._open()
 
     def _open(self) -> None:
         self._lives += 1
         self.logs = LogManager([self._directory / f"log{self._lives}"], self._config).open()
         self.partition = self.logs.partitions.get(TP) or self.logs.create_partition(TP)
-        self.access = SimAccessManager(self, self.logs, self._properties)
+        self.access = SimBroker(self, self.logs, self._properties)
 
     # -- time --------------------------------------------------------------------------------------
 
@@ -675,8 +689,7 @@ class Simulation:
         """Something that the broker's event loop does in one go."""
         self.busy += 1
         try:
-            for engine in self.access._engines.values():
-                engine.worker.set_time(self.network.now_ns)
+            self.access.engine.worker.set_time(self.network.now_ns)
             return call()
         finally:
             self.busy -= 1
@@ -739,7 +752,7 @@ class Simulation:
         if actor.device is not None:
             self.network.kill(actor.device)
         for control in actor.controls:
-            self.access._later(self.access.connection_closed, control)
+            self.access.loop.soon(self.access.connection_closed, control)
 
     def stop(self, actor: Actor, ns: int) -> None:
         """SIGSTOP, and SIGCONT after a while."""
@@ -757,13 +770,12 @@ class Simulation:
     def restart_broker(self) -> None:
         """SIGKILL and a new start: the files are as they were at that moment."""
         old, logs = self.access, self.logs
-        old.dead = True
+        old.loop.dead = True
         self.broker_stopped_until = 0
         shutil.copytree(
             self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}"
         )
-        for engine in old._engines.values():
-            self.network.kill(engine.device)
+        self.network.kill(old.engine.device)
         logs.close(clean=False)
         self._open()
         for actor in self.actors:
@@ -782,11 +794,11 @@ class Simulation:
                 actor.killed = True
                 actor.resume()
             actor.join()
-        self.access.dead = True
+        self.access.loop.dead = True
         self.logs.close(clean=False)
 
     def check_tail(self) -> None:
-        """Nothing is left in the head file behind the last committed byte, once nobody writes it."""
+        """Nothing is left in the head file past the last committed byte, once nobody writes it."""
         head = self.partition.head
         if head is not None and head.address:
             end = self.partition.kernel.end_position

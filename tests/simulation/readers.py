@@ -49,4 +49,4 @@ def lose_control(simulation: Simulation, actor: Actor) -> None:
     for control in actor.controls:
         if not control.closed:
             control.closed = True
-            simulation.access._later(simulation.access.connection_closed, control)
+            simulation.access.loop.soon(simulation.access.connection_closed, control)

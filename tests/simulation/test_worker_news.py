@@ -56,16 +56,26 @@ class Broker:
         self.cut: list[int] = []
         self.appended: list[int] = []
         self.worker = ProduceWorker(
-            self.recv_cq, self.send_cq, on_cut=lambda number, why: self.cut.append(number), on_append=self.appended.append,
-            on_head=lambda head: None, on_own=lambda head, answers: None, sync=lambda file_id: None,
-        )  # fmt: skip
+            self.recv_cq,
+            self.send_cq,
+            on_cut=lambda number, why: self.cut.append(number),
+            on_append=self.appended.append,
+            on_head=lambda head: None,
+            on_broker_requests=lambda head, answers: None,
+            sync=lambda file_id: None,
+        )
         self.memory = Memory.anonymous(CAPACITY)
         self.indexes = [Memory.anonymous(1 << 16) for _ in range(2)]
         self.kernel = CommitKernel(log_start_offset=0, log_end_offset=0)
         self.kernel.install_head(
-            self.memory.address, CAPACITY, segment_base_offset=0, offset_index_address=self.indexes[0].address,
-            offset_index_capacity=4096, time_index_address=self.indexes[1].address, time_index_capacity=4096,
-        )  # fmt: skip
+            self.memory.address,
+            CAPACITY,
+            segment_base_offset=0,
+            offset_index_address=self.indexes[0].address,
+            offset_index_capacity=4096,
+            time_index_address=self.indexes[1].address,
+            time_index_capacity=4096,
+        )
 
     def open_head(self, *, shared: bool) -> Any:
         return self.worker.open_head(

@@ -5,9 +5,9 @@ has room.  Where room has to be made (the partition's first record, a full head)
 the append and everything after it to the same partition wait in a queue, the first of them is made
 on a thread, and the rest follow on the loop.
 
-    free ---- no room ------> working: a thread makes room and the first append ----> draining ---->
-    free free ---- hold ---------> held: everything waits (RDMA producers have the head, or it is in
-    transition) ---- release --> draining
+    free ---- no room ---> working: a thread makes room and the first append ---> draining ---> free
+    free ---- hold ------> held: everything waits, because RDMA producers have the head, or it is
+                           being exchanged ---- release ---> draining
 
 Invariants:
 
@@ -104,7 +104,7 @@ class Appends:
         return partition.append_nowait(data, when_ms)
 
     def append_later(self, item: PendingAppend) -> None:
-        """Put an append behind those that wait.  Its data is the item's own."""
+        """Put an append after those that wait.  Its data is the item's own."""
         tp = item.partition.topic_partition
         self._queues.setdefault(tp, deque()).append(item)
         if tp not in self._held and tp not in self._working:

@@ -20,9 +20,8 @@ from typing import Any
 
 from kdirect.broker.config import parse_listeners
 from kdirect.broker.shared_word import Loopback
-from kdirect.broker.two_sided import MessageService
 from kdirect.broker.worker import CutReason, ProduceWorker
-from kdirect.rdma import open_device
+from kdirect.wire.environment import Environment
 
 QUEUE_DEPTH = 1 << 16
 
@@ -31,9 +30,17 @@ class Engine:
     """See the module.  `worker` is stepped by a thread of its own."""
 
     def __init__(
-        self, transport: str, device: Any, *, spin_us: int, on_cut: Callable[[str, int, CutReason], None], on_append: Callable[[int], None],
-        on_head: Callable[[Any], None], on_own: Callable[[Any, list[Any]], None], sync: Callable[[int], None],
-    ) -> None:  # fmt: skip
+        self,
+        transport: str,
+        device: Any,
+        *,
+        spin_us: int,
+        on_cut: Callable[[str, int, CutReason], None],
+        on_append: Callable[[int], None],
+        on_head: Callable[[Any], None],
+        on_broker_requests: Callable[[Any, list[Any]], None],
+        sync: Callable[[int], None],
+    ) -> None:
         self.transport = transport
         self.device = device
         self.recv_cq = device.create_cq(depth=QUEUE_DEPTH)
@@ -45,12 +52,11 @@ class Engine:
             on_cut=lambda qp_num, reason: on_cut(transport, qp_num, reason),
             on_append=on_append,
             on_head=on_head,
-            on_own=on_own,
+            on_broker_requests=on_broker_requests,
             sync=sync,
         )
         self._thread: threading.Thread | None = None
         self._loopback: Loopback | None = None
-        self.messages: MessageService | None = None  # opened with the first two-sided client
 
     @property
     def loopback(self) -> Loopback:
@@ -69,29 +75,34 @@ class Engine:
         )
         self._thread.start()
 
-    def close(self) -> None:
-        """End the worker, then what it worked on."""
+    def stop(self) -> None:
+        """End the worker."""
         if self._thread is not None:
             self.worker.stop()
             self._thread.join(timeout=10)
+            self._thread = None
+
+    def close(self) -> None:
+        """End the worker, then what it worked on."""
+        self.stop()
         if self._loopback is not None:
             self._loopback.close()
-        if self.messages is not None:
-            self.messages.close()
         self.recv_cq.close()
         self.send_cq.close()
         self.device.close()
 
 
-def open_transport(transport: str, config: Mapping[str, Any], log_dirs: Iterable[Path]) -> Any:
+def open_transport(
+    transport: str, config: Mapping[str, Any], log_dirs: Iterable[Path], environment: Environment
+) -> Any:
     """The broker's own device of `transport`.  TransportError or RdmaError when there is none, or
     it cannot serve these logs."""
     if transport != "verbs":
-        return open_device(transport, shared=False)
+        return environment.open_device(transport, shared=False)
     from kdirect.rdma import verbs_preflight
 
     named = config["rdma.bind.address"]
-    device = open_device(
+    device = environment.open_device(
         transport,
         shared=False,
         bind_address=named or _listener_address(config["listeners"]),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 
 from kdirect.errors import (
     BatchTooLargeError,
@@ -15,11 +14,16 @@ from kdirect.errors import (
     LogError,
     NotLeaderError,
     OffsetOutOfRangeError,
+    RdmaError,
+    RefusedError,
+    StorageFullError,
     TopicCollisionError,
     UnknownTopicError,
     UnsupportedFormatError,
 )
+from kdirect.format import layout
 from kdirect.format.protocol import ErrorCode
+from kdirect.wire.environment import SYSTEM, Environment
 
 log = logging.getLogger("kdirect.broker")
 
@@ -33,7 +37,7 @@ _LOGGED = (
     ErrorCode.MESSAGE_TOO_LARGE,
 )
 DAMAGE_REMEMBERED = 1000
-_damage_told: set[str] = set()
+_logged_damage: set[str] = set()
 _last_logged: dict[tuple[str, type], float] = {}
 
 
@@ -61,13 +65,24 @@ def code_of(error: BaseException) -> int:
     return ErrorCode.UNKNOWN_SERVER_ERROR
 
 
-def explain(error: BaseException, what: str) -> tuple[int, str]:
+def access_refusal(error: BaseException) -> RefusedError:
+    """What to answer to a request for RDMA access that failed."""
+    if isinstance(error, RefusedError):
+        return error
+    if isinstance(error, StorageFullError):
+        return RefusedError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
+    if isinstance(error, RdmaError):  # what cannot be registered can still be had over TCP
+        return RefusedError(layout.ERROR_ACCESS_DISABLED, str(error))
+    return RefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
+
+
+def explain(error: BaseException, what: str, environment: Environment = SYSTEM) -> tuple[int, str]:
     """(code, message) for a client.  What is the broker's own trouble is logged, a bug with its
     stack."""
     code = code_of(error)
     if isinstance(error, CorruptLogError):
-        _tell_of_damage(str(error))
-    elif code in _LOGGED and _is_news(what, error):
+        _log_damage(str(error))
+    elif code in _LOGGED and _is_news(what, error, environment.monotonic()):
         stack = error if code == ErrorCode.UNKNOWN_SERVER_ERROR else None
         log.error("%s failed: %s", what, error, exc_info=stack)
     text = (
@@ -78,19 +93,18 @@ def explain(error: BaseException, what: str) -> tuple[int, str]:
     return code, text[:MESSAGE_MAX]
 
 
-def _tell_of_damage(text: str) -> None:
+def _log_damage(text: str) -> None:
     """Damage stays where it is, however many clients come to it: each place is logged once."""
-    if text not in _damage_told:
-        if len(_damage_told) >= DAMAGE_REMEMBERED:
-            _damage_told.clear()
-        _damage_told.add(text)
+    if text not in _logged_damage:
+        if len(_logged_damage) >= DAMAGE_REMEMBERED:
+            _logged_damage.clear()
+        _logged_damage.add(text)
         log.error("a log is damaged: %s", text)
 
 
-def _is_news(what: str, error: BaseException) -> bool:
+def _is_news(what: str, error: BaseException, now: float) -> bool:
     """Clients may repeat a failing request without a pause: the same failure is logged once in a
     while only."""
-    now = time.monotonic()
     if len(_last_logged) > 1000:
         _last_logged.clear()
     if now - _last_logged.get((what, type(error)), -REPEAT_SECONDS) < REPEAT_SECONDS:

@@ -1,19 +1,19 @@
 """Clients and what they were granted: the words that the rooms of access share.
 
 Owns: `Peer` (one queue pair of one client), `Grant` (one file granted to one client) and the table
-of file ids.  What may not enter: policy.  Who gets what is decided in `kdirect.broker.access`
-(reading) and `kdirect.broker.produce_access` (writing).
+of file ids.  What may not enter: policy.  Who gets what is decided in `kdirect.broker.read_access`
+(reading) and `kdirect.broker.head_life` (writing).
 
 A file id is 16 bits and names one grant: a file together with a client.  Ids are given out in turn,
-so that one that has ended is not used again before 65534 others were; what arrives under an id that
-is not granted is ignored.
+so that one that has ended is not used again before 65534 others were.  What arrives under an id
+that is not granted is ignored.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kdirect.errors import RefusedError
 from kdirect.format import layout
@@ -22,20 +22,34 @@ from kdirect.log.segment import Segment
 from kdirect.model import TopicPartition
 from kdirect.rdma.contract import Memory
 
-if TYPE_CHECKING:
-    from kdirect.broker.engine import Engine
-    from kdirect.broker.head_access import HeadAccess
-
 MAX_FILE_ID = 0xFFFF
 
-OFFSET_OUT_OF_RANGE = 1
-UNKNOWN_TOPIC_OR_PARTITION = 3
-NOT_LEADER_OR_FOLLOWER = 6
-MESSAGE_TOO_LARGE = 10
-RECORD_LIST_TOO_LARGE = 18
-INVALID_REQUEST = 42
-STORAGE_ERROR = 56
-UNKNOWN_SERVER_ERROR = -1
+
+class PeerEngine(Protocol):
+    """What a peer needs of its transport (`kdirect.broker.engine`)."""
+
+    transport: str
+    device: Any
+    worker: Any
+
+    @property
+    def loopback(self) -> Any:
+        """The broker's queue pair with itself."""
+
+
+class WrittenFile(Protocol):
+    """What a grant needs of the head, or next head, that it is a key to
+    (`kdirect.broker.head_access`)."""
+
+    engine: PeerEngine
+    partition: Partition
+    members: dict[int, Grant]
+
+    def end_file_key(self, region: Any, timeout_ms: float) -> bool:
+        """End a producer's key to the file; False when the producer is still inside a copy."""
+
+    def keys_left_by(self, peer: Peer) -> list[Any]:
+        """The keys of a producer that was inside a copy when it left."""
 
 
 @dataclass(eq=False, slots=True)
@@ -52,13 +66,13 @@ class Grant:
     slot_index: int = -1
     staging: Any = None  # produce: region of the acknowledgements being sent
     word: Any = None  # produce, shared: region of the word
-    head: HeadAccess | None = None  # produce
+    head_access: WrittenFile | None = None  # produce
     max_in_flight: int = 0  # produce
     released: bool = False
 
     @property
     def is_produce(self) -> bool:
-        return self.head is not None
+        return self.head_access is not None
 
 
 @dataclass(eq=False, slots=True)
@@ -68,7 +82,7 @@ class Peer:
     connection_id: int
     connection: Hashable
     client: str
-    engine: Engine
+    engine: PeerEngine
     domain: Any
     qp: Any
     max_in_flight: int
@@ -79,9 +93,8 @@ class Peer:
     slots: dict[int, TopicPartition] = field(default_factory=dict)
     full_below: int = 0  # every slot below this one is in use
     closed: bool = False
-    leaving: set[HeadAccess] = field(
-        default_factory=set
-    )  # shared heads that it left from inside a copy
+    # Shared heads that it left while it was inside a copy into them.
+    leaving: set[WrittenFile] = field(default_factory=set)
 
     @property
     def pins(self) -> bool:
@@ -109,7 +122,7 @@ class GrantTable:
 
     def __init__(
         self, release: Callable[[Segment], None], background: Callable[[Callable[[], Any]], None]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._release = release
         self._background = background
         self._grants: dict[int, Grant] = {}
@@ -136,9 +149,10 @@ class GrantTable:
         peer: Peer,
         partition: Partition,
         segment: Segment | None,
-        head: HeadAccess | None = None,
+        head_access: WrittenFile | None = None,
     ) -> Grant:
-        """A grant under the next free id; it takes over one `acquire` of its segment, until `drop`."""
+        """A grant under the next free id; it takes over one `acquire` of its segment, until
+        `drop`."""
         if len(self._grants) >= MAX_FILE_ID:
             raise RefusedError(
                 layout.ERROR_NO_FREE_SLOT,
@@ -147,23 +161,27 @@ class GrantTable:
         while self._next in self._grants:
             self._next = self._next % MAX_FILE_ID + 1
         grant = Grant(
-            file_id=self._next, peer=peer, partition=partition, segment=segment, head=head
+            file_id=self._next,
+            peer=peer,
+            partition=partition,
+            segment=segment,
+            head_access=head_access,
         )
         self._next = self._next % MAX_FILE_ID + 1
         self._grants[grant.file_id] = peer.grants[grant.file_id] = grant
         self._of.setdefault(partition.topic_partition, {})[grant.file_id] = grant
         return grant
 
-    def let_go(self, grant: Grant) -> None:
+    def release_segment(self, grant: Grant) -> None:
         """Give back the grant's segment."""
         segment, grant.segment = grant.segment, None
         if segment is not None:
             self._release(segment)
 
-    def end_key(self, region: Any) -> None:
-        """End a key to memory that is of no other use.  Where the client is inside a copy now, a
-        thread waits until it has left: one that is stopped there would hold up the event loop for
-        as long as `deregister` waits."""
+    def deregister(self, region: Any) -> None:
+        """End a key to memory that is used for nothing else afterwards.  Where the client is
+        inside a copy now, a thread waits until it has left: a client that is stopped there would
+        hold up the event loop for as long as the region's own `deregister` waits."""
         if not region.deregister(0):
             self._background(region.deregister)
 
@@ -175,4 +193,4 @@ class GrantTable:
         if not of:
             self._of.pop(grant.partition.topic_partition, None)
         grant.peer.grants.pop(grant.file_id, None)
-        self.let_go(grant)
+        self.release_segment(grant)

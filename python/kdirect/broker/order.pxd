@@ -10,7 +10,9 @@ cdef enum:
     HEAD_DRAINED = 1          # everything below its end is committed, and nothing more will be
     HEAD_ABORTED = 2          # what has not been committed will not be
     HEAD_CLOSED = 3           # ended by its owner
-    HEAD_AHEAD = 4            # granted while the head before it is being filled: requests arrive, and wait until it is the head
+    # Granted while the head before it is being filled: requests arrive, and wait until it is the
+    # head.
+    HEAD_AHEAD = 4
 
     NO_NEWS = 0
     NEWS = 1                  # of a state that the worker has not noticed yet
@@ -28,7 +30,9 @@ cdef enum:
     WHY_FENCED = 4
 
 cdef struct arrived_t:
-    const uint8_t* data       # the broker's own request: its bytes, copied into the head at its turn; NULL: they lie there already
+    # The broker's own request: its bytes, copied into the head at its turn.  NULL: they lie there
+    # already.
+    const uint8_t* data
     uint32_t length           # 0: not arrived
     uint16_t file_id          # whose acknowledgement; 0: nobody's
 
@@ -61,7 +65,8 @@ cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil
 cdef inline bint order_takes(const head_t* h) noexcept nogil:
     # Requests for this head are taken, though not always committed yet.
     return h.state == HEAD_OPEN or h.state == HEAD_AHEAD
-cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length, uint16_t file_id) noexcept nogil
+cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length,
+                       uint16_t file_id) noexcept nogil
 cdef arrived_t* order_next(head_t* h) noexcept nogil
 # The request whose turn it is, or NULL: it has not arrived, or the head takes no more.
 cdef void order_done(head_t* h, arrived_t* request) noexcept nogil

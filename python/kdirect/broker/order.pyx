@@ -1,6 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4 and
-5).
+"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4, 5).
 
 Law of the room: a state and events in, a state out.  No lock (the produce worker's guards it), no
 clock (callers say what time it is), no I/O; the only allocation is the ring.
@@ -28,25 +27,19 @@ and no larger than all producers may have under way together, so an order is nev
 from libc.errno cimport ENOMEM
 from libc.stdlib cimport calloc, free
 
-from enum import IntEnum
+from kdirect.broker.reasons import Reason
 
 MAX_ENTRIES = 1 << 15
 
 
-class AbortReason(IntEnum):
-    """Why a head was aborted; `text` says it for a log."""
+class AbortReason(Reason):
+    """Why a head was aborted."""
 
     NONE = 0, "it was not aborted"
     HOLE = WHY_HOLE, "a reserved request did not arrive in time"
     DAMAGED = WHY_DAMAGED, "a request was damaged, or not as long as its reservation"
     NO_ROOM = WHY_NO_ROOM, "the head takes no more records"
     FENCED = WHY_FENCED, "the leadership changed"
-
-    def __new__(cls, code, text):
-        self = int.__new__(cls, code)
-        self._value_ = code
-        self.text = text
-        return self
 
 
 cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil:
@@ -71,7 +64,8 @@ cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil:
     return 0
 
 
-cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length, uint16_t file_id) noexcept nogil:
+cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length,
+                       uint16_t file_id) noexcept nogil:
     cdef uint16_t ahead = <uint16_t> (order - h.next_order)
     cdef arrived_t* at
     if ahead > h.mask:

@@ -55,8 +55,9 @@ cdef struct grant_t:
     head_t* head          # borrowed, as is the queue pair; ProduceWorker._grants keeps them alive
     PyObject* qp
 
-cdef struct own_t:        # an answer to one of the broker's own requests
-    PyObject* head        # borrowed; a head stays in ProduceWorker._heads until its last answer is taken
+cdef struct broker_answer_t:  # an answer to one of the broker's own requests
+    # Borrowed; a head stays in ProduceWorker._heads until its last answer is taken.
+    PyObject* head
     uint16_t order
     commit_result result
 
@@ -64,7 +65,7 @@ cdef struct own_t:        # an answer to one of the broker's own requests
 cdef class ProduceHead:
     cdef head_t h
     cdef readonly CommitKernel kernel
-    cdef dict _own                 # order -> bytes of the broker's own requests that wait for their turn
+    cdef dict _broker_requests     # order -> bytes of the broker's own requests, until their turn
     cdef public object owner
 
 cdef class ProduceTables:
@@ -81,8 +82,8 @@ cdef class ProduceTables:
     cdef uint16_t _touched[BATCH]  # file ids with staged acknowledgements
     cdef int _touched_count
     cdef int _cut_count            # peers whose cut was not reported yet
-    cdef own_t* _own
-    cdef int _own_count, _own_capacity
+    cdef broker_answer_t* _broker_answers
+    cdef int _broker_answer_count, _broker_answer_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
     cdef bint _sync_first          # some grant's acknowledgements wait for the disk: they go out together, after one sync
     cdef bint _kick                # a head has requests to commit that came from another thread
@@ -95,8 +96,8 @@ cdef class ProduceTables:
     cdef void _keep_answer(self, head_t* h, const commit_result* result) noexcept nogil
     cdef void _notice(self, grant_t* g, uint16_t flags) noexcept nogil
     cdef void _revoke_members(self, head_t* h) noexcept nogil
-    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
-                     int64_t base_offset, int64_t log_append_time) noexcept nogil
+    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags,
+                     uint16_t batches, int64_t base_offset, int64_t log_append_time) noexcept nogil
     cdef void _post_acks(self, grant_t* g) noexcept nogil
     cdef void _drain_sends(self) noexcept nogil
     cdef void _reap_sends(self) noexcept nogil

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """Who produces over RDMA: peers, heads, grants and their acknowledgement rings.
 
-Owns: the tables of the produce worker (`kdirect.broker.worker`), which is their only subclass: a
-file id leads to a grant, a grant to its queue pair and its head.  Acknowledgements are staged in a
-grant's ring and posted from there.  What may not enter: commits, order, policy.
+Owns: the tables of the produce worker (`kdirect.broker.worker`): a file id leads to a grant, a
+grant to its queue pair and its head.  Acknowledgements are staged in a grant's ring and posted from
+there.  What may not enter: commits, order, policy.  The worker is their only subclass: it works on
+the tables' fields under the tables' lock for each completion, with no call in between.
 
 Threads and memory: see the worker.  C methods are called with `_lock` held.
 """
@@ -15,13 +16,15 @@ from libc.stdlib cimport calloc, free, realloc
 from libc.string cimport memset
 
 from kdirect.broker.order cimport (
-    HEAD_AHEAD, HEAD_CLOSED, head_t, order_forget, order_open, order_resize, order_takes)
+    HEAD_AHEAD, HEAD_CLOSED, head_t, order_forget, order_resize, order_takes)
 from kdirect.format.layout cimport (
-    ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, ACK_FLAGS,
-    ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT, NOTICE_BYTES)
+    ACK_BASE_OFFSET, ACK_BATCHES, ACK_BYTES, ACK_ERROR, ACK_FILE_ID, ACK_FLAG_RECALLED,
+    ACK_FLAG_REVOKED, ACK_FLAGS, ACK_LOG_APPEND_TIME, ACK_ORDER, ACK_SEQUENCE, IMM_FILE_ID_SHIFT,
+    NOTICE_BYTES)
 from kdirect.format.wire cimport kd_put_le16, kd_put_le32, kd_put_le64
 from kdirect.log.kernel cimport CommitKernel, commit_result
-from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion
+from kdirect.rdma.contract cimport (
+    WC_SUCCESS, CompletionQueue, MemoryRegion, QueuePair, work_completion)
 
 from typing import NamedTuple
 
@@ -40,7 +43,7 @@ cdef extern from *:
 cdef uint32_t HASH = 2654435761U   # Knuth's multiplicative hash
 
 
-class OwnAnswer(NamedTuple):
+class BrokerAnswer(NamedTuple):
     """What became of one of the broker's own requests; fields as of CommitResult."""
 
     order: int
@@ -109,7 +112,7 @@ cdef class ProduceTables:
             free(self._table)
         free(self._watched)
         free(self._open)
-        free(self._own)
+        free(self._broker_answers)
         pthread_mutex_destroy(&self._lock)
 
     # -- tables ------------------------------------------------------------------------------------
@@ -131,7 +134,9 @@ cdef class ProduceTables:
         cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
         cdef int n
         if len(self._peers) >= PEERS // 2:
-            raise AccessDeniedError(f"the broker serves {len(self._peers)} RDMA clients already", hint="close idle clients or use transport=tcp")
+            raise AccessDeniedError(
+                f"the broker serves {len(self._peers)} RDMA clients already",
+                hint="close idle clients or use transport=tcp")
         if notices.length < <uint64_t> receives * NOTICE_BYTES:
             raise ValueError("the memory for notices is smaller than its receives")
         for n in range(receives):
@@ -169,8 +174,9 @@ cdef class ProduceTables:
         pthread_mutex_unlock(&self._lock)
         return kept
 
-    def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position, int32_t leader_epoch, *, bint shared,
-                  int entries, int64_t hole_timeout_ms, int64_t ahead_bytes=0):
+    def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position,
+                  int32_t leader_epoch, *, bint shared, int entries, int64_t hole_timeout_ms,
+                  int64_t ahead_bytes=0):
         """Start to take requests for the head file of `segment_base_offset`, the first of order 0
         at `position`.  At most `entries` will be under way at a time.  With `ahead_bytes`, its
         capacity, it is to be the next head: what arrives waits for `begin_head`."""
@@ -178,7 +184,7 @@ cdef class ProduceTables:
         cdef head_t** grown
         cdef int capacity
         head.kernel = kernel
-        head._own = {}
+        head._broker_requests = {}
         head.h.kernel = <PyObject*> kernel
         head.h.self = <PyObject*> head
         head.h.segment_base_offset = segment_base_offset
@@ -207,20 +213,6 @@ cdef class ProduceTables:
         pthread_mutex_unlock(&self._lock)
         return head
 
-    def begin_head(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
-        """The file that was granted ahead is the kernel's head from now on, at position 0: what has
-        arrived is committed.  False when it has ended meanwhile."""
-        cdef bint begun
-        with nogil:
-            pthread_mutex_lock(&self._lock)
-            begun = head.h.state == HEAD_AHEAD
-            if begun:
-                order_open(&head.h, segment_base_offset, leader_epoch)
-                head.h.touched = 1
-                self._kick = True
-            pthread_mutex_unlock(&self._lock)
-        return begun
-
     def is_answered(self, uint16_t file_id):
         """Has every acknowledgement of this grant been written, so that the memory of none is the
         transport's any more?"""
@@ -229,7 +221,8 @@ cdef class ProduceTables:
         with nogil:
             pthread_mutex_lock(&self._lock)
             g = self._table[file_id]
-            answered = g == NULL or (g.pending == 0 and g.completed == g.staged) or not self._peer_alive(g.qp_num)
+            answered = (g == NULL or (g.pending == 0 and g.completed == g.staged)
+                        or not self._peer_alive(g.qp_num))
             pthread_mutex_unlock(&self._lock)
         return answered
 
@@ -238,7 +231,8 @@ cdef class ProduceTables:
         ambiguous."""
         cdef int error
         if entries > MAX_ENTRIES:
-            raise AccessDeniedError(f"{entries} requests under way on one head are too many", hint="at most 32768")
+            raise AccessDeniedError(
+                f"{entries} requests under way on one head are too many", hint="at most 32768")
         with nogil:
             pthread_mutex_lock(&self._lock)
             error = order_resize(&head.h, <uint32_t> entries)
@@ -281,26 +275,30 @@ cdef class ProduceTables:
         cdef int i, kept = 0
         cdef commit_result* r
         cdef list out = []
-        for i in range(self._own_count):
-            if self._own[i].head == <PyObject*> head:
-                r = &self._own[i].result
-                out.append(OwnAnswer(self._own[i].order, r.error, bool(r.duplicate), r.base_offset, r.log_append_time))
-                head._own.pop(self._own[i].order, None)
+        for i in range(self._broker_answer_count):
+            if self._broker_answers[i].head == <PyObject*> head:
+                r = &self._broker_answers[i].result
+                out.append(BrokerAnswer(self._broker_answers[i].order, r.error, bool(r.duplicate),
+                                        r.base_offset, r.log_append_time))
+                head._broker_requests.pop(self._broker_answers[i].order, None)
             else:
-                self._own[kept] = self._own[i]
+                self._broker_answers[kept] = self._broker_answers[i]
                 kept += 1
-        self._own_count = kept
+        self._broker_answer_count = kept
         return out
 
     def unanswered(self, ProduceHead head):
         """The broker's own requests that were not answered, in order, as [(order, bytes)]."""
         with nogil:
             pthread_mutex_lock(&self._lock)
-        out = [(order, head._own[order]) for order in sorted(head._own, key=lambda o: (o - head.h.next_order) & 0xFFFF)]
+        requests = head._broker_requests
+        orders = sorted(requests, key=lambda order: (order - head.h.next_order) & 0xFFFF)
+        out = [(order, requests[order]) for order in orders]
         pthread_mutex_unlock(&self._lock)
         return out
 
-    def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address, uint32_t ack_rkey, uint64_t entries,
+    def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address,
+                uint32_t ack_rkey, uint64_t entries,
                 MemoryRegion staging, bint sync_first, bint watched):
         """Start taking produce requests for `file_id` from `qp`, which is one of the producers of
         `head`.  False when the head has ended.
@@ -326,7 +324,8 @@ cdef class ProduceTables:
         if self._table[file_id] != NULL:
             pthread_mutex_unlock(&self._lock)
             free(g)
-            raise AccessDeniedError(f"file id {file_id} is granted already", hint="release it first")
+            raise AccessDeniedError(
+                f"file id {file_id} is granted already", hint="release it first")
         if not order_takes(&head.h):
             pthread_mutex_unlock(&self._lock)
             free(g)
@@ -411,9 +410,10 @@ cdef class ProduceTables:
             peer.untold = 1
             self._cut_count += 1
 
-    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags, uint16_t batches,
-                     int64_t base_offset, int64_t log_append_time) noexcept nogil:
-        cdef uint8_t* e = <uint8_t*><uintptr_t> (g.staging_address + (g.staged & (g.entries - 1)) * ACK_BYTES)
+    cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags,
+                     uint16_t batches, int64_t base_offset, int64_t log_append_time) noexcept nogil:
+        cdef uint64_t entry = g.staged & (g.entries - 1)
+        cdef uint8_t* e = <uint8_t*><uintptr_t> (g.staging_address + entry * ACK_BYTES)
         kd_put_le32(e + ACK_SEQUENCE, <uint32_t> g.staged)
         kd_put_le16(e + ACK_FILE_ID, g.file_id)
         kd_put_le16(e + ACK_ORDER, order)
@@ -434,17 +434,19 @@ cdef class ProduceTables:
 
     cdef void _keep_answer(self, head_t* h, const commit_result* result) noexcept nogil:
         """The answer to the broker's own request of the next order."""
-        cdef own_t* grown
-        if self._own_count == self._own_capacity:
-            grown = <own_t*> realloc(self._own, (2 * self._own_capacity + 64) * sizeof(own_t))
+        cdef broker_answer_t* grown
+        if self._broker_answer_count == self._broker_answer_capacity:
+            grown = <broker_answer_t*> realloc(
+                self._broker_answers,
+                (2 * self._broker_answer_capacity + 64) * sizeof(broker_answer_t))
             if grown == NULL:  # its answer is lost; the client's own time limit ends its wait
                 return
-            self._own = grown
-            self._own_capacity = 2 * self._own_capacity + 64
-        self._own[self._own_count].head = h.self
-        self._own[self._own_count].order = h.next_order
-        self._own[self._own_count].result = result[0]
-        self._own_count += 1
+            self._broker_answers = grown
+            self._broker_answer_capacity = 2 * self._broker_answer_capacity + 64
+        self._broker_answers[self._broker_answer_count].head = h.self
+        self._broker_answers[self._broker_answer_count].order = h.next_order
+        self._broker_answers[self._broker_answer_count].result = result[0]
+        self._broker_answer_count += 1
 
     cdef void _post_acks(self, grant_t* g) noexcept nogil:
         cdef uint64_t at, n
@@ -455,8 +457,9 @@ cdef class ProduceTables:
             if n > g.entries - at:
                 n = g.entries - at
             rc = (<QueuePair> g.qp).c_post_write_imm(
-                (<uint64_t> g.file_id << 32) | n, g.staging_address + at * ACK_BYTES, g.staging_lkey, <uint32_t> (n * ACK_BYTES),
-                g.ack_address + at * ACK_BYTES, g.ack_rkey, (<uint32_t> g.file_id << IMM_FILE_ID_SHIFT) | <uint32_t> n)
+                (<uint64_t> g.file_id << 32) | n, g.staging_address + at * ACK_BYTES,
+                g.staging_lkey, <uint32_t> (n * ACK_BYTES), g.ack_address + at * ACK_BYTES,
+                g.ack_rkey, (<uint32_t> g.file_id << IMM_FILE_ID_SHIFT) | <uint32_t> n)
             if rc == ENOMEM:
                 self._backlog = True
                 return

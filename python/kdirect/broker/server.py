@@ -112,7 +112,14 @@ class BrokerServer:
         except ImportError as e:
             log.warning("RDMA access is not available: %s", e)
             return None
-        access = AccessManager(self.logs, self.config, self.appends, self.files, self.view)
+        access = AccessManager(
+            self.logs,
+            self.config,
+            self.appends,
+            self.files,
+            self.view,
+            environment=self.environment,
+        )
         access.on_append = self.waiters.notify_from_thread
         return access
 

@@ -22,17 +22,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import struct
-import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from kdirect.broker.connection import Connection, ConnectionContext
+from kdirect.broker.connection import Connection, ConnectionContext, Turns
 from kdirect.broker.files import TURN_S
 from kdirect.errors import RdmaError
 from kdirect.format import protocol as p
 from kdirect.format.layout import TWO_SIDED_ANSWER_BYTES
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
+from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.broker.rdma")
 
@@ -48,12 +48,20 @@ class MessageService:
     """The queues of one transport's two-sided clients.  Life: with its engine; the event loop
     watches it while there are clients."""
 
-    def __init__(self, device: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        device: Any,
+        loop: asyncio.AbstractEventLoop,
+        turns: Turns,
+        environment: Environment,
+    ) -> None:
         self.links: dict[int, MessageConnection] = {}
         self.recv_cq = device.create_cq(depth=QUEUE_DEPTH)
         self.send_cq = device.create_cq(depth=QUEUE_DEPTH)
         self._loop = loop
-        self._turn_is_due = False
+        self._turns = turns
+        self._monotonic = environment.monotonic
+        self._waits_for_turn = False
         self._closed = False
 
     def add(self, link: MessageConnection) -> None:
@@ -74,25 +82,25 @@ class MessageService:
         """Take the completions that are there, then ask for an event at the next one; after
         `TURN_S` others have their turn, for clients that send on while they are answered give no
         end of them."""
-        if self._turn_is_due:
+        if self._waits_for_turn:
             return
-        end = time.monotonic() + TURN_S
+        end = self._monotonic() + TURN_S
         while self.links:
             for cq in (self.send_cq, self.recv_cq):
                 for completion in cq.poll(AT_ONCE):
                     link = self.links.get(completion.qp_num)
                     if link is not None:
                         link.completed(completion)
-            if time.monotonic() >= end:
-                self._turn_is_due = True
-                self._loop.call_soon(self._take_turn)
+            if self._monotonic() >= end:
+                self._waits_for_turn = True
+                self._turns.ask(self._take_turn)
                 return
             armed = [cq.arm() for cq in (self.send_cq, self.recv_cq)] if self.links else []
             if not any(armed):
                 return
 
     def _take_turn(self) -> None:
-        self._turn_is_due = False
+        self._waits_for_turn = False
         self.work()
 
     def _reap(self) -> None:

@@ -8,14 +8,15 @@ the producer has written where its order says, or a SEND of a notice that says a
 plain WRITE (`rdma.notify=send`).  What has arrived is put in order (`kdirect.broker.order`),
 committed in runs, one lock of the kernel and one update of the slots for all that wait, and
 answered into the producers' acknowledgement rings with WRITE_WITH_IMM.  The broker's own requests
-(of plain Kafka producers, on a shared head) take their turn like any other (`offer`).
+(of plain Kafka producers, on a shared head) take their turn like any other: see
+`submit_broker_request`.
 
 What may not enter: files, sockets, Kafka's protocol, policy.  Who gets a grant, and what follows
-when a head ends, is decided in `kdirect.broker.produce_access`; how bytes become records in
+when a head ends, is decided in `kdirect.broker.head_life`; how bytes become records in
 `kdirect.log.kernel`.
 
 A request that the kernel refuses for what it says (sequence, timestamp, size), or as a repetition,
-is answered and passed over: those behind it move up to the tail.  On a shared head a damaged
+is answered and passed over: those after it move up to the tail.  On a shared head a damaged
 request ends the head, because then nobody knows whether it has the length of its reservation; on an
 exclusive one it is answered like the others.
 
@@ -42,24 +43,26 @@ from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
 from kdirect.broker.order cimport (
-    ARRIVED, HEAD_ABORTED, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED, WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done,
-    order_look, order_next, order_takes)
+    ARRIVED, HEAD_ABORTED, HEAD_AHEAD, HEAD_OPEN, NEWS, NEWS_TO_TELL, NO_NEWS, WHY_DAMAGED,
+    WHY_FENCED, WHY_NO_ROOM, arrived_t, head_t, order_abort, order_arrived, order_done, order_look,
+    order_next, order_open, order_takes)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE,
-    GRANT_RETIRED,
-    ProduceHead, ProduceTables, grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+    BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE,
+    CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
+    peer_t, pthread_mutex_lock, pthread_mutex_unlock)
 from kdirect.format.layout cimport (
-    ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK, NOTICE_BYTES, NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER)
+    ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK, NOTICE_BYTES,
+    NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER)
 from kdirect.log.kernel cimport (
-    COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD, COMMIT_NO_SPACE,
-    COMMIT_WRONG_POSITION, CommitKernel, commit_result)
+    COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_NO_HEAD,
+    COMMIT_NO_SPACE, COMMIT_WRONG_POSITION, CommitKernel, commit_result)
 from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.rdma.contract cimport (
-    WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair, work_completion)
+    WC_LOC_LEN_ERR, WC_RECV, WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, CompletionQueue, QueuePair,
+    work_completion)
 
 import logging
-from enum import IntEnum
-
+from kdirect.broker.reasons import Reason
 from kdirect.errors import AccessDeniedError
 
 log = logging.getLogger("kdirect.broker.rdma")
@@ -67,38 +70,38 @@ log = logging.getLogger("kdirect.broker.rdma")
 cdef extern from *:
     """
     #include <stdint.h>
-    static inline int kd_flag_take(uint8_t* p) { return __atomic_exchange_n(p, 0, __ATOMIC_SEQ_CST); }
+    static inline int kd_flag_take(uint8_t* p) {
+        return __atomic_exchange_n(p, 0, __ATOMIC_SEQ_CST);
+    }
     static inline int kd_flag(uint8_t* p) { return __atomic_load_n(p, __ATOMIC_SEQ_CST); }
     """
     int kd_flag_take(uint8_t* p) nogil
     int kd_flag(uint8_t* p) nogil
 
 cdef enum:
-    ACK_AFTER_BYTES = 65536  # acknowledge within a batch after so much work, so that the producer refills while the rest is checked
+    # Acknowledge within a batch after so much work, so that the producer refills while the rest is
+    # checked.
+    ACK_AFTER_BYTES = 65536
 
 
-class CutReason(IntEnum):
-    """Why a peer was cut; `text` says it for a log."""
+class CutReason(Reason):
+    """Why a peer was cut."""
 
     DISCONNECTED = CUT_DISCONNECTED, "disconnected"
     FORGED_FILE = CUT_FORGED_FILE, "it wrote under a file id that it was not granted"
     BAD_ORDER = CUT_BAD_ORDER, "it sent a request out of order"
     NOT_A_PRODUCE = CUT_NOT_A_PRODUCE, "it sent a message that is no produce request"
-    ACK_OVERRUN = CUT_ACK_OVERRUN, "it has more requests under way than its acknowledgement ring holds"
-    BAD_LENGTH = CUT_BAD_LENGTH, "it announced a request of no bytes, or of more than its file has"
-
-    def __new__(cls, code, text):
-        self = int.__new__(cls, code)
-        self._value_ = code
-        self.text = text
-        return self
+    ACK_OVERRUN = (
+        CUT_ACK_OVERRUN, "it has more requests under way than its acknowledgement ring holds")
+    BAD_LENGTH = (
+        CUT_BAD_LENGTH, "it announced a request of no bytes, or of more than its file has")
 
 
 cdef class ProduceWorker(ProduceTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
-    `on_head(head)` (it was drained or aborted), `on_own(head, answers)`, `on_cut(qp_num, reason)`
-    (a `CutReason`) and `on_append(file_id)` are called on the worker's thread with the GIL and no
+    `on_head(head)` (it was drained or aborted, or was granted ahead and is written to),
+    `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and `on_append(file_id)` are called on the worker's thread with the GIL and no
     lock held; they must not block. `sync(file_id)` is called there too and returns when what was
     committed is on disk.
     """
@@ -112,15 +115,17 @@ cdef class ProduceWorker(ProduceTables):
     cdef object on_cut
     cdef object on_append
     cdef object on_head
-    cdef object on_own
+    cdef object on_broker_requests
     cdef object sync
     cdef bint _head_news
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
     cdef int64_t _fixed_ns         # a simulator's clock; -1: the machine's
-    cdef uint64_t _completions, _commits, _commit_bytes, _errors, _sleeps, _polls, _aborts, _own_requests
+    cdef uint64_t _completions, _commits, _commit_bytes, _errors, _sleeps, _polls, _aborts
+    cdef uint64_t _broker_requests
 
-    def __init__(self, CompletionQueue recv_cq, CompletionQueue send_cq, *, spin_us=50, on_cut, on_append, on_head, on_own, sync):
+    def __init__(self, CompletionQueue recv_cq, CompletionQueue send_cq, *, spin_us=50, on_cut,
+                 on_append, on_head, on_broker_requests, sync):
         self._recv_cq = recv_cq
         self._send_cq = send_cq
         self._spin_ns = int(spin_us) * 1000
@@ -128,7 +133,7 @@ cdef class ProduceWorker(ProduceTables):
         self.on_cut = on_cut
         self.on_append = on_append
         self.on_head = on_head
-        self.on_own = on_own
+        self.on_broker_requests = on_broker_requests
         self.sync = sync
 
     # -- heads -------------------------------------------------------------------------------------
@@ -151,37 +156,40 @@ cdef class ProduceWorker(ProduceTables):
             pthread_mutex_unlock(&self._lock)
         self._wake()
 
-    def hurry(self, ProduceHead head, int timeout_ms):
+    def expire_hole(self, ProduceHead head, int timeout_ms):
         """Somebody who may have left a hole is gone: give up the hole there is now, if there is
         one, in `timeout_ms` at the latest."""
         cdef int64_t at
         with nogil:
             pthread_mutex_lock(&self._lock)
             at = self._now()
-            self._settle(&head.h, at)  # the hole may be too old already: then the head ends here, and its owner is told
+            # The hole may be too old already: then the head ends here, and its owner is told.
+            self._settle(&head.h, at)
             if head.h.deadline_ns > at + timeout_ms * <int64_t> 1000000:
                 head.h.deadline_ns = at + timeout_ms * <int64_t> 1000000
-                self._earliest_ns = head.h.deadline_ns if self._earliest_ns == 0 else min(self._earliest_ns, head.h.deadline_ns)
+                if self._earliest_ns == 0 or head.h.deadline_ns < self._earliest_ns:
+                    self._earliest_ns = head.h.deadline_ns
             pthread_mutex_unlock(&self._lock)
         self._wake()
 
-    def offer(self, ProduceHead head, uint16_t order, data):
+    def submit_broker_request(self, ProduceHead head, uint16_t order, data):
         """The broker's own request, whole batches, whose order and room were reserved: committed
         when its turn comes.  The answers to own requests that are known now, this one's or others';
-        later ones go to `on_own`.  Raises AccessDeniedError when the head has ended."""
+        later ones go to `on_broker_requests`.  Raises AccessDeniedError when the head has ended."""
         cdef const uint8_t[::1] view = data
         cdef uint32_t length = <uint32_t> view.shape[0]
         cdef int rc = -1
         with nogil:
             pthread_mutex_lock(&self._lock)
         if head.h.state == HEAD_OPEN and length:
-            head._own[order] = data
+            head._broker_requests[order] = data
             rc = order_arrived(&head.h, order, &view[0], length, 0)
         if rc != ARRIVED:
-            head._own.pop(order, None)
+            head._broker_requests.pop(order, None)
             pthread_mutex_unlock(&self._lock)
-            raise AccessDeniedError(f"order {order} cannot be taken: the head has ended", hint="reserve again on the next one")
-        self._own_requests += 1
+            raise AccessDeniedError(f"order {order} cannot be taken: the head has ended",
+                                    hint="reserve again on the next one")
+        self._broker_requests += 1
         if self._sync_first:
             head.h.touched = 1
             self._kick = True
@@ -195,9 +203,18 @@ cdef class ProduceWorker(ProduceTables):
         self._wake()
         return answers
 
-    def go_on(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
-        """`begin_head`, and commit at once what has arrived; False when the head has ended."""
-        begun = self.begin_head(head, segment_base_offset, leader_epoch)
+    def begin_head(self, ProduceHead head, int64_t segment_base_offset, int32_t leader_epoch):
+        """The file that was granted ahead is the kernel's head from now on, at position 0: what has
+        arrived is committed.  False when it has ended meanwhile."""
+        cdef bint begun
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            begun = head.h.state == HEAD_AHEAD
+            if begun:
+                order_open(&head.h, segment_base_offset, leader_epoch)
+                head.h.touched = 1
+                self._kick = True
+            pthread_mutex_unlock(&self._lock)
         self._wake()
         return begun
 
@@ -214,7 +231,8 @@ cdef class ProduceWorker(ProduceTables):
         if peer == NULL or peer.cut != CUT_NONE:
             return NULL
         if wc.status != WC_SUCCESS:
-            self._cut_peer(peer, CUT_NOT_A_PRODUCE if wc.status == WC_LOC_LEN_ERR else CUT_DISCONNECTED)
+            self._cut_peer(
+                peer, CUT_NOT_A_PRODUCE if wc.status == WC_LOC_LEN_ERR else CUT_DISCONNECTED)
             return NULL
         at = peer.notices + wc.wr_id * NOTICE_BYTES
         if wc.opcode == WC_RECV_RDMA_WITH_IMM:
@@ -247,7 +265,8 @@ cdef class ProduceWorker(ProduceTables):
             if g.staged + g.pending - g.completed >= g.entries:
                 self._cut_peer(peer, CUT_ACK_OVERRUN)
                 return NULL
-        if (not h.shared and order != <uint16_t> (h.next_order + h.waiting)) or order_arrived(h, order, NULL, length, file_id) != ARRIVED:
+        if ((not h.shared and order != <uint16_t> (h.next_order + h.waiting))
+                or order_arrived(h, order, NULL, length, file_id) != ARRIVED):
             self._cut_peer(peer, CUT_BAD_ORDER)
             return NULL
         g.pending += 1
@@ -268,8 +287,11 @@ cdef class ProduceWorker(ProduceTables):
                 if r.data != NULL:
                     error = (<CommitKernel> h.kernel).c_append_next(h.segment_base_offset, r.data, r.length, now_ms, &result)
                 else:
-                    error = (<CommitKernel> h.kernel).c_commit_next(h.segment_base_offset, h.position, r.length, h.leader_epoch, now_ms, &result)
-                if error == COMMIT_NO_SPACE or error == COMMIT_NO_HEAD or error == COMMIT_WRONG_POSITION:
+                    error = (<CommitKernel> h.kernel).c_commit_next(
+                        h.segment_base_offset, h.position, r.length, h.leader_epoch, now_ms,
+                        &result)
+                if (error == COMMIT_NO_SPACE or error == COMMIT_NO_HEAD
+                        or error == COMMIT_WRONG_POSITION):
                     order_abort(h, WHY_NO_ROOM)
                     break
                 if error == COMMIT_FENCED_LEADER_EPOCH:
@@ -304,7 +326,8 @@ cdef class ProduceWorker(ProduceTables):
                 self._aborts += 1
                 self._revoke_members(h)
 
-    cdef void _answer(self, head_t* h, arrived_t* r, commit_result* result, bint damaged) noexcept nogil:
+    cdef void _answer(self, head_t* h, arrived_t* r, commit_result* result,
+                      bint damaged) noexcept nogil:
         cdef grant_t* g
         cdef uint16_t flags = 0
         if result.error == 0 and not result.duplicate:
@@ -333,7 +356,8 @@ cdef class ProduceWorker(ProduceTables):
                 else:
                     g.appended = 1
                     self._more_appended = True
-        self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset, result.log_append_time)
+        self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset,
+                    result.log_append_time)
         if damaged:
             g.state = GRANT_RETIRED
 
@@ -369,7 +393,7 @@ cdef class ProduceWorker(ProduceTables):
         cdef int i
         cdef peer_t* peer
         cdef grant_t* g
-        cdef list cut = [], appended = [], heads = [], own = []
+        cdef list cut = [], appended = [], heads = [], answered = []
         cdef ProduceHead head
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -390,17 +414,18 @@ cdef class ProduceWorker(ProduceTables):
                 if g != NULL and g.appended:
                     g.appended = 0
                     appended.append((file_id,))
-        if self._own_count or self._head_news:
+        if self._broker_answer_count or self._head_news:
             self._head_news = False
             for head in self._heads:
-                answers = self._answers_of(head) if self._own_count else []
+                answers = self._answers_of(head) if self._broker_answer_count else []
                 if answers:
-                    own.append((head, answers))
+                    answered.append((head, answers))
                 if head.h.news == NEWS_TO_TELL:
                     head.h.news = NO_NEWS
                     heads.append((head,))
         pthread_mutex_unlock(&self._lock)
-        for callback, items in ((self.on_append, appended), (self.on_own, own), (self.on_head, heads), (self.on_cut, cut)):
+        for callback, items in ((self.on_append, appended), (self.on_broker_requests, answered),
+                                (self.on_head, heads), (self.on_cut, cut)):
             for item in items:
                 try:
                     callback(*item)
@@ -478,7 +503,7 @@ cdef class ProduceWorker(ProduceTables):
 
     cdef _wake(self):
         """The worker has something to look at besides completions."""
-        if self._kick or self._head_news or self._own_count or self._earliest_ns:
+        if self._kick or self._head_news or self._broker_answer_count or self._earliest_ns:
             self._recv_cq.wake()
 
     cdef void c_tend_sends(self) noexcept nogil:
@@ -494,7 +519,7 @@ cdef class ProduceWorker(ProduceTables):
             pthread_mutex_unlock(&self._lock)
 
     cdef bint _has_news(self) noexcept nogil:
-        return self._cut_count > 0 or self._appended_count > 0 or self._head_news or self._own_count > 0
+        return self._cut_count > 0 or self._appended_count > 0 or self._head_news or self._broker_answer_count > 0
 
     def set_time(self, int64_t now_ns):
         """From now on this time counts instead of the machine's clock (a simulator's)."""
@@ -546,7 +571,8 @@ cdef class ProduceWorker(ProduceTables):
                 self._report()
                 continue
             if n < 0:
-                log.error("the produce worker's completion queue overran; it goes on with the next completion")
+                log.error("the produce worker's completion queue overran; it goes on with the next"
+                          " completion")
             if self._stopping:
                 break
             self._sleeps += 1
@@ -577,9 +603,17 @@ cdef class ProduceWorker(ProduceTables):
     def statistics(self):
         """Counters since the start: work the broker's CPU did for RDMA clients."""
         return {
-            "rdma_completions": self._completions, "rdma_commits": self._commits, "rdma_commit_bytes": self._commit_bytes,
-            "rdma_produce_errors": self._errors, "rdma_acks": self._acks, "rdma_ack_writes": self._ack_writes,
-            "rdma_worker_sleeps": self._sleeps, "rdma_polls": self._polls, "rdma_head_aborts": self._aborts,
-            "rdma_own_requests": self._own_requests, "rdma_produce_heads": len(self._heads), "rdma_peers": len(self._peers),
+            "rdma_completions": self._completions,
+            "rdma_commits": self._commits,
+            "rdma_commit_bytes": self._commit_bytes,
+            "rdma_produce_errors": self._errors,
+            "rdma_acks": self._acks,
+            "rdma_ack_writes": self._ack_writes,
+            "rdma_worker_sleeps": self._sleeps,
+            "rdma_polls": self._polls,
+            "rdma_head_aborts": self._aborts,
+            "rdma_own_requests": self._broker_requests,
+            "rdma_produce_heads": len(self._heads),
+            "rdma_peers": len(self._peers),
             "rdma_produce_grants": len(self._grants),
         }

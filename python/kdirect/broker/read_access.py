@@ -1,0 +1,394 @@
+"""Read access: files and metadata slots granted to consumers (KafkaDirect §4.4.2).
+
+Owns: opening files for readers on a thread, granting them on the event loop, and giving them back.
+What may not enter: queue pairs (`kdirect.broker.queue_pairs`), write access
+(`kdirect.broker.produce_access`).
+
+Memory: a grant holds its segment (`Segment.acquire`) from grant to release.  A client's slot region
+belongs to the client's `Peer` and outlives its attachment to any kernel.  Regions and slots are
+remote-read only.
+
+All methods run on the broker's event loop, except where said.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple
+
+from kdirect.broker.failures import explain
+from kdirect.broker.files import FileThreads
+from kdirect.broker.grants import Grant, GrantTable, Peer
+from kdirect.errors import KdirectError, RdmaError, RefusedError
+from kdirect.format import layout
+from kdirect.format import protocol as p
+from kdirect.format.batch import crc32c
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
+from kdirect.log.partition import Partition
+from kdirect.log.segment import Segment
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
+from kdirect.rdma.contract import Access, Memory
+
+log = logging.getLogger("kdirect.broker.rdma")
+
+PAGE_BYTES = 4096
+# A file that rolled between its opening and its grant is given up, and the next one opened, at most
+# so often.
+MOST_OPENINGS = 16
+
+
+@dataclass(eq=False, slots=True)
+class OpenedFile:
+    """A file for a reader, opened on a thread: acquired, its memory registered, the position of
+    `wanted` known.  `segment` is None where the partition has no head file yet, `region` where only
+    a slot is asked for."""
+
+    partition: Partition
+    segment: Segment | None
+    wanted: int  # an offset
+    with_slot: bool
+    position: int = 0  # of the batch that holds `wanted`
+    base: int = -1  # its base offset
+    region: Any = None
+
+
+class SlotValues(NamedTuple):
+    """What a metadata slot says of its file; see `kdirect.format.layout`."""
+
+    segment_base_offset: int
+    last_readable_position: int
+    high_watermark: int
+    last_stable_position: int
+    last_stable_offset: int
+
+
+class ReadAccess:
+    """See the module.  `partition_of(topic, index)` raises RefusedError; `listen(partition)` makes
+    the log ask before it shortens the head; `background(work)` does what nobody waits for.  Without
+    `files`, what belongs on a thread is done on the spot."""
+
+    def __init__(
+        self,
+        grants: GrantTable,
+        *,
+        slots_per_consumer: int,
+        partition_of: Callable[[str, int], Partition],
+        is_current: Callable[[Partition], bool],
+        listen: Callable[[Partition], None],
+        background: Callable[[Callable[[], Any]], None],
+        files: FileThreads | None,
+    ) -> None:
+        self._grants = grants
+        self._slots_per_consumer = slots_per_consumer
+        self._partition_of = partition_of
+        self._is_current = is_current
+        self._listen = listen
+        self._background = background
+        self._files = files
+
+    async def answer(self, peer: Peer, request: p.GetConsumeAccessRequest) -> Any:
+        """The response to a request for read access to any number of partitions."""
+        for target in request.partitions:
+            finished = peer.grants.get(target.finished_file_id)
+            if finished is not None and not finished.is_produce:
+                self.release(finished)
+        granted: list[dict[str, Any]] = []
+        opened = deque(await self._opened(peer, request.partitions))
+        try:
+            for target in request.partitions:
+                granted.append(await self._answer_one(peer, target, opened.popleft()))
+        finally:
+            for file in opened:  # the client is gone
+                self._close_file(file)
+        return build(
+            p.GetConsumeAccessResponse,
+            slot_address=peer.slot_region.address,
+            slot_rkey=peer.slot_region.rkey,
+            slot_count=self._slots_per_consumer,
+            partitions=granted,
+        )
+
+    async def _opened(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+        """`_open_files` on a thread; what it opens for a client that goes meanwhile is closed."""
+        if self._files is None:
+            return self._open_files(peer, targets)
+        task = asyncio.ensure_future(self._files.read(self._open_files, peer, targets))
+        try:
+            return await asyncio.shield(task)  # type: ignore[no-any-return]
+        except asyncio.CancelledError:
+            task.add_done_callback(self._close_files)
+            raise
+
+    def _close_files(self, opened: asyncio.Task[list[OpenedFile | KdirectError]]) -> None:
+        for file in opened.result() if not opened.cancelled() else ():
+            self._close_file(file)
+
+    async def _answer_one(
+        self, peer: Peer, target: Any, file: OpenedFile | KdirectError
+    ) -> dict[str, Any]:
+        """The fields of a ConsumeGrant for one partition.  A file that is not the right one any
+        more is opened again."""
+        name = f"{target.topic}-{target.partition}"
+        try:
+            for _ in range(MOST_OPENINGS):
+                if isinstance(file, KdirectError):
+                    raise file
+                granted = self._grant_file(peer, file)
+                if granted is not None:
+                    return granted
+                (file,) = await self._opened(peer, [target])
+            self._close_file(file)
+            raise RefusedError(
+                ErrorCode.UNKNOWN_SERVER_ERROR,
+                f"{name} rolls faster than access can be granted; raise log.segment.bytes",
+            )
+        except RefusedError as e:
+            return _refused(e.code, str(e))
+        except RdmaError as e:  # what cannot be registered can still be had over TCP
+            log.warning("read access of %s to %s failed: %s", peer.client, name, e)
+            return _refused(layout.ERROR_ACCESS_DISABLED, str(e))
+        except KdirectError as e:
+            return _refused(*explain(e, f"read access to {name}"))
+
+    # On a read thread: mapping a file, looking a position up and registering memory, which may pin
+    # it, take their time.
+
+    def _open_files(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+        out: list[OpenedFile | KdirectError] = []
+        for target in targets:
+            try:
+                partition = self._partition_of(target.topic, target.partition)
+                out.append(self._open_file(peer, partition, target.offset))
+            except KdirectError as e:
+                out.append(e)
+            except Exception as e:
+                log.exception("read access to %s-%d failed", target.topic, target.partition)
+                out.append(
+                    RefusedError(
+                        ErrorCode.UNKNOWN_SERVER_ERROR,
+                        f"{type(e).__name__} in the broker; see its log",
+                    )
+                )
+        return out
+
+    def _open_file(self, peer: Peer, partition: Partition, offset: int) -> OpenedFile:
+        self._listen(partition)
+        wanted = _readable(partition, offset)
+        head = partition.head
+        segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
+        with_slot = (
+            segment is None
+            or not segment.sealed
+            or (segment is head and wanted >= partition.log_end_offset)
+        )
+        file = OpenedFile(partition, segment, wanted, with_slot)
+        if segment is None:
+            return file
+        if peer.pins:  # before it is acquired: see `ProduceAccess.may_give_back`
+            self._grants.opening.add(file)
+        try:
+            segment.acquire()
+        except BaseException:
+            self._grants.opening.discard(file)
+            raise
+        try:
+            if wanted <= segment.end_offset:
+                file.position, file.base = segment.locate(wanted)
+            if not with_slot or offset != LATEST_OFFSET:
+                file.region = _register(peer, segment)
+            return file
+        except BaseException:
+            self._grants.opening.discard(file)
+            segment.release()
+            raise
+
+    # On the event loop again.
+
+    def _close_file(self, file: OpenedFile | KdirectError) -> None:
+        """Give back a file that is not granted."""
+        if not isinstance(file, KdirectError) and file.segment is not None:
+            self._grants.opening.discard(file)
+            self._background(partial(_close_region, file.region, file.segment.release))
+
+    def _grant_file(self, peer: Peer, file: OpenedFile) -> dict[str, Any] | None:
+        """Grant an opened file; None when the head moved on in between (the caller opens the
+        next)."""
+        partition = file.partition
+        if peer.closed or not self._is_current(partition):
+            self._close_file(file)
+            if peer.closed:
+                raise RefusedError(
+                    layout.ERROR_UNKNOWN_CONNECTION,
+                    "the queue pair that asked for access is closed; connect again",
+                )
+            raise RefusedError(
+                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                f"partition {partition.topic_partition} was deleted",
+            )
+        try:
+            grant = self._grants.new(peer, partition, file.segment)
+        except RefusedError:
+            self._close_file(file)
+            raise
+        grant.region = file.region
+        self._grants.opening.discard(file)
+        try:
+            fields = self._with_slot(grant, file) if file.with_slot else _sealed_fields(file)
+            if fields is None:
+                self.release(grant)
+                return None
+            if file.segment is not None:
+                fields["first_epoch"], fields["last_epoch"] = partition.epochs_of(
+                    file.segment, fields["start_offset"]
+                )
+            return _grant_fields(grant) | fields
+        except BaseException:
+            if self._grants.get(grant.file_id) is grant:
+                self.release(grant)
+            raise
+
+    def _with_slot(self, grant: Grant, file: OpenedFile) -> dict[str, Any] | None:
+        """Attach a slot to the file, which may grow; its fields of a ConsumeGrant, or None when the
+        file is not the head, or not wholly registered, any more."""
+        peer, partition, segment = grant.peer, file.partition, file.segment
+        grant.slot_index = peer.free_slot(self._slots_per_consumer)
+        if grant.slot_index < 0:
+            raise RefusedError(
+                layout.ERROR_NO_FREE_SLOT,
+                f"all {self._slots_per_consumer} metadata slots of this consumer are in use;"
+                " raise rdma.slots.per.consumer on the broker",
+            )
+        peer.slots[grant.slot_index] = partition.topic_partition
+        partition.kernel.attach_slot(peer.slot_address(grant.slot_index), grant.file_id)
+        slot = _read_slot(peer.slot_memory, grant.slot_index)
+        moved_on = partition.head is not segment or (
+            segment is not None and slot.segment_base_offset != segment.base_offset
+        )
+        if moved_on or (
+            grant.region is not None and slot.last_readable_position > grant.region.length
+        ):
+            return None
+        position, base = slot.last_readable_position, slot.high_watermark
+        if segment is not None and file.wanted < partition.log_end_offset:
+            position, base = file.position, file.base
+        return {
+            **slot._asdict(),
+            "slot_index": grant.slot_index,
+            "start_position": position,
+            "start_offset": base,
+        }
+
+    def release(self, grant: Grant) -> None:
+        """End a grant.  The second call does nothing."""
+        if grant.released:
+            return
+        grant.released = True
+        if grant.slot_index >= 0:
+            grant.partition.kernel.detach_slot(grant.peer.slot_address(grant.slot_index))
+            _clear_slot(grant.peer.slot_memory, grant.slot_index)
+            grant.peer.give_back_slot(grant.slot_index)
+            grant.slot_index = -1
+        segment, grant.segment = grant.segment, None
+        if segment is not None:
+            self._background(partial(_close_region, grant.region, segment.release))
+        self._grants.drop(grant)
+
+
+def _refused(code: int, message: str) -> dict[str, Any]:
+    """The fields of a ConsumeGrant that grants nothing."""
+    return {"error_code": code, "error_message": message, "file_id": -1, "slot_index": -1}
+
+
+def _grant_fields(grant: Grant) -> dict[str, Any]:
+    """What a ConsumeGrant says of the file and the key to it."""
+    region, partition = grant.region, grant.partition
+    return {
+        "file_id": grant.file_id,
+        "rkey": region.rkey if region is not None else 0,
+        "address": region.address if region is not None else 0,
+        "length": region.length if region is not None else 0,
+        "log_start_offset": partition.log_start_offset,
+        "leader_epoch": partition.leader_epoch,
+        "dense_from": partition.dense_from,
+    }
+
+
+def _sealed_fields(file: OpenedFile) -> dict[str, Any]:
+    """What a ConsumeGrant says of a file that changes no more."""
+    partition, segment = file.partition, file.segment
+    assert segment is not None
+    return {
+        "slot_index": -1,
+        "segment_base_offset": segment.base_offset,
+        "start_position": file.position,
+        "start_offset": file.base,
+        "last_readable_position": segment.size,
+        "high_watermark": partition.high_watermark,
+        "last_stable_position": segment.size,
+        "last_stable_offset": partition.last_stable_offset,
+    }
+
+
+def _readable(partition: Partition, offset: int) -> int:
+    """The offset that a reader means; RefusedError when it is not in the log."""
+    high_watermark, start = partition.high_watermark, partition.log_start_offset
+    wanted = {LATEST_OFFSET: high_watermark, EARLIEST_OFFSET: start}.get(offset, offset)
+    if not start <= wanted <= max(high_watermark, partition.log_end_offset):
+        raise RefusedError(
+            ErrorCode.OFFSET_OUT_OF_RANGE,
+            f"offset {wanted} of {partition.topic_partition} is outside"
+            f" [{start}, {high_watermark}]",
+        )
+    return int(partition.skip_gap(wanted))
+
+
+def _register(peer: Peer, segment: Segment) -> Any:
+    """A key to what there is of a file."""
+    mapped = segment.mapped_length  # of a head: what is allocated of it by now
+    length = mapped
+    if segment.sealed:
+        # No more than there is: registration may pin pages, and would fill the hole after the end
+        # again.
+        length = min(mapped, max(1, -(-segment.size // PAGE_BYTES)) * PAGE_BYTES)
+    memory = Memory.wrap(segment.fd, segment.address, mapped, False, segment)
+    return peer.domain.register(memory, Access.REMOTE_READ, 0, length)
+
+
+def _read_slot(memory: Memory, index: int) -> SlotValues:
+    """The broker's own view of a slot that it has just attached (repeated while the kernel updates
+    it)."""
+    base = index * layout.SLOT_BYTES
+    view = memoryview(memory)
+    while True:
+        raw = bytes(view[base : base + layout.SLOT_BYTES])
+        guard = int.from_bytes(raw[layout.SLOT_GUARD : layout.SLOT_FLAGS], "little")
+        if guard == crc32c(raw[layout.SLOT_FLAGS :]):
+            return SlotValues(
+                segment_base_offset=_int64(raw, layout.SLOT_SEGMENT_BASE_OFFSET),
+                last_readable_position=_int64(raw, layout.SLOT_LAST_READABLE_POSITION),
+                high_watermark=_int64(raw, layout.SLOT_HIGH_WATERMARK),
+                last_stable_position=_int64(raw, layout.SLOT_LAST_STABLE_POSITION),
+                last_stable_offset=_int64(raw, layout.SLOT_LAST_STABLE_OFFSET),
+            )
+
+
+def _int64(raw: bytes, at: int) -> int:
+    return int.from_bytes(raw[at : at + 8], "little", signed=True)
+
+
+def _clear_slot(memory: Memory, index: int) -> None:
+    base = index * layout.SLOT_BYTES
+    memoryview(memory)[base : base + layout.SLOT_BYTES] = bytes(layout.SLOT_BYTES)
+
+
+def _close_region(region: Any, release: Callable[[], None]) -> None:
+    """End a key, then give back the memory under it.  Waits for a peer that is inside a copy."""
+    if region is not None:
+        region.deregister()
+    release()
