@@ -377,7 +377,7 @@ class HeadDriver:
             raise
 
     def _drop_next(self, life: HeadLife, occasion: Occasion) -> None:
-        """The head does not go on in the next file, which is of no use any more."""
+        """The head does not go on in the next file, which is discarded."""
         access = self.heads[occasion.partition.topic_partition]
         successor, access.successor = access.successor, None
         file, access.next_file = access.next_file, None
