@@ -16,7 +16,7 @@ import pytest
 from confluent_kafka import admin as confluent_admin
 
 import kdirect
-from kdirect.broker import offsets as offset_store
+from kdirect.broker import state_topic
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
 from kdirect.format.group_records import CommittedOffset, GroupRecord
@@ -233,7 +233,7 @@ def test_a_copied_log_is_adopted(tmp_path, raw):
 
 
 def test_the_offsets_topic_is_rewritten_when_it_has_grown(tmp_path, monkeypatch, on_loop, until):
-    monkeypatch.setattr(offset_store, "REWRITE_RECORDS", 100)
+    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 100)
     with kdirect.Broker(log_dirs=tmp_path) as b:
         store = b.server.offsets
         b.server.topics.create("t", 1, {})

@@ -51,6 +51,12 @@ def make_batch(
     return bytes(builder.build())
 
 
+def commit_at_tail(kernel: CommitKernel, length: int, now_ms: int, position: int = -1) -> Any:
+    """What the produce worker does for bytes that lie at the tail of the head, or at `position`."""
+    at = kernel.end_position if position < 0 else position
+    return kernel.commit_next(kernel.segment_base_offset, at, length, kernel.leader_epoch, now_ms)
+
+
 class Head:
     """A CommitKernel with a head, and indexes, in anonymous memory."""
 

@@ -93,7 +93,7 @@ def test_every_record_that_is_left_is_read_from_every_offset(
             following = next(
                 (s for s in (0, 50, 120, 150) if any(o >= offset for o in SEGMENTS[s])), None
             )
-            assert p.segment_for(p.skip_gap(offset)).base_offset == (
+            assert p.source_for(p.skip_gap(offset)).base_offset == (
                 following if following is not None else 150
             )
         assert p.append(encode_single_bytes(b"v")).base_offset == 155

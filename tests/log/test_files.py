@@ -36,6 +36,7 @@ from kdirect.log.manager import LogManager
 from kdirect.log.mapped import Mapping, allocate_huge, copy_bytes
 from kdirect.log.producers import ProducerEntry
 from kdirect.model import TopicPartition
+from tests.log.conftest import commit_at_tail
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
@@ -565,7 +566,7 @@ def test_retention_makes_room_on_a_full_disk(small_disk, batch) -> None:
         for age in (6000, 0):  # as an RDMA producer does: without a look at the clock
             data = batch(timestamp_ms=NOW - age)
             ctypes.memmove(p.head.address + p.kernel.end_position, data, len(data))
-            assert p.kernel.commit(p.kernel.end_position, len(data), NOW).error == 0
+            assert commit_at_tail(p.kernel, len(data), NOW).error == 0
         p._spare.give_back()
         ballast = small_disk / "ballast"
         with contextlib.suppress(OSError), open(ballast, "wb", buffering=0) as f:

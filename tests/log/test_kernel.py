@@ -21,6 +21,7 @@ from kdirect.errors import LogError
 from kdirect.format import layout
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, WRONG_POSITION, CommitKernel
+from tests.log.conftest import commit_at_tail
 
 CORRUPT, TOO_LARGE, LIST_TOO_LARGE, BAD_TIME, OUT_OF_ORDER, DUPLICATE, FENCED, INVALID = (
     2,
@@ -85,7 +86,7 @@ def test_commit_in_place_equals_append(batch, head) -> None:
         b.put(b.kernel.end_position, data)
         left, right = (
             a.kernel.append(data, NOW),
-            b.kernel.commit(b.kernel.end_position, len(data), NOW),
+            commit_at_tail(b.kernel, len(data), NOW),
         )
         assert repr(left) == repr(right) and left.error == 0
     assert a.bytes == b.bytes
@@ -97,20 +98,21 @@ def test_commit_elsewhere_than_at_the_tail_is_refused(batch, head) -> None:
     data = batch()
     h.put(0, data)
     h.put(len(data), data)
-    assert h.kernel.commit(len(data), len(data), NOW).error == WRONG_POSITION
-    assert h.kernel.commit_to(5, 0, len(data), NOW).error == WRONG_POSITION
-    assert h.kernel.commit(0, h.capacity + 1, NOW).error == NO_SPACE
-    assert h.kernel.commit_to(0, 0, len(data), NOW).error == 0
+    assert h.kernel.commit_next(5, 0, len(data), 0, NOW).error == WRONG_POSITION
+    assert h.kernel.commit_next(0, 0, len(data), 1, NOW).error == 74, "of another leadership"
+    assert commit_at_tail(h.kernel, h.capacity + 1, NOW).error == NO_SPACE
+    assert h.kernel.commit_next(0, 0, len(data), 0, NOW).error == 0
+    assert h.kernel.commit_next(0, 0, len(data), 0, NOW).error == WRONG_POSITION, "below the tail"
     assert h.map[len(data) : 2 * len(data)] == data, (
         "bytes that are not at the tail are not touched"
     )
-    assert h.kernel.commit(len(data), len(data), NOW).base_offset == 1
+    assert commit_at_tail(h.kernel, len(data), NOW).base_offset == 1
 
 
 def test_without_a_head_nothing_is_committed(batch, head) -> None:
     h = head(install=False)
     assert h.kernel.append(batch(), NOW).error == NO_HEAD
-    assert h.kernel.commit(0, 100, NOW).error == NO_HEAD
+    assert commit_at_tail(h.kernel, 100, NOW).error == NO_HEAD
     assert h.kernel.append(b"\0" * 100, NOW).error == CORRUPT, (
         "bad requests are refused before a head is asked for"
     )
@@ -169,7 +171,7 @@ def test_bad_requests_leave_no_trace(batch, head, what, damage, error, second) -
     assert h.kernel.append(bad, NOW).error == error
     assert h.map[:] == before
     h.put(len(good), bad)
-    r = h.kernel.commit(len(good), len(bad), NOW)
+    r = commit_at_tail(h.kernel, len(bad), NOW, len(good))
     assert (r.error, r.base_offset, r.end_position) == (error, -1, len(good))
     assert h.map[:] == before and h.kernel.view() == view, "the tail is zeros again"
     assert h.kernel.append(good, NOW).base_offset == 2
@@ -204,7 +206,7 @@ def test_mutated_requests_are_committed_or_refused_and_nothing_else(batch, head,
         r = h.kernel.append(request, NOW)
     else:
         h.put(h.kernel.end_position, request)
-        r = h.kernel.commit(h.kernel.end_position, len(request), NOW)
+        r = commit_at_tail(h.kernel, len(request), NOW)
     if r.error:
         assert r.error in (
             CORRUPT,
@@ -270,7 +272,7 @@ def test_relative_offsets_do_not_overflow(batch, head) -> None:
     assert h.kernel.append(batch(), NOW).error == 0
     assert h.kernel.append(batch(), NOW).error == NO_SPACE
     h.put(h.kernel.end_position, batch())
-    assert h.kernel.commit(h.kernel.end_position, len(batch()), NOW).error == NO_SPACE
+    assert commit_at_tail(h.kernel, len(batch()), NOW).error == NO_SPACE
     assert h.kernel.append(many * 2, NOW).error == LIST_TOO_LARGE, "no segment could ever hold it"
 
 
@@ -300,7 +302,7 @@ def test_repetitions_answer_with_the_original_offsets(batch, head) -> None:
         r = h.kernel.append(requests[i], NOW)
         assert (r.error, r.duplicate, r.base_offset, r.last_offset) == (0, True, i * 2, i * 2 + 1)
         h.put(size, requests[i])
-        r = h.kernel.commit(size, len(requests[i]), NOW)
+        r = commit_at_tail(h.kernel, len(requests[i]), NOW, size)
         assert (r.error, r.duplicate, r.base_offset, r.end_position) == (0, True, i * 2, size)
         assert not any(h.map[size : size + len(requests[i])])
     for i in range(2):
@@ -435,7 +437,7 @@ def test_a_full_index_asks_for_a_roll(batch, head) -> None:
         n += 1
     assert n < 6 and h.kernel.append(batch(), NOW).error == NO_SPACE
     h.put(h.kernel.end_position, batch())
-    assert h.kernel.commit(h.kernel.end_position, len(batch()), NOW).error == 0, (
+    assert commit_at_tail(h.kernel, len(batch()), NOW).error == 0, (
         "RDMA requests are in the head already"
     )
     assert h.kernel.seal().time_entries <= 4
@@ -454,7 +456,7 @@ def test_slots_follow_the_head(batch, head) -> None:
     assert slots.read(0)["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED, (
         "a new head is a roll for who waited for one"
     )
-    assert h.kernel.slots_count == 0
+    assert h.kernel.statistics()["log_slots"] == 0
     for i in range(4):
         h.kernel.attach_slot(slots.address(i), i)
     size = len(batch())
@@ -500,15 +502,19 @@ def test_group_commit_holds_the_high_watermark(batch, head) -> None:
     for _ in range(3):
         assert h.kernel.append(batch(), NOW).error == 0
     assert (h.kernel.log_end_offset, h.kernel.high_watermark, slots.read(0)["high"]) == (3, 0, 0)
-    assert h.kernel.seal() is None, "not readable yet"
-    h.kernel.advance_high_watermark(2, 2 * size)
+    h.kernel.advance_high_watermark(2, 2 * size, 0)
     assert (slots.read(0)["high"], slots.read(0)["readable"]) == (2, 2 * size)
-    h.kernel.advance_high_watermark(1, size)
-    h.kernel.advance_high_watermark(9, 9 * size)
+    h.kernel.advance_high_watermark(1, size, 0)
+    h.kernel.advance_high_watermark(9, 9 * size, 0)
     h.kernel.advance_high_watermark(3, 3 * size, 17)
     assert h.kernel.high_watermark == 2, "never back, never past the end, never for another segment"
+    assert h.kernel.seal().end_offset == 3, "sealed with a record that may not be read yet"
+    s = slots.read(0)
+    assert (s["flags"], s["readable"], s["high"]) == (layout.SLOT_FLAG_ASSIGNED, 2 * size, 2)
     h.kernel.advance_high_watermark(3, 3 * size, 0)
-    assert h.kernel.seal().end_offset == 3
+    s = slots.read(0)
+    assert (s["flags"], s["base"], s["readable"], s["high"]) == (3, 0, 3 * size, 3)
+    assert h.kernel.view().mark() == (3, 0, 3)
 
 
 def test_a_torn_slot_read_is_seen(batch, head) -> None:

@@ -15,9 +15,13 @@ import pytest
 from kdirect.errors import LogError, OffsetOutOfRangeError
 from kdirect.format.batch import crc32c, iterate_batches
 from kdirect.format.lookup import find_record
+from kdirect.log import manager as manager_module
+from kdirect.log import recovery
+from kdirect.log.ack_gate import AckGate
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
+from tests.log.conftest import commit_at_tail
 
 NOW = int(time.time() * 1000)
 HOUR = 3_600_000
@@ -80,20 +84,20 @@ def test_segment_for_and_position_for(open_partition, batch) -> None:
         for offset in range(r.base_offset, r.last_offset + 1):
             positions[offset] = (base, before)
     for offset, (base, position) in positions.items():
-        segment = p.segment_for(offset)
-        assert (segment.base_offset, segment.position_for(offset)) == (base, position)
-    head = p.segment_for(180)
+        source = p.source_for(offset)
+        assert (source.base_offset, source.locate(offset)[0]) == (base, position)
+    head = p.source_for(180).segment
     assert (
         head is p.head
         and head.position_for(180) == head.size == p.kernel.end_position
-        and head.last_offset == 179
+        and head.end_offset == 180
     )
     for segment, offset in ((p.segments[0], p.segments[0].end_offset + 1), (p.segments[1], 0)):
         with pytest.raises(OffsetOutOfRangeError):
             segment.position_for(offset)
     for offset in (-1, 181):
         with pytest.raises(OffsetOutOfRangeError):
-            p.segment_for(offset)
+            p.source_for(offset)
 
 
 def test_offsets_by_timestamp(open_partition, batch, seed) -> None:
@@ -193,7 +197,7 @@ def test_a_head_written_in_place_is_rolled_by_retention(open_partition, batch) -
         data = batch(timestamp_ms=NOW - hours * HOUR)
         head = p.ensure_head(len(data))
         ctypes.memmove(head.address + head.size, data, len(data))
-        assert p.kernel.commit_to(head.base_offset, head.size, len(data), NOW).error == 0
+        assert commit_at_tail(p.kernel, len(data), NOW).error == 0
     called = []
     p.before_roll.append(lambda partition: called.append(partition.head))
     assert len(p.segments) == 1 and p.apply_retention(NOW) == 0
@@ -375,9 +379,9 @@ def test_delete_records(open_partition, batch) -> None:
 
 def test_group_commit_shows_records_only_after_the_flush(open_partition, batch) -> None:
     p = open_partition(segment_bytes=8192, flush_before_ack=True)
-    for i in range(7):  # over two rolls: what a roll leaves behind is flushed with it
+    for _ in range(7):  # over two rolls: what a roll leaves behind is flushed with it
         assert p.append(batch(value_bytes=3000)).error == 0
-        assert p.high_watermark == i - i % 2 and p.read(p.high_watermark, 1) == []
+        assert p.high_watermark == 0 and p.read(0, 1) == [], "a roll need not flush"
     p.flush()
     assert p.high_watermark == p.recovery_point == 7 and offsets(p.read(0, 1 << 20)) == list(
         range(7)
@@ -524,3 +528,97 @@ def test_slots_see_every_segment_over_rolls(open_partition, batch) -> None:
     p.kernel.detach_slot(address)
     assert [base for base, _ in seen] == [0, *[s.base_offset for s in p.segments[:-1]]]
     assert [readable for _, readable in seen] == [0, *[s.size for s in p.segments[:-1]]]
+
+
+# -- a mark in a sealed segment --------------------------------------------------------------------
+
+
+def test_segments_are_sealed_before_they_may_be_read(open_partition, batch) -> None:
+    """The gate holds the high watermark in the first of three segments; what is read, and what
+    slots say, goes up to there, segment by segment."""
+    p = open_partition(flush_before_ack=True)
+    p.gate.set_replicas({2: 0})
+    size = len(batch())
+    memory = (ctypes.c_char * 256)()
+    address = ctypes.addressof(memory) + -ctypes.addressof(memory) % 64
+
+    def slot(i: int) -> tuple[int, int, int, int]:
+        """flags, segment, last readable position, high watermark."""
+        raw = ctypes.string_at(address + 64 * i, 64)
+        assert struct.unpack("<I", raw[:4])[0] == crc32c(raw[4:])
+        return struct.unpack("<H", raw[4:6])[0], *struct.unpack("<qqq", raw[8:32])
+
+    for i in range(3):
+        for _ in range(4):
+            assert p.append(batch()).error == 0
+        assert p.kernel.attach_slot(address + 64 * i, i, 4 * i)
+        if i < 2:
+            p.roll()
+    p.flush()
+    assert p.recovery_point == 12 and p.high_watermark == 0 and p.read(0, 1 << 20) == []
+    assert [slot(i) for i in range(3)] == [(1, 0, 0, 0), (1, 4, 0, 0), (1, 8, 0, 0)]
+    for mark in range(1, 13):
+        p.replicated(2, mark)
+        assert p.high_watermark == mark and offsets(p.read(0, 1 << 20)) == list(range(mark))
+        warm = p.read_nowait(mark - 1, 1 << 20)
+        assert warm is None or offsets(warm) == [mark - 1]
+        for i in range(3):
+            records = min(max(mark - 4 * i, 0), 4)
+            finished = i < 2 and mark >= 4 * (i + 1)
+            told = 4 * (i + 1) if finished else mark
+            assert slot(i) == (3 if finished else 1, 4 * i, records * size, told)
+            assert p.is_finished(p.sources[i]) == finished
+    assert not p.kernel.attach_slot(address, 7, 0), "a finished segment needs no slot"
+    p.replicated(2, 9)
+    assert p.high_watermark == 12, "it does not go back"
+
+
+@pytest.mark.parametrize("clean", [False, True])
+def test_a_mark_in_a_sealed_segment_is_there_after_a_restart(
+    open_partition, batch, monkeypatch, clean
+) -> None:
+    p = open_partition(flush_before_ack=True)
+    p.gate.set_replicas({2: 0})
+    for _ in range(3):
+        for _ in range(4):
+            assert p.append(batch(2)).error == 0
+        p.roll()
+    p.flush()
+    p.replicated(2, 11)
+    assert p.high_watermark == 10, "the batch of offset 11 is not whole"
+    load = recovery.load_partition
+    monkeypatch.setattr(
+        manager_module, "load_partition", lambda *a, **k: load(*a, **{**k, "high_watermark": 10})
+    )
+    p = open_partition(flush_before_ack=True, clean=clean)
+    assert p.log_end_offset == 24 and p.high_watermark == 10
+    assert offsets(p.read(0, 1 << 20)) == list(range(0, 10, 2))
+    assert p.append(batch()).base_offset == 24 and p.high_watermark == 10
+    p.gate.set_replicas({2: 10})
+    p.flush()
+    for mark in (14, 16, 22, 25):
+        p.replicated(2, mark)
+        assert p.high_watermark == mark
+        assert offsets(p.read(0, 1 << 20)) == list(range(0, mark, 2))
+
+
+def test_the_gate_opens_with_the_slowest() -> None:
+    gate = AckGate(holds=False, on_disk=5)
+    assert gate.acknowledged(9) == 9 and not gate.waits(9)
+    gate.demand_flush(7)
+    assert gate.acknowledged(9) == 5 and gate.waits(9) and not gate.waits(5)
+    gate.flushed(7)
+    assert gate.acknowledged(9) == 9
+    gate.holds = True
+    assert gate.acknowledged(9) == 7
+    gate.set_replicas({1: 0, 2: 8})
+    gate.replicated(3, 100)
+    assert gate.acknowledged(9) == 0
+    gate.replicated(1, 6)
+    gate.replicated(1, 4)
+    assert gate.acknowledged(9) == 6
+    gate.truncated(5)
+    assert gate.acknowledged(9) == 5 and gate.on_disk == 5
+    gate.set_replicas({})
+    gate.flushed(9)
+    assert gate.acknowledged(9) == 9

@@ -26,6 +26,7 @@ from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
+from tests.log.conftest import commit_at_tail
 
 TP = TopicPartition("t", 0)
 NOW = int(time.time() * 1000)
@@ -123,7 +124,7 @@ class Crashing:
             and p.kernel.capacity - p.kernel.end_position >= len(data)
         ):
             ctypes.memmove(p.head.address + p.kernel.end_position, data, len(data))
-            r = p.kernel.commit(p.kernel.end_position, len(data), NOW)
+            r = commit_at_tail(p.kernel, len(data), NOW)
         else:
             r = p.append(data, NOW)
         assert r.error == 0 and not r.duplicate
@@ -252,7 +253,7 @@ class Crashing:
     def check_indexes(self, p: Partition) -> None:
         for offset in self.appended:
             if p.log_start_offset <= offset < p.log_end_offset:
-                segment = p.segment_for(offset)
+                segment = p.source_for(offset).segment
                 assert segment.base_offset + 0 <= offset
                 position = segment.position_for(offset)
                 segment.acquire()

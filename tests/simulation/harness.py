@@ -31,6 +31,7 @@ from kdirect.broker.appends import Appends
 from kdirect.broker.engine import Engine
 from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.format.codec import decode_records
+from kdirect.log.clock import now_ms
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
@@ -47,6 +48,13 @@ SHORTEST_NS = (
 # An actor that may run does so before this much time goes by without anything else; longer pauses
 # are what `stop` is for.
 SLOWEST_NS = 1_000_000
+
+
+def append_to(access: Any, partition: Any, data: bytes) -> Any:
+    """What the broker's Produce does with whole batches: the result, or a future of it."""
+    at_ms = now_ms()
+    result = access.produce.append_nowait(partition, data, at_ms)
+    return access.produce.append(partition, data, at_ms) if result is None else result
 
 
 class Killed(BaseException):
@@ -257,7 +265,7 @@ class SimConnection:
             if lost and network.random.random() < 0.5:
                 self.closed = True
                 return
-            result = simulation.execute(lambda: self._access.append(simulation.partition, data))
+            result = simulation.execute(lambda: append_to(self._access, simulation.partition, data))
             self.closed = self.closed or lost
             answer(result)
 

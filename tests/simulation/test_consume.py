@@ -18,7 +18,7 @@ import os
 from collections import defaultdict
 
 import pytest
-from harness import Actor, Simulation
+from harness import Actor, Simulation, append_to
 from readers import ReadingSession
 
 from kdirect.client.reading import Reading
@@ -87,8 +87,8 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
                 for k in range(random.choice((1, 3)))
             ]
             result = simulation.execute(
-                lambda: simulation.access.append(
-                    partition, encode_records([(None, v, [], 1) for v in values])
+                lambda: append_to(
+                    simulation.access, partition, encode_records([(None, v, [], 1) for v in values])
                 )
             )
             appended(result)

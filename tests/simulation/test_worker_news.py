@@ -62,7 +62,7 @@ class Broker:
             on_append=self.appended.append,
             on_head=lambda head: None,
             on_broker_requests=lambda head, answers: None,
-            sync=lambda file_id: None,
+            sync=lambda head: None,
         )
         self.memory = Memory.anonymous(CAPACITY)
         self.indexes = [Memory.anonymous(1 << 16) for _ in range(2)]
@@ -104,7 +104,6 @@ class Broker:
             key,
             RING_ENTRIES,
             staging,
-            False,
             watched,
         )
         return client.domain.register(self.memory, Access.LOCAL_WRITE | Access.REMOTE_WRITE)

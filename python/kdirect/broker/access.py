@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -99,6 +100,7 @@ class AccessManager:
         self._engines: dict[str, Engine] = {}
         self._opening: dict[str, asyncio.Task[Engine]] = {}
         self._files = files
+        self._flushes = ThreadPoolExecutor(2, thread_name_prefix="kdirect-rdma-flush")
         release = files.release if files is not None else Segment.release
         self._grants = GrantTable(release, self._in_background)
         self._watched: set[TopicPartition] = set()
@@ -152,6 +154,7 @@ class AccessManager:
         self.produce.stop()
         for peer in self._queue_pairs:
             self._close_peer(peer)
+        self._flushes.shutdown(wait=True)
         for engine in self._engines.values():
             engine.stop()
         self._queue_pairs.close()
@@ -213,10 +216,34 @@ class AccessManager:
         if grant is not None:
             self._notify_appended(grant.partition.topic_partition)
 
-    def _sync(self, file_id: int) -> None:
-        grant = self._grants.get(file_id)
-        if grant is not None:
-            grant.partition.flush()
+    def _sync(self, requests: Any) -> None:
+        """Acknowledgements wait for the gate of this head's partition, which a flush opens: on a
+        thread of its own, for the worker goes on."""
+        work = partial(self._flush, requests)
+        if self._files is None:
+            work()
+        else:
+            try:
+                self._flushes.submit(work)
+            except RuntimeError:  # the broker is stopping, and its clients are cut
+                log.debug("no flush of %s: the broker is stopping", requests.owner.partition)
+
+    # -- a flush thread ----------------------------------------------------------------------------
+
+    def _flush(self, requests: Any) -> None:
+        access: HeadAccess = requests.owner
+        partition, worker = access.partition, access.engine.worker
+        try:
+            partition.flush()
+        except Exception:
+            log.exception(
+                "no flush of %s: its producers' access ends unacknowledged",
+                partition.topic_partition,
+            )
+            worker.gate_failed(requests)
+            return
+        worker.gate_moved(requests)
+        self._notify_appended(partition.topic_partition)
 
     # -- requests ----------------------------------------------------------------------------------
 
@@ -311,10 +338,6 @@ class AccessManager:
             if i % RELEASED_AT_ONCE == RELEASED_AT_ONCE - 1:
                 await asyncio.sleep(0)  # 1,000 of them take 50 ms: others have their turn
         return build(p.ReleaseAccessResponse)
-
-    def append(self, partition: Partition, records: Any, now_ms: int | None = None) -> Any:
-        """See ProduceAccess.append."""
-        return self.produce.append(partition, records, now_ms)
 
     def _partition(self, topic: str, index: int) -> Partition:
         if self._cluster is not None and not self._cluster.leads(topic):

@@ -60,14 +60,3 @@ def encoded(header: p.RequestHeader, message: Any) -> Answer:
 def respond(header: p.RequestHeader, message: Any, **fields: Any) -> Answer:
     """A response of class `message` with these fields, in the version of the request."""
     return Answer([build(message, **fields).encode(version=header.api_version)])
-
-
-def from_buffers(returned: Any) -> Answer:
-    """The answer for a handler that still returns buffers, a coroutine of them, or None."""
-    if returned is None or isinstance(returned, list):
-        return Answer(returned)
-    return later(_awaited_buffers(returned))
-
-
-async def _awaited_buffers(returned: Any) -> Answer:
-    return Answer(await returned)

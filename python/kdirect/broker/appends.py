@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 
 from kdirect.broker.files import OnThread
 from kdirect.errors import KdirectError
-from kdirect.log.partition import AppendResult, Partition, now_ms
+from kdirect.log.partition import AppendResult, Partition
 from kdirect.model import TopicPartition
 
 DRAIN_BYTES = 1 << 20  # copied and checked in one go; then others have their turn
@@ -84,24 +84,19 @@ class Appends:
 
     # -- appending ---------------------------------------------------------------------------------
 
-    def append(
-        self, partition: Partition, data: Any, when_ms: int | None = None
-    ) -> AppendResult | asyncio.Future[Any]:
-        """Append whole batches: the result, or a future of it while room is made or others are to
-        come first.  Raises as `Partition.append`, here or by the future."""
-        when_ms = now_ms() if when_ms is None else when_ms
-        result = self.append_nowait(partition, data, when_ms)
-        if result is not None:
-            return result
-        future = self._new_future()
-        self.append_later(PendingAppend(partition, bytes(data), when_ms, partial(resolve, future)))
-        return future
-
-    def append_nowait(self, partition: Partition, data: Any, when_ms: int) -> AppendResult | None:
-        """None, and nothing done, when that is not possible without waiting."""
+    def append_nowait(self, partition: Partition, data: Any, at_ms: int) -> AppendResult | None:
+        """Append whole batches, if nothing is to be waited for: no room to be made, and nobody
+        before them.  None, and nothing has changed: then `append`."""
         if not self.is_free(partition.topic_partition):
             return None
-        return partition.append_nowait(data, when_ms)
+        return partition.append_nowait(data, at_ms)
+
+    def append(self, partition: Partition, data: Any, at_ms: int) -> asyncio.Future[AppendResult]:
+        """The same after whatever comes first; its place among the appends to the partition is that
+        of this call.  The future raises as `Partition.append`."""
+        future = self._new_future()
+        self.append_later(PendingAppend(partition, bytes(data), at_ms, partial(resolve, future)))
+        return future
 
     def append_later(self, item: PendingAppend) -> None:
         """Put an append after those that wait.  Its data is the item's own."""

@@ -39,7 +39,7 @@ class Engine:
         on_append: Callable[[int], None],
         on_head: Callable[[Any], None],
         on_broker_requests: Callable[[Any, list[Any]], None],
-        sync: Callable[[int], None],
+        sync: Callable[[Any], None],
     ) -> None:
         self.transport = transport
         self.device = device

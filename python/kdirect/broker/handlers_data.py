@@ -10,11 +10,11 @@ partition and leave the others alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
-from kdirect.broker.answers import Answer, from_buffers, later, respond
+from kdirect.broker.answers import Answer, later, nothing, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.services import Services
@@ -59,6 +59,52 @@ class Collected(NamedTuple):
     urgent: bool
 
 
+class _Append:
+    """What a Produce asks of one partition: `done` once there is an answer, `pending` (a future of
+    the kernel's answer) until then.  `gated`: the answer waits for the partition's gate."""
+
+    __slots__ = ("done", "gated", "index", "partition", "pending", "size")
+
+    def __init__(self, index: int, *, done: Produced | None = None) -> None:
+        self.index = index
+        self.done = done
+        self.pending: asyncio.Future[Any] | None = None
+        self.gated = False
+        self.partition: Partition | None = None
+        self.size = 0
+
+    def waits(self, acks: int) -> bool:
+        """Is the answer to be waited for?  Without acknowledgement nobody waits for the gate."""
+        return self.done is None or (self.gated and acks != 0)
+
+    @property
+    def produced(self) -> Produced:
+        assert self.done is not None
+        return self.done
+
+    @property
+    def start_offset(self) -> int:
+        return self.produced.log_start_offset
+
+
+def _failed(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:
+    return Produced(index, code, -1, -1, start_offset, message)
+
+
+def _refusal(version: int, request: Any) -> tuple[int, str] | None:
+    """(error code, message) of a Produce that is refused for all its partitions, or None."""
+    if version < 3:
+        return (
+            ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
+            "only record batch v2 is taken (Produce version 3 and later)",
+        )
+    if request.acks not in (-1, 0, 1):
+        return ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
+    if request.transactional_id is not None:
+        return ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _TRANSACTIONS
+    return None
+
+
 class DataHandlers:
     """Handlers of the data path; one for the broker."""
 
@@ -68,189 +114,133 @@ class DataHandlers:
 
     # -- Produce -----------------------------------------------------------------------------------
 
-    def produce(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> list[Any] | Awaitable[list[Any] | None] | None:
-        version = header.api_version
-        refusal: tuple[int, str] | None = None
-        if version < 3:
-            refusal = (
-                ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT,
-                "only record batch v2 is taken (Produce version 3 and later)",
-            )
-        elif request.acks not in (-1, 0, 1):
-            refusal = ErrorCode.INVALID_REQUIRED_ACKS, f"acks={request.acks}; use 0, 1 or all"
-        elif request.transactional_id is not None:
-            refusal = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, _TRANSACTIONS
-        topics: list[tuple[str, list[Produced]]] = []
-        to_flush: list[Partition] = []
-        waiting: list[asyncio.Future[Any]] = []
-        now_ms = self._services.environment.time_ms()
+    def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        """Later, where something has to be waited for: room in the head, producers before this one,
+        the gate."""
+        refusal = _refusal(header.api_version, request)
+        at_ms = self._services.environment.time_ms()
+        waits = False
+        topics: list[tuple[str, list[_Append]]] = []
         for topic in request.topic_data:
-            done = []
+            appends = []
             for data in topic.partition_data:
                 if refusal is not None:
-                    done.append(Produced(data.index, refusal[0], -1, -1, -1, refusal[1]))
+                    append = _Append(data.index, done=_failed(data.index, *refusal))
                 else:
-                    done.append(
-                        self._append(
-                            topic.name, data.index, data.records, now_ms, to_flush, waiting
-                        )
-                    )
-            topics.append((topic.name, done))
-        if waiting:
-            return self._acknowledge_in_turn(connection, version, request.acks, topics, to_flush)
-        return self._acknowledge(connection, version, request.acks, topics, to_flush)
+                    append = self._append(topic.name, data.index, data.records, at_ms)
+                waits = waits or append.waits(request.acks)
+                appends.append(append)
+            topics.append((topic.name, appends))
+        if waits:
+            return later(self._produce_later(connection, header.api_version, request.acks, topics))
+        return self._acknowledge(connection, header.api_version, request.acks, topics)
+
+    def _append(self, name: str, index: int, records: Any, at_ms: int) -> _Append:
+        """Append to one partition now, or take a place among the appends to it."""
+        append = _Append(index)
+        try:
+            if name in INTERNAL_TOPICS:
+                message = f"topic {name} is the broker's own"
+                append.done = _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+                return append
+            append.partition = partition = self._services.topics.partition(name, index)
+            if not records:
+                append.done = _failed(index, ErrorCode.INVALID_RECORD, "there are no records")
+                return append
+            append.size = len(records)
+            appender = self._services.appender
+            result = appender.append_nowait(partition, records, at_ms)
+            if result is None:
+                append.pending = appender.append(partition, records, at_ms)
+            else:
+                self._appended(append, result)
+        except Exception as e:
+            self._append_failed(append, name, e)
+        return append
+
+    def _append_failed(self, append: _Append, name: str, error: BaseException) -> None:
+        if isinstance(error, UnknownTopicError):
+            code, message = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(error)
+        else:
+            self._services.counters.append_errors += 1
+            code, message = explain(error, f"append to {name}-{append.index}")
+        append.done = _failed(append.index, code, message)
+
+    def _appended(self, append: _Append, result: Any) -> None:
+        """The kernel's answer: what to tell the producer, and who reads."""
+        services, partition = self._services, append.partition
+        assert partition is not None
+        start = partition.log_start_offset
+        if result.error:
+            services.counters.append_errors += 1
+            message = _KERNEL_MESSAGES.get(result.error)
+            append.done = Produced(append.index, result.error, -1, -1, start, message)
+            return
+        services.counters.appends += 1
+        services.counters.append_bytes += append.size
+        append.gated = partition.acknowledgements_wait()
+        if not partition.gate.holds:
+            services.waiters.notify(partition.topic_partition, append.size)
+        append.done = Produced(
+            append.index, 0, result.base_offset, result.log_append_time, start, None
+        )
+
+    async def _produce_later(
+        self,
+        connection: Connection,
+        version: int,
+        acks: int,
+        topics: list[tuple[str, list[_Append]]],
+    ) -> Answer:
+        """Answer once the appends that wait have had their turn, and the gate has opened."""
+        for name, appends in topics:
+            for append in appends:
+                if append.pending is None:
+                    continue
+                try:
+                    self._appended(append, await append.pending)
+                except Exception as e:
+                    self._append_failed(append, name, e)
+        if acks != 0:
+            await self._wait_for_gate(topics)
+        return self._acknowledge(connection, version, acks, topics)
+
+    async def _wait_for_gate(self, topics: list[tuple[str, list[_Append]]]) -> None:
+        """Return once what was appended may be acknowledged (`kdirect.log.ack_gate`), or its flush
+        has failed."""
+        gated = [(name, x) for name, appends in topics for x in appends if x.gated]
+        outcomes = await asyncio.gather(
+            *(self._services.flusher.flushed(x.partition) for _, x in gated if x.partition),
+            return_exceptions=True,
+        )
+        for (name, append), error in zip(gated, outcomes, strict=True):
+            if isinstance(error, BaseException):
+                code, message = explain(error, f"flush of {name}-{append.index}")
+                append.done = _failed(append.index, code, message, append.start_offset)
 
     def _acknowledge(
         self,
         connection: Connection,
         version: int,
         acks: int,
-        topics: list[tuple[str, list[Produced]]],
-        to_flush: list[Partition],
-    ) -> list[Any] | Awaitable[list[Any] | None] | None:
-        if acks == 0:
-            failed = [
-                f"{name}-{d.partition}: {p.error_kind(d.error).name}"
-                for name, done in topics
-                for d in done
-                if d.error
-            ]
-            if failed:  # the only way to tell a producer that asked for no answer
-                connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
-            for partition in to_flush:
-                self._services.flusher.begin(partition)
-            return None
-        if to_flush:
-            return self._acknowledge_flushed(version, topics, to_flush)
-        return [produce_response(version, topics)]
-
-    async def _acknowledge_in_turn(
-        self,
-        connection: Connection,
-        version: int,
-        acks: int,
-        topics: list[tuple[str, list[Any]]],
-        to_flush: list[Partition],
-    ) -> list[Any] | None:
-        """Answer once the appends that wait for RDMA producers before them have had their turn."""
-        settled = [
-            (name, [await x if isinstance(x, asyncio.Future) else x for x in done])
-            for name, done in topics
+        topics: list[tuple[str, list[_Append]]],
+    ) -> Answer:
+        if acks != 0:
+            answers = [(name, [x.produced for x in appends]) for name, appends in topics]
+            return Answer([produce_response(version, answers)])
+        failed = [
+            f"{name}-{x.index}: {p.error_kind(x.produced.error).name}"
+            for name, appends in topics
+            for x in appends
+            if x.produced.error
         ]
-        answer = self._acknowledge(connection, version, acks, settled, to_flush)
-        return await answer if isinstance(answer, Awaitable) else answer
-
-    def _append(
-        self,
-        name: str,
-        index: int,
-        records: Any,
-        now_ms: int,
-        to_flush: list[Partition],
-        waiting: list[asyncio.Future[Any]],
-    ) -> Any:
-        """What to answer for one partition: Produced, or a future of it."""
-        services = self._services
-        try:
-            if name in INTERNAL_TOPICS:
-                return Produced(
-                    index,
-                    ErrorCode.INVALID_TOPIC_EXCEPTION,
-                    -1,
-                    -1,
-                    -1,
-                    f"topic {name} is the broker's own",
-                )
-            partition = services.topics.partition(name, index)
-            if not records:
-                return Produced(index, ErrorCode.INVALID_RECORD, -1, -1, -1, "there are no records")
-            result = services.append(partition, records, now_ms)
-            if isinstance(result, asyncio.Future):
-                waiting.append(result)
-                return asyncio.ensure_future(
-                    self._appended_later(partition, index, len(records), result, to_flush)
-                )
-        except UnknownTopicError as e:
-            return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
-        except Exception as e:
-            services.counters.append_errors += 1
-            code, message = explain(e, f"append to {name}-{index}")
-            return Produced(index, code, -1, -1, -1, message)
-        return self._appended(partition, index, len(records), result, to_flush)
-
-    async def _appended_later(
-        self,
-        partition: Partition,
-        index: int,
-        size: int,
-        future: asyncio.Future[Any],
-        to_flush: list[Partition],
-    ) -> Produced:
-        try:
-            return self._appended(partition, index, size, await future, to_flush)
-        except UnknownTopicError as e:
-            return Produced(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, str(e))
-        except Exception as e:
-            self._services.counters.append_errors += 1
-            code, message = explain(e, f"append to {partition.topic_partition}")
-            return Produced(index, code, -1, -1, -1, message)
-
-    def _appended(
-        self, partition: Partition, index: int, size: int, result: Any, to_flush: list[Partition]
-    ) -> Produced:
-        services = self._services
-        if result.error:
-            services.counters.append_errors += 1
-            return Produced(
-                index,
-                result.error,
-                -1,
-                -1,
-                partition.log_start_offset,
-                _KERNEL_MESSAGES.get(result.error),
-            )
-        services.counters.appends += 1
-        services.counters.append_bytes += size
-        if partition.config.flush_before_ack or partition.flush_wanted:
-            to_flush.append(partition)
-        if not partition.config.flush_before_ack:
-            services.waiters.notify(partition.topic_partition, size)
-        return Produced(
-            index, 0, result.base_offset, result.log_append_time, partition.log_start_offset, None
-        )
-
-    async def _acknowledge_flushed(
-        self, version: int, topics: list[tuple[str, list[Produced]]], partitions: list[Partition]
-    ) -> list[Any]:
-        """Answer once what was appended is on disk (`log.flush.before.ack`, `flush.messages`)."""
-        outcomes = await asyncio.gather(
-            *(self._services.flusher.flushed(x) for x in partitions), return_exceptions=True
-        )
-        failed = {
-            x.topic_partition: e
-            for x, e in zip(partitions, outcomes, strict=True)
-            if isinstance(e, BaseException)
-        }
-        if failed:
-            topics = [
-                (
-                    name,
-                    [
-                        self._failed_flush(name, d, failed.get(TopicPartition(name, d.partition)))
-                        for d in done
-                    ],
-                )
-                for name, done in topics
-            ]
-        return [produce_response(version, topics)]
-
-    def _failed_flush(self, name: str, done: Produced, error: BaseException | None) -> Produced:
-        if error is None or done.error:
-            return done
-        code, message = explain(error, f"flush of {name}-{done.partition}")
-        return Produced(done.partition, code, -1, -1, done.log_start_offset, message)
+        if failed:  # the only way to tell a producer that asked for no answer
+            connection.close("a Produce without acknowledgement failed: " + ", ".join(failed))
+        for _, appends in topics:
+            for append in appends:
+                if append.gated and append.partition is not None:
+                    self._services.flusher.begin(append.partition)
+        return nothing()
 
     # -- Fetch -------------------------------------------------------------------------------------
 
@@ -574,15 +564,10 @@ class DataHandlers:
             producer_epoch=0,
         )
 
-    def _produce_answer(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return from_buffers(self.produce(connection, header, request))
-
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, does it hold up later requests while it waits?)."""
         return (
-            ("Produce", self._produce_answer, False),
+            ("Produce", self.produce, False),
             ("Fetch", self.fetch, False),
             ("ListOffsets", self.list_offsets, True),
             ("OffsetForLeaderEpoch", self.offset_for_leader_epoch, True),

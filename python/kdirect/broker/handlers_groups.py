@@ -413,9 +413,7 @@ class GroupHandlers:
         committed = self._offsets.commit(request.group_id, offsets)
         if committed.done() and committed.exception() is None:
             partition = committed.result()
-            if partition is None or not (
-                partition.config.flush_before_ack or partition.flush_wanted
-            ):
+            if partition is None or not partition.acknowledgements_wait():
                 return respond(header, p.OffsetCommitResponse, topics=rows)
         return later(self._committed_later(header, committed, rows))
 
@@ -438,9 +436,7 @@ class GroupHandlers:
     ) -> Answer:
         try:
             partition = await committed
-            if partition is not None and (
-                partition.config.flush_before_ack or partition.flush_wanted
-            ):
+            if partition is not None and partition.acknowledgements_wait():
                 await self._services.flusher.flushed(partition)
         except (KdirectError, OSError) as e:
             self._fail_rows(rows, e)

@@ -118,7 +118,7 @@ class HeadAccess:
     # -- members -----------------------------------------------------------------------------------
 
     def join(
-        self, grants: GrantTable, peer: Peer, request: Any, *, sync_first: bool, watched: bool
+        self, grants: GrantTable, peer: Peer, request: Any, *, watched: bool
     ) -> p.GetProduceAccessResponse:
         """Grant the head to one more producer; the answer to its request.  RevokedError: the
         worker has ended the head, and news of it is on its way."""
@@ -138,7 +138,6 @@ class HeadAccess:
                 request.ack_rkey,
                 request.ack_entries,
                 grant.staging,
-                sync_first,
                 watched,
             ):
                 raise RevokedError(

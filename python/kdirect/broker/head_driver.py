@@ -98,7 +98,6 @@ class HeadDriver:
         self._appends = appends
         self._waiting = waiting
         self.stopping = False  # nothing is left to the event loop any more
-        self._sync_first = bool(config["log.flush.before.ack"])
         self._hole_timeout_ms = int(config["rdma.produce.hole.timeout.ms"])
         self._scheduler = scheduler
         self._monotonic = environment.monotonic
@@ -219,7 +218,6 @@ class HeadDriver:
             self._grants,
             peer,
             request,
-            sync_first=self._sync_first,
             watched=access.partition.topic_partition in self._watched,
         )
 
@@ -631,7 +629,7 @@ class HeadDriver:
         access.broker_requests[reserved.order] = item
         try:
             answers = access.engine.worker.submit_broker_request(
-                access.requests, reserved.order, item.data
+                access.requests, reserved.order, item.data, item.checked
             )
         except AccessDeniedError:
             del access.broker_requests[reserved.order]

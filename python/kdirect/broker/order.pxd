@@ -35,6 +35,7 @@ cdef struct arrived_t:
     const uint8_t* data
     uint32_t length           # 0: not arrived
     uint16_t file_id          # whose acknowledgement; 0: nobody's
+    uint8_t checked           # the kernel's `check` has passed the broker's own request
 
 cdef struct head_t:
     uint8_t state
@@ -44,6 +45,8 @@ cdef struct head_t:
     uint8_t has_end           # end_order is known
     uint8_t news
     uint8_t touched
+    uint8_t gate_asked        # the owner was, or is to be, asked to open the gate
+    uint8_t gate_untold       # it is to be
     uint8_t begun             # AHEAD: its owner was told that the first request has arrived
     uint16_t next_order       # of the request to commit next
     uint16_t end_order        # of the first reservation that is not valid any more

@@ -1,5 +1,6 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4, 5).
+"""The order of produce requests of one head file: pure decisions (KafkaDirect §4.2.2, figures 4
+and 5).
 
 Law of the room: a state and events in, a state out.  No lock (the produce worker's guards it), no
 clock (callers say what time it is), no I/O; the only allocation is the ring.
@@ -78,6 +79,7 @@ cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t 
     at.data = data
     at.length = length
     at.file_id = file_id
+    at.checked = 0
     h.waiting += 1
     return ARRIVED
 

@@ -48,7 +48,7 @@ from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.manager import LogManager
-from kdirect.log.partition import Partition, now_ms
+from kdirect.log.partition import AppendResult, Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
 
@@ -355,22 +355,33 @@ class ProduceAccess:
 
     # -- Kafka clients -----------------------------------------------------------------------------
 
-    def append(self, partition: Partition, records: Any, when_ms: int | None = None) -> Any:
-        """Append whole batches of a Kafka client: the result (see CommitResult), or a future of it
-        while others are to come first.  Raises as `Partition.append`."""
+    def append_nowait(
+        self, partition: Partition, records: Any, at_ms: int
+    ) -> AppendResult | Appended | None:
+        """Append whole batches of a Kafka client, if nothing is to be waited for: no room to be
+        made, and nobody before them.  None, and nothing has changed: then `append`."""
+        if partition.topic_partition in self._driver.heads:
+            return None
+        return self._appends.append_nowait(partition, records, at_ms)
+
+    def append(
+        self, partition: Partition, records: Any, at_ms: int
+    ) -> asyncio.Future[AppendResult | Appended]:
+        """The same after whatever comes first; its place among the appends to the partition is that
+        of this call.  The future raises as `Partition.append`."""
         tp = partition.topic_partition
-        access = self._driver.heads.get(tp)
-        if access is None:
-            return self._appends.append(partition, records, when_ms)
-        when_ms = now_ms() if when_ms is None else when_ms
-        error = partition.kernel.check(records, when_ms)
-        if error:
-            return Appended(error, -1, -1)
+        if tp not in self._driver.heads:
+            return self._appends.append(partition, records, at_ms)
         future: asyncio.Future[Any] = self._scheduler.new_future()
-        item = PendingAppend(partition, bytes(records), when_ms, partial(resolve, future))
+        item = PendingAppend(partition, bytes(records), at_ms, partial(resolve, future))
+        error = partition.kernel.check(item.data, at_ms)
+        if error:
+            item.settle(Appended(error, -1, -1))
+            return future
+        item.checked = True
         if self._appends.waiting(tp) or not self._driver.reserve_for(item):
             self._appends.append_later(item)
-        return future.result() if future.done() else future
+        return future
 
     # -- the rest ----------------------------------------------------------------------------------
 

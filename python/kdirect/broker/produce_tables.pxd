@@ -38,8 +38,6 @@ cdef struct peer_t:
 cdef struct grant_t:
     uint8_t state
     uint8_t dirty         # acknowledgements staged and not posted
-    uint8_t sync_first    # the partition must be synced to disk before its acknowledgements go out
-    uint8_t unsynced
     uint8_t appended      # somebody waits for this append, and `_appended` of the worker was full
     uint16_t file_id
     uint32_t qp_num
@@ -52,6 +50,12 @@ cdef struct grant_t:
     uint64_t posted       # entries ever posted
     uint64_t completed    # entries whose WRITE has completed
     uint64_t staging_address
+    # Acknowledgements wait until the high watermark has passed their records, where the partition's
+    # gate holds (kdirect.log.ack_gate): entries below `gated` until it is `gate_offset` (0: no such
+    # round is under way), all of them until it is `end_offset` (0: none waits).
+    uint64_t gated
+    int64_t gate_offset
+    int64_t end_offset
     head_t* head          # borrowed, as is the queue pair; ProduceWorker._grants keeps them alive
     PyObject* qp
 
@@ -85,7 +89,7 @@ cdef class ProduceTables:
     cdef broker_answer_t* _broker_answers
     cdef int _broker_answer_count, _broker_answer_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
-    cdef bint _sync_first          # some grant's acknowledgements wait for the disk: they go out together, after one sync
+    cdef bint _gate_news           # of some head: acknowledgements wait for the gate
     cdef bint _kick                # a head has requests to commit that came from another thread
     cdef bint _backlog             # some acknowledgements wait for room in a send queue
 
@@ -98,6 +102,7 @@ cdef class ProduceTables:
     cdef void _revoke_members(self, head_t* h) noexcept nogil
     cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags,
                      uint16_t batches, int64_t base_offset, int64_t log_append_time) noexcept nogil
+    cdef uint64_t _may_post(self, grant_t* g) noexcept nogil
     cdef void _post_acks(self, grant_t* g) noexcept nogil
     cdef void _drain_sends(self) noexcept nogil
     cdef void _reap_sends(self) noexcept nogil

@@ -298,8 +298,7 @@ cdef class ProduceTables:
         return out
 
     def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address,
-                uint32_t ack_rkey, uint64_t entries,
-                MemoryRegion staging, bint sync_first, bint watched):
+                uint32_t ack_rkey, uint64_t entries, MemoryRegion staging, bint watched):
         """Start taking produce requests for `file_id` from `qp`, which is one of the producers of
         `head`.  False when the head has ended.
 
@@ -316,7 +315,6 @@ cdef class ProduceTables:
         g.entries = entries
         g.staging_lkey = staging.lkey
         g.staging_address = staging.address
-        g.sync_first = sync_first
         g.head = &head.h
         g.qp = <PyObject*> qp
         with nogil:
@@ -332,7 +330,6 @@ cdef class ProduceTables:
             return False
         self._grants[file_id] = (head, qp, staging)
         self._table[file_id] = g
-        self._sync_first = self._sync_first or sync_first
         if watched:
             kd_flag_set(&self._watched[file_id])
         pthread_mutex_unlock(&self._lock)
@@ -364,8 +361,7 @@ cdef class ProduceTables:
     cdef void _notice(self, grant_t* g, uint16_t flags) noexcept nogil:
         if self._peer_alive(g.qp_num):
             self._stage(g, 0, 0, flags, 0, -1, -1)
-            if not g.unsynced:  # else the worker posts it, behind the acknowledgements that wait for the disk
-                self._post_acks(g)
+            self._post_acks(g)
 
     cdef void _revoke_members(self, head_t* h) noexcept nogil:
         """Tell all producers of this head that nothing more of theirs will be committed."""
@@ -448,12 +444,36 @@ cdef class ProduceTables:
         self._broker_answers[self._broker_answer_count].result = result[0]
         self._broker_answer_count += 1
 
+    cdef uint64_t _may_post(self, grant_t* g) noexcept nogil:
+        """Up to which staged entry the partition's gate lets acknowledgements out: it has moved the
+        high watermark past their records.  They go in rounds: one flush lets out what was staged
+        when it was asked for, and what came meanwhile waits for the next."""
+        cdef int64_t mark
+        cdef uint64_t limit = g.posted
+        if g.end_offset == 0:
+            return g.staged
+        mark = (<CommitKernel> g.head.kernel).c_high_watermark()
+        if g.end_offset <= mark:
+            g.end_offset = g.gate_offset = 0
+            return g.staged
+        if g.gate_offset and g.gate_offset <= mark:
+            limit = g.gated
+            g.gate_offset = 0
+        if g.gate_offset == 0:
+            g.gate_offset = g.end_offset
+            g.gated = g.staged
+        if not g.head.gate_asked:
+            g.head.gate_asked = g.head.gate_untold = 1
+            self._gate_news = True
+        return limit
+
     cdef void _post_acks(self, grant_t* g) noexcept nogil:
         cdef uint64_t at, n
+        cdef uint64_t limit = self._may_post(g)
         cdef int rc
-        while g.posted < g.staged:
+        while g.posted < limit:
             at = g.posted & (g.entries - 1)
-            n = g.staged - g.posted
+            n = limit - g.posted
             if n > g.entries - at:
                 n = g.entries - at
             rc = (<QueuePair> g.qp).c_post_write_imm(
@@ -465,11 +485,13 @@ cdef class ProduceTables:
                 return
             if rc != 0:
                 # The queue pair is in error; its flushed receives will report the peer.
-                break
+                g.end_offset = g.gate_offset = 0
+                g.dirty = 0
+                return
             g.posted += n
             self._ack_writes += 1
             self._outstanding += 1
-        g.dirty = 0
+        g.dirty = g.posted < g.staged
 
     cdef void _drain_sends(self) noexcept nogil:
         while self._outstanding > 0:
@@ -509,15 +531,11 @@ cdef class ProduceTables:
         for i in range(n):
             g = self._table[self._touched[i]]
             if g != NULL and g.dirty:
-                if g.unsynced:
-                    self._touched[self._touched_count] = g.file_id
-                    self._touched_count += 1
-                else:
-                    self._post_acks(g)
+                self._post_acks(g)
 
     cdef void _flush_backlog(self) noexcept nogil:
         cdef int i
         self._backlog = False
         for i in range(FILES):
-            if self._table[i] != NULL and self._table[i].dirty and not self._table[i].unsynced:
+            if self._table[i] != NULL and self._table[i].dirty:
                 self._post_acks(self._table[i])

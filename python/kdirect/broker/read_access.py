@@ -4,9 +4,9 @@ Owns: opening files for readers on a thread, granting them on the event loop, an
 What may not enter: queue pairs (`kdirect.broker.queue_pairs`), write access
 (`kdirect.broker.produce_access`).
 
-Memory: a grant holds its segment (`Segment.acquire`) from grant to release.  A client's slot region
-belongs to the client's `Peer` and outlives its attachment to any kernel.  Regions and slots are
-remote-read only.
+Memory: a grant holds its segment (`SegmentSource.grant`) from grant to release.  A client's slot
+region belongs to the client's `Peer` and outlives its attachment to any kernel.  Regions and slots
+are remote-read only.
 
 All methods run on the broker's event loop, except where said.
 """
@@ -32,12 +32,12 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
+from kdirect.log.segment_source import Location, SegmentSource
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
 from kdirect.rdma.contract import Access, Memory
 
 log = logging.getLogger("kdirect.broker.rdma")
 
-PAGE_BYTES = 4096
 # A file that rolled between its opening and its grant is given up, and the next one opened, at most
 # so often.
 MOST_OPENINGS = 16
@@ -45,17 +45,23 @@ MOST_OPENINGS = 16
 
 @dataclass(eq=False, slots=True)
 class OpenedFile:
-    """A file for a reader, opened on a thread: acquired, its memory registered, the position of
-    `wanted` known.  `segment` is None where the partition has no head file yet, `region` where only
-    a slot is asked for."""
+    """A file for a reader, opened on a thread: its location held, its memory registered, the
+    position of `wanted` known.  `location` is None where the partition has no head file yet,
+    `region` where only a slot is asked for."""
 
     partition: Partition
-    segment: Segment | None
+    source: SegmentSource | None
     wanted: int  # an offset
     with_slot: bool
+    location: Location | None = None
     position: int = 0  # of the batch that holds `wanted`
     base: int = -1  # its base offset
     region: Any = None
+
+    @property
+    def segment(self) -> Segment | None:
+        """The segment whose file it is."""
+        return self.location.owner if self.location is not None else None
 
 
 class SlotValues(NamedTuple):
@@ -181,40 +187,37 @@ class ReadAccess:
         self._listen(partition)
         wanted = _readable(partition, offset)
         head = partition.head
-        segment = head if wanted >= partition.log_end_offset else partition.segment_for(wanted)
-        with_slot = (
-            segment is None
-            or not segment.sealed
-            or (segment is head and wanted >= partition.log_end_offset)
-        )
-        file = OpenedFile(partition, segment, wanted, with_slot)
-        if segment is None:
+        at_end = wanted >= partition.log_end_offset
+        source = partition.source_for(wanted) if head is not None or not at_end else None
+        with_slot = source is None or not partition.is_finished(source)
+        file = OpenedFile(partition, source, wanted, with_slot)
+        if source is None:
             return file
         if peer.pins:  # before it is acquired: see `ProduceAccess.may_give_back`
             self._grants.opening.add(file)
         try:
-            segment.acquire()
+            location = file.location = source.grant()
         except BaseException:
             self._grants.opening.discard(file)
             raise
         try:
-            if wanted <= segment.end_offset:
-                file.position, file.base = segment.locate(wanted)
+            if wanted <= source.end_offset:
+                file.position, file.base = source.locate(wanted)
             if not with_slot or offset != LATEST_OFFSET:
-                file.region = _register(peer, segment)
+                file.region = _register(peer, location)
             return file
         except BaseException:
             self._grants.opening.discard(file)
-            segment.release()
+            location.release()
             raise
 
     # On the event loop again.
 
     def _close_file(self, file: OpenedFile | KdirectError) -> None:
         """Give back a file that is not granted."""
-        if not isinstance(file, KdirectError) and file.segment is not None:
+        if not isinstance(file, KdirectError) and file.location is not None:
             self._grants.opening.discard(file)
-            self._background(partial(_close_region, file.region, file.segment.release))
+            self._background(partial(_close_region, file.region, file.location.release))
 
     def _grant_file(self, peer: Peer, file: OpenedFile) -> dict[str, Any] | None:
         """Grant an opened file; None when the head moved on in between (the caller opens the
@@ -243,9 +246,9 @@ class ReadAccess:
             if fields is None:
                 self.release(grant)
                 return None
-            if file.segment is not None:
+            if file.source is not None:
                 fields["first_epoch"], fields["last_epoch"] = partition.epochs_of(
-                    file.segment, fields["start_offset"]
+                    file.source, fields["start_offset"]
                 )
             return _grant_fields(grant) | fields
         except BaseException:
@@ -254,8 +257,9 @@ class ReadAccess:
             raise
 
     def _with_slot(self, grant: Grant, file: OpenedFile) -> dict[str, Any] | None:
-        """Attach a slot to the file, which may grow; its fields of a ConsumeGrant, or None when the
-        file is not the head, or not wholly registered, any more."""
+        """Attach a slot to the file, which may grow, or of which more may be read in time; its
+        fields of a ConsumeGrant, or None when the file is finished, replaced, or not wholly
+        registered any more."""
         peer, partition, segment = grant.peer, file.partition, file.segment
         grant.slot_index = peer.free_slot(self._slots_per_consumer)
         if grant.slot_index < 0:
@@ -265,10 +269,13 @@ class ReadAccess:
                 " raise rdma.slots.per.consumer on the broker",
             )
         peer.slots[grant.slot_index] = partition.topic_partition
-        partition.kernel.attach_slot(peer.slot_address(grant.slot_index), grant.file_id)
+        address = peer.slot_address(grant.slot_index)
+        expected = segment.base_offset if segment is not None else None
+        if not partition.kernel.attach_slot(address, grant.file_id, expected):
+            return None
         slot = _read_slot(peer.slot_memory, grant.slot_index)
-        moved_on = partition.head is not segment or (
-            segment is not None and slot.segment_base_offset != segment.base_offset
+        moved_on = not partition.is_current(segment) or (
+            expected is not None and slot.segment_base_offset != expected
         )
         if moved_on or (
             grant.region is not None and slot.last_readable_position > grant.region.length
@@ -348,16 +355,10 @@ def _readable(partition: Partition, offset: int) -> int:
     return int(partition.skip_gap(wanted))
 
 
-def _register(peer: Peer, segment: Segment) -> Any:
+def _register(peer: Peer, at: Location) -> Any:
     """A key to what there is of a file."""
-    mapped = segment.mapped_length  # of a head: what is allocated of it by now
-    length = mapped
-    if segment.sealed:
-        # No more than there is: registration may pin pages, and would fill the hole after the end
-        # again.
-        length = min(mapped, max(1, -(-segment.size // PAGE_BYTES)) * PAGE_BYTES)
-    memory = Memory.wrap(segment.fd, segment.address, mapped, False, segment)
-    return peer.domain.register(memory, Access.REMOTE_READ, 0, length)
+    memory = Memory.wrap(at.fd, at.address, at.mapped_length, False, at.owner)
+    return peer.domain.register(memory, Access.REMOTE_READ, 0, at.length)
 
 
 def _read_slot(memory: Memory, index: int) -> SlotValues:

@@ -150,7 +150,7 @@ class BrokerServer:
             flusher=self.flusher,
             waiters=self.waiters,
             offsets=self.offsets,
-            append=self.appends.append if self.access is None else self.access.append,
+            appender=self.appends if self.access is None else self.access.produce,
             watch=_watch_nothing if self.access is None else self.access.watch,
         )
         configs = ConfigHandlers(services)

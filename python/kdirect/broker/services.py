@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
@@ -21,13 +21,22 @@ from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
 from kdirect.log.manager import LogManager
-from kdirect.log.partition import AppendResult, Partition
+from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
 
-# `append(partition, batches, now_ms)`: the result, or a future of it where the append has to wait
-# for room or for RDMA producers before it.  Raises as `Partition.append`, here or by the future.
-Append: TypeAlias = Callable[[Partition, Any, int], AppendResult | asyncio.Future[Any]]
+
+class Appender(Protocol):
+    """Appends whole batches of Kafka clients; `Appends`, or, where RDMA producers may have the
+    head, `ProduceAccess`."""
+
+    def append_nowait(self, partition: Partition, data: Any, at_ms: int, /) -> Any:
+        """The kernel's answer, or None, and nothing has changed: then `append`.  Raises as
+        `Partition.append_nowait`."""
+
+    def append(self, partition: Partition, data: Any, at_ms: int, /) -> asyncio.Future[Any]:
+        """The same after whatever comes first: room, or RDMA producers.  Its place among the
+        appends to the partition is that of this call.  The future raises as `Partition.append`."""
 
 
 @dataclass(slots=True)
@@ -62,5 +71,5 @@ class Services:
     flusher: Flusher
     waiters: Waiters
     offsets: OffsetStore
-    append: Append
+    appender: Appender
     watch: Callable[[TopicPartition], None]

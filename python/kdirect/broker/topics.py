@@ -19,10 +19,8 @@ are known to the `ClusterView` alone; `find`, `find_by_id` and `all_topics` look
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
-import os
 import threading
 import uuid
 from collections.abc import Iterator, Mapping
@@ -41,7 +39,7 @@ from kdirect.errors import (
     TopicExistsError,
     UnknownTopicError,
 )
-from kdirect.log.checkpoint import new_id
+from kdirect.log.checkpoint import decode_id, encode_id, new_id, replace_file
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -59,20 +57,10 @@ PRODUCER_ID_BLOCK = 1000
 PRODUCER_ID_LIMIT = 1 << 62
 
 
-def replace_file(path: Path, text: str) -> None:
+def _write(path: Path, text: str) -> None:
     """Put `text` in place of the file, so that a crash leaves either; LogError names the file."""
-    written = path.with_name(path.name + ".tmp")
     try:
-        with open(written, "w", encoding="utf-8") as f:
-            f.write(text)
-            f.flush()
-            os.fsync(f.fileno())
-        os.replace(written, path)
-        directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        replace_file(path, text.encode())
     except OSError as e:
         raise LogError(
             f"cannot write {path}: {e.strerror}",
@@ -105,16 +93,6 @@ class Topic:
     @property
     def internal(self) -> bool:
         return self.name in INTERNAL_TOPICS
-
-
-def kafka_uuid(value: uuid.UUID) -> str:
-    """Kafka's way to write a UUID: 22 characters of URL-safe base 64."""
-    return base64.urlsafe_b64encode(value.bytes).rstrip(b"=").decode()
-
-
-def parse_kafka_uuid(text: str) -> uuid.UUID:
-    """The reverse of `kafka_uuid`; ValueError."""
-    return uuid.UUID(bytes=base64.urlsafe_b64decode(text + "=="))
 
 
 class Registry:
@@ -207,7 +185,7 @@ class Registry:
                 self._remember(
                     Topic(
                         check_topic_name(name),
-                        parse_kafka_uuid(row["id"]),
+                        decode_id(row["id"]),
                         int(row["partitions"]),
                         configs,
                         bool(row.get("deleting")),
@@ -231,13 +209,13 @@ class Registry:
         rows = {}
         for t in self._topics.values():
             rows[t.name] = {
-                "id": kafka_uuid(t.topic_id),
+                "id": encode_id(t.topic_id),
                 "partitions": t.partition_count,
                 "configs": t.configs,
             }
             if t.deleting:
                 rows[t.name]["deleting"] = True
-        replace_file(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
+        _write(self._file, json.dumps({"version": 1, "topics": rows}, indent=1) + "\n")
 
     def _save_soon(self) -> None:
         """Save what need not be on disk yet: the next start, or the next change of a topic,
@@ -428,7 +406,7 @@ class Registry:
     def _reserve_producer_ids(self) -> None:
         stored = self._stored_producer_id()
         start = stored if stored is not None else self._first_producer_id()
-        replace_file(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
+        _write(self._ids_file, f"{start + PRODUCER_ID_BLOCK}\n")
         with self._producer_ids:
             self._next_producer_id, self._producer_id_limit = start, start + PRODUCER_ID_BLOCK
 

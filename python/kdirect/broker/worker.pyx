@@ -25,7 +25,10 @@ or reports.  Every other method may be called from any thread; `_lock` guards th
 heads and is held by the worker while it works off one batch of completions, so a grant or head that
 `remove` or `close_head` has returned from is not in use.  Nobody waits for it with the GIL held:
 its holder may need the GIL (a transport written in Python, or just to go on behind ``with nogil``).
-With group commit only the worker's thread commits.
+
+Acknowledgements pass one gate, the partition's (`kdirect.log.ack_gate`): where it holds, they wait
+until it has moved the high watermark past their records, and the owner of the head is asked, by
+`sync`, to see to that.  The thread does not wait: other heads go on.
 
 Memory.  A grant's acknowledgements are staged in memory of the broker (`staging`, registered in the
 client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport
@@ -101,9 +104,10 @@ cdef class ProduceWorker(ProduceTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
     `on_head(head)` (it was drained or aborted, or was granted ahead and is written to),
-    `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and `on_append(file_id)` are called on the worker's thread with the GIL and no
-    lock held; they must not block. `sync(file_id)` is called there too and returns when what was
-    committed is on disk.
+    `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
+    `on_append(file_id)` are called on the worker's thread with the GIL and no lock held; they must
+    not block.  So is `sync(head)`: acknowledgements of its records wait for the gate; once that may
+    have opened, `gate_moved(head)` is called, or `gate_failed(head)`.
     """
 
     cdef CompletionQueue _recv_cq
@@ -172,10 +176,12 @@ cdef class ProduceWorker(ProduceTables):
             pthread_mutex_unlock(&self._lock)
         self._wake()
 
-    def submit_broker_request(self, ProduceHead head, uint16_t order, data):
+    def submit_broker_request(self, ProduceHead head, uint16_t order, data, bint checked=False):
         """The broker's own request, whole batches, whose order and room were reserved: committed
-        when its turn comes.  The answers to own requests that are known now, this one's or others';
-        later ones go to `on_broker_requests`.  Raises AccessDeniedError when the head has ended."""
+        when its turn comes.  `checked`: `CommitKernel.check` has passed them, and nobody writes
+        them since, so their CRCs are not computed again.  The answers to own requests that are
+        known now, this one's or others'; later ones go to `on_broker_requests`.  Raises
+        AccessDeniedError when the head has ended."""
         cdef const uint8_t[::1] view = data
         cdef uint32_t length = <uint32_t> view.shape[0]
         cdef int rc = -1
@@ -189,16 +195,12 @@ cdef class ProduceWorker(ProduceTables):
             pthread_mutex_unlock(&self._lock)
             raise AccessDeniedError(f"order {order} cannot be taken: the head has ended",
                                     hint="reserve again on the next one")
+        head.h.ring[order & head.h.mask].checked = checked
         self._broker_requests += 1
-        if self._sync_first:
-            head.h.touched = 1
-            self._kick = True
-            answers = []
-        else:
-            with nogil:
-                self._commit_run(&head.h, self._wall_ms(), self._now())
-                self._flush_acks()
-            answers = self._answers_of(head)
+        with nogil:
+            self._commit_run(&head.h, self._wall_ms(), self._now())
+            self._flush_acks()
+        answers = self._answers_of(head)
         pthread_mutex_unlock(&self._lock)
         self._wake()
         return answers
@@ -285,10 +287,11 @@ cdef class ProduceWorker(ProduceTables):
             (<CommitKernel> h.kernel).c_begin()
             while r != NULL:
                 if r.data != NULL:
-                    error = (<CommitKernel> h.kernel).c_append_next(h.segment_base_offset, r.data, r.length, now_ms, &result)
+                    error = (<CommitKernel> h.kernel).c_append_next(
+                        h.segment_base_offset, r.data, r.length, now_ms, r.checked, &result)
                 else:
                     error = (<CommitKernel> h.kernel).c_commit_next(
-                        h.segment_base_offset, h.position, r.length, h.leader_epoch, now_ms,
+                        h.segment_base_offset, h.position, r.length, h.leader_epoch, False, now_ms,
                         &result)
                 if (error == COMMIT_NO_SPACE or error == COMMIT_NO_HEAD
                         or error == COMMIT_WRONG_POSITION):
@@ -304,7 +307,7 @@ cdef class ProduceWorker(ProduceTables):
                     break
                 unanswered += r.length
                 order_done(h, r)
-                if unanswered >= ACK_AFTER_BYTES and not self._sync_first:
+                if unanswered >= ACK_AFTER_BYTES:
                     (<CommitKernel> h.kernel).c_end()
                     self._flush_acks()
                     unanswered = 0
@@ -347,9 +350,10 @@ cdef class ProduceWorker(ProduceTables):
         if damaged:
             flags |= ACK_FLAG_REVOKED
         elif result.error == 0:
-            if g.sync_first:
-                g.unsynced = 1
-            if kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
+            if (<CommitKernel> h.kernel).c_holds():
+                # Readers are told when the high watermark moves, not now.
+                g.end_offset = max(g.end_offset, result.last_offset + 1)
+            elif kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
                 if self._appended_count < BATCH:
                     self._appended[self._appended_count] = g.file_id
                     self._appended_count += 1
@@ -361,39 +365,50 @@ cdef class ProduceWorker(ProduceTables):
         if damaged:
             g.state = GRANT_RETIRED
 
-    cdef _sync_dirty(self):
-        """Group commit: one sync a partition serves every request of this batch (and of all
-        producers)."""
-        cdef int i
+    def gate_moved(self, ProduceHead head):
+        """The gate of this head's partition may let out acknowledgements that wait: write them."""
         cdef grant_t* g
-        cdef list ids = []
-        for i in range(self._touched_count):
-            g = self._table[self._touched[i]]
-            if g != NULL and g.unsynced:
-                ids.append(self._touched[i])
-        for file_id in ids:
-            try:
-                self.sync(file_id)
-                g = self._table[<uint16_t> file_id]
-                if g != NULL:
-                    g.unsynced = 0
-            except Exception:
-                log.exception("sync before acknowledgement failed; the producer's access ends unacknowledged")
-                g = self._table[<uint16_t> file_id]
-                if g != NULL:
-                    # what was staged and not posted must not reach the producer
-                    g.staged = g.posted
-                    g.unsynced = 0
-                    g.dirty = 0
-                    peer = self._find_peer(g.qp_num)
-                    if peer != NULL:
-                        self._cut_peer(peer, CUT_DISCONNECTED)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        self._end_gate_round(head)
+        for file_id in self._grants:
+            g = self._table[<uint16_t> file_id]
+            if g != NULL and g.head == &head.h and g.dirty:
+                self._post_acks(g)
+        pthread_mutex_unlock(&self._lock)
+        self._wake()
+
+    def gate_failed(self, ProduceHead head):
+        """What waits for the gate will never be acknowledged: the producers' access ends, without
+        the acknowledgements that were not written."""
+        cdef grant_t* g
+        cdef peer_t* peer
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        self._end_gate_round(head)
+        for file_id in self._grants:
+            g = self._table[<uint16_t> file_id]
+            if g != NULL and g.head == &head.h and g.end_offset:
+                g.staged = g.posted
+                g.dirty = 0
+                g.end_offset = g.gate_offset = 0
+                peer = self._find_peer(g.qp_num)
+                if peer != NULL:
+                    self._cut_peer(peer, CUT_DISCONNECTED)
+        pthread_mutex_unlock(&self._lock)
+        self._recv_cq.wake()
+
+    cdef _end_gate_round(self, ProduceHead head):
+        """The owner has answered `sync`; the lock is held."""
+        head.h.gate_asked = head.h.gate_untold = 0
+        if head.h.news == NEWS_TO_TELL:
+            self._head_news = True
 
     cdef _report(self):
         cdef int i
         cdef peer_t* peer
         cdef grant_t* g
-        cdef list cut = [], appended = [], heads = [], answered = []
+        cdef list cut = [], appended = [], heads = [], answered = [], gated = []
         cdef ProduceHead head
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -414,17 +429,22 @@ cdef class ProduceWorker(ProduceTables):
                 if g != NULL and g.appended:
                     g.appended = 0
                     appended.append((file_id,))
-        if self._broker_answer_count or self._head_news:
-            self._head_news = False
+        if self._broker_answer_count or self._head_news or self._gate_news:
+            self._head_news = self._gate_news = False
             for head in self._heads:
                 answers = self._answers_of(head) if self._broker_answer_count else []
                 if answers:
                     answered.append((head, answers))
-                if head.h.news == NEWS_TO_TELL:
+                if head.h.gate_untold:
+                    head.h.gate_untold = 0
+                    gated.append((head,))
+                # A head ends for its producers once they have their acknowledgements.
+                if head.h.news == NEWS_TO_TELL and not head.h.gate_asked:
                     head.h.news = NO_NEWS
                     heads.append((head,))
         pthread_mutex_unlock(&self._lock)
         for callback, items in ((self.on_append, appended), (self.on_broker_requests, answered),
+                                (self.sync, gated),
                                 (self.on_head, heads), (self.on_cut, cut)):
             for item in items:
                 try:
@@ -433,15 +453,13 @@ cdef class ProduceWorker(ProduceTables):
                     log.exception("callback of the produce worker failed")
 
     cdef int c_step(self) noexcept nogil:
-        """Work off one batch of completions, if there are any: commit, sync, acknowledge.  How
-        many, or below 0 when the queue overran."""
+        """Work off one batch of completions, if there are any: commit, acknowledge.  How many, or
+        below 0 when the queue overran."""
         cdef work_completion wcs[BATCH]
         cdef head_t* heads[BATCH]
         cdef head_t* h
         cdef int64_t now_ms, now_ns
         cdef int i, n, count = 0
-        cdef bint sync = False
-        cdef grant_t* g
         n = self._recv_cq.c_poll(wcs, BATCH)
         if n <= 0 and not self._kick:
             return n
@@ -464,15 +482,6 @@ cdef class ProduceWorker(ProduceTables):
             for i in range(self._open_count):
                 if self._open[i].touched:
                     self._commit_run(self._open[i], now_ms, now_ns)
-        for i in range(self._touched_count):
-            g = self._table[self._touched[i]]
-            if g != NULL and g.unsynced:
-                sync = True
-        if sync:
-            pthread_mutex_unlock(&self._lock)
-            with gil:
-                self._sync_dirty()
-            pthread_mutex_lock(&self._lock)
         self._flush_acks()
         self._drain_sends()
         if self._backlog:
@@ -503,7 +512,8 @@ cdef class ProduceWorker(ProduceTables):
 
     cdef _wake(self):
         """The worker has something to look at besides completions."""
-        if self._kick or self._head_news or self._broker_answer_count or self._earliest_ns:
+        if (self._kick or self._head_news or self._gate_news or self._broker_answer_count
+                or self._earliest_ns):
             self._recv_cq.wake()
 
     cdef void c_tend_sends(self) noexcept nogil:
@@ -519,7 +529,8 @@ cdef class ProduceWorker(ProduceTables):
             pthread_mutex_unlock(&self._lock)
 
     cdef bint _has_news(self) noexcept nogil:
-        return self._cut_count > 0 or self._appended_count > 0 or self._head_news or self._broker_answer_count > 0
+        return (self._cut_count > 0 or self._appended_count > 0 or self._head_news
+                or self._gate_news or self._broker_answer_count > 0)
 
     def set_time(self, int64_t now_ns):
         """From now on this time counts instead of the machine's clock (a simulator's)."""
@@ -533,7 +544,7 @@ cdef class ProduceWorker(ProduceTables):
             n = self.c_step()
             self.c_tend_sends()
             self.c_tend_heads()
-        if self._has_news():
+        while self._has_news():     # a callback may make more
             self._report()
         return n
 

@@ -34,7 +34,12 @@ Metadata slot (KafkaDirect section 4.4.2, figure 9; little endian, one cache lin
     +--------------+--------------+--------+--------+--------------+
 
 ``guard`` is the CRC-32C of bytes 4 to 64: a READ that overlaps an update does not match and is
-repeated.  ``last readable position`` is the position after the last batch below ``high watermark``.
+repeated.  ``last readable position`` is the position in this file after its last batch below ``high
+watermark``: 0 when the high watermark lies in an earlier segment, the file's end when it lies in a
+later one.  A file may be sealed, and the high watermark lie in it: its slot is updated like that of
+the last file, and gets SLOT_FLAG_SEALED once the high watermark and the last stable offset have
+passed its end.  So a reader that sees the flag finds the end of the file in ``last readable
+position``, and one that does not see it has not finished the file.
 
 Acknowledgement entry (the broker WRITEs it into the producer's ring; little endian)::
 
@@ -135,7 +140,7 @@ SLOT_LOG_START_OFFSET = 56
 SLOT_BYTES = 64
 
 SLOT_FLAG_ASSIGNED = 0x1
-SLOT_FLAG_SEALED = 0x2  # the file takes no more records: ask for access to the next one
+SLOT_FLAG_SEALED = 0x2  # no more comes through this slot: read on, then ask for the next file
 SLOT_FLAG_REVOKED = 0x4  # the partition is gone or moved: ask again, by name
 
 # -- acknowledgement entry -------------------------------------------------------------------------

@@ -9,7 +9,7 @@ where the log itself can answer, and is an error where it cannot.
 ``log-start-offset-checkpoint``       a log dir: per partition, below which records are deleted
 ``replication-offset-checkpoint``     a log dir: per partition, the high watermark
 ``leader-epoch-checkpoint``           a partition: leader epochs and the offsets they start at
-``partition.metadata``                a partition: the topic id; from which offset on kdirect wrote it
+``partition.metadata``                a partition: the topic id; since which offset kdirect wrote it
 ``meta.properties``                   a log dir: whose it is
 ``topic.properties``                  a partition: overrides of its topic (kdirect's own)
 ====================================  =========================================================
@@ -72,6 +72,20 @@ def sync_paths(directory: Path, paths: Sequence[Path]) -> None:
             continue
         try:
             os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def sync_data(paths: Sequence[Path]) -> None:
+    """Make the bytes of files that are written through a mapping durable; missing ones are left
+    out."""
+    for path in paths:
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            os.fdatasync(fd)
         finally:
             os.close(fd)
 

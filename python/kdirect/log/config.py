@@ -55,12 +55,14 @@ class LogConfig:
 
     @property
     def offset_index_bytes(self) -> int:
-        """Size of the offset index of a full head: its entries, and no more than `index_max_bytes`."""
+        """Size of the offset index of a full head: its entries, and no more than
+        `index_max_bytes`."""
         return self.index_bytes(OFFSET_ENTRY_BYTES, self.segment_bytes)
 
     @property
     def time_index_bytes(self) -> int:
-        """Size of the time index of a full head; one entry more than the offset index for the seal."""
+        """Size of the time index of a full head; one entry more than the offset index for the
+        seal."""
         return self.index_bytes(TIME_ENTRY_BYTES, self.segment_bytes)
 
     def index_bytes(self, entry_bytes: int, capacity: int) -> int:

@@ -12,8 +12,14 @@ from pathlib import Path
 from kdirect.log import checkpoint
 
 
+def epoch_at(epochs: list[tuple[int, int]], offset: int) -> int:
+    """The epoch of the batch at `offset`; 0 where nothing is known."""
+    return next((epoch for epoch, start in reversed(epochs) if start <= offset), 0)
+
+
 class LeaderEpochs:
-    """(epoch, start offset) of each leadership that still has, or may get, records; at least one."""
+    """(epoch, start offset) of each leadership that still has, or may get, records; at least
+    one."""
 
     def __init__(self, directory: Path, epochs: list[tuple[int, int]]) -> None:
         self._directory = directory
@@ -31,12 +37,25 @@ class LeaderEpochs:
 
     def at(self, offset: int) -> int:
         """The epoch of the batch at `offset`."""
-        return next((epoch for epoch, start in reversed(self._epochs) if start <= offset), 0)
+        return epoch_at(self._epochs, offset)
 
     def add(self, epoch: int, start_offset: int) -> None:
         epochs = [*self._epochs, (epoch, start_offset)]
         checkpoint.write_leader_epochs(self._directory, epochs)
         self._epochs = epochs
+
+    def write_truncated(self, offset: int) -> list[tuple[int, int]]:
+        """The log is about to end before `offset`: forget, on disk, the leaderships that began
+        there or later.  What is left, for `replace`."""
+        kept = [e for e in self._epochs if e[1] < offset] or [(0, offset)]
+        if kept != self._epochs:
+            checkpoint.write_leader_epochs(self._directory, kept)
+        return kept
+
+    def replace(self, epochs: list[tuple[int, int]]) -> int:
+        """Take what `write_truncated` has written; the last epoch."""
+        self._epochs = epochs
+        return epochs[-1][0]
 
     def trim(self, log_start_offset: int) -> None:
         """Forget those that have no record left."""

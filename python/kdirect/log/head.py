@@ -50,8 +50,10 @@ def storage_full(directory: Path, need_bytes: int, cause: OSError) -> StorageFul
     except OSError:
         free = "free space is unknown"
     return StorageFullError(
-        f"no space in {directory} for {need_bytes} bytes of a segment ({os.strerror(cause.errno or 0)}; {free})",
-        hint="free space, lower log.segment.bytes or retention, or put log.dirs on a larger file system",
+        f"no space in {directory} for {need_bytes} bytes of a segment"
+        f" ({os.strerror(cause.errno or 0)}; {free})",
+        hint="free space, lower log.segment.bytes or retention,"
+        " or put log.dirs on a larger file system",
     )
 
 
@@ -90,7 +92,8 @@ class PreparedHead:
     ) -> None:
         self.directory = directory
         self.config = config
-        self.name = f"{name}-{next(_numbers)}"  # several may exist at a time: a spare, and one that was granted ahead
+        # Several may exist at a time: a spare, and one that was granted ahead.
+        self.name = f"{name}-{next(_numbers)}"
         self._fd = -1
         self._published = False
         self._withdrawn: Segment | None = None

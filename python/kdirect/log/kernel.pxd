@@ -5,47 +5,60 @@ from kdirect.format.batch cimport batch_info
 
 # Re-exported: modules cimport them from here.
 from kdirect.log.results cimport (
-    COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH, COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD,
-    COMMIT_INVALID_TIMESTAMP, COMMIT_MESSAGE_TOO_LARGE, COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_OK, COMMIT_OUT_OF_ORDER_SEQUENCE,
-    COMMIT_RECORD_LIST_TOO_LARGE, COMMIT_STORAGE_ERROR, COMMIT_WRONG_POSITION, commit_result)
+    COMMIT_CORRUPT_MESSAGE, COMMIT_DUPLICATE_SEQUENCE, COMMIT_FENCED_LEADER_EPOCH,
+    COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_INVALID_TIMESTAMP,
+    COMMIT_MESSAGE_TOO_LARGE, COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_NOT_CONTIGUOUS, COMMIT_OK,
+    COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_RECORD_LIST_TOO_LARGE, COMMIT_STORAGE_ERROR,
+    COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, commit_result)
 
 cdef class CommitKernel:
-    cdef void* _state          # kernel_state of commit.pxd: modules that cimport this class do not depend on its layout
+    cdef void* _state          # kernel_state of state.pxd: who cimports this class needs no layout
 
-    # Kafka error codes it returns: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 18
-    # RECORD_LIST_TOO_LARGE, 32 INVALID_TIMESTAMP, 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 46
-    # DUPLICATE_SEQUENCE_NUMBER, 47 INVALID_PRODUCER_EPOCH, 56 KAFKA_STORAGE_ERROR (out of memory),
-    # 74 FENCED_LEADER_EPOCH, 87 INVALID_RECORD; and, inside kdirect: -2 NO_SPACE (the head has no
-    # room: roll, then repeat), -3 WRONG_POSITION (not the tail), -4 NO_HEAD
-    cdef int c_commit(self, uint64_t position, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
-    # Bytes already lie at [position, position + length) of the head segment (an RDMA producer put
-    # them there); position must be the tail. After an error, and after a duplicate, the bytes at
-    # the tail are zeros again.
-    cdef int c_append(self, const uint8_t* data, uint32_t length, int64_t now_ms, commit_result* out) noexcept nogil
-    # Copy `data` to the tail, then commit (TCP produce, replication).  `data` must be memory that
-    # nobody else writes.
-    cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id) noexcept nogil
-    # The slot (SLOT_BYTES of memory that outlives the attachment, 8-byte aligned) is filled now and
-    # updated at every change of the head until it is detached or the head is sealed (then it gets
-    # its last update with SLOT_FLAG_SEALED and is dropped from the list).  0, EINVAL or ENOMEM.
+    # Error codes.  Kafka's: 2 CORRUPT_MESSAGE, 10 MESSAGE_TOO_LARGE, 18 RECORD_LIST_TOO_LARGE, 32
+    # INVALID_TIMESTAMP, 45 OUT_OF_ORDER_SEQUENCE_NUMBER, 46 DUPLICATE_SEQUENCE_NUMBER, 47
+    # INVALID_PRODUCER_EPOCH, 56 KAFKA_STORAGE_ERROR (out of memory), 74 FENCED_LEADER_EPOCH, 87
+    # INVALID_RECORD.  Inside kdirect: -2 NO_SPACE (the head has no room: roll, then repeat), -3
+    # WRONG_POSITION (not the tail), -4 NO_HEAD, -5 NOT_CONTIGUOUS, -6 UNKNOWN_EPOCH.
+    cdef int c_append(self, const uint8_t* data, uint32_t length, int64_t now_ms, bint stamped,
+                      commit_result* out) noexcept nogil
+    # Copy `data` to the tail, then commit (TCP produce).  Nobody else writes that memory.
+    # `stamped`: the batches are a copy of another log, and keep the offsets and leader epochs that
+    # they carry.  They must go on where this log ends (else NOT_CONTIGUOUS), their epochs must not
+    # go back (FENCED_LEADER_EPOCH) nor be above the kernel's (UNKNOWN_EPOCH: set_leader_epoch
+    # first).
+    cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id,
+                           int64_t segment_base_offset) noexcept nogil
+    # The slot (SLOT_BYTES of memory that outlives the attachment, 8-byte aligned) is filled now for
+    # that segment, and updated whenever what may be read of it changes, until it is detached or the
+    # segment is sealed and may be read to its end: then it gets its last update, with
+    # SLOT_FLAG_SEALED.  0, EINVAL, ENOMEM, or ENOENT: that segment is finished, or is none.
     cdef void c_detach_slot(self, uint8_t* slot) noexcept nogil
-    cdef int c_commit_to(self, int64_t segment_base_offset, uint64_t position, uint32_t length, int64_t now_ms,
-                         commit_result* out) noexcept nogil
-    # c_commit that also demands that the head is still the segment of this base offset (else
-    # WRONG_POSITION, nothing touched).
     cdef void c_clear_tail(self, int64_t segment_base_offset, uint64_t end) noexcept nogil
-    # Zero [tail, end) of that head: what a revoked producer wrote beyond its last commit. A run of
-    # requests under one lock and with one update of the slots: c_begin, any number of the next two,
-    # c_end.
+    # Zero [tail, end) of that head: what a revoked producer wrote after its last commit.
+
+    # A run of requests under one lock and with one update of the slots: c_begin, any number of the
+    # next two, c_end.
     cdef void c_begin(self) noexcept nogil
     cdef void c_end(self) noexcept nogil
-    cdef int c_commit_next(self, int64_t segment_base_offset, uint64_t position, uint32_t length, int32_t leader_epoch, int64_t now_ms,
+    cdef int c_commit_next(self, int64_t segment_base_offset, uint64_t position, uint32_t length,
+                           int32_t leader_epoch, bint stamped, int64_t now_ms,
                            commit_result* out) noexcept nogil
-    # As c_commit_to, but `position` may lie behind the tail (requests before it were refused): the
-    # bytes are moved to the tail.  After an error, and after a duplicate, they are zeros.
-    # FENCED_LEADER_EPOCH when `leader_epoch` is not the kernel's.
-    cdef int c_append_next(self, int64_t segment_base_offset, const uint8_t* data, uint32_t length, int64_t now_ms,
-                           commit_result* out) noexcept nogil
-    # c_append that also demands that the head is still the segment of this base offset.
+    # Bytes lie at [position, position + length) of the head (an RDMA producer put them there), at
+    # its tail, or after it, where requests between were refused: then they are moved to the tail.
+    # After an error, and after a duplicate, they are zeros.  WRONG_POSITION, and nothing is
+    # touched, when the head is not the segment of that base offset or `position` is below the tail;
+    # FENCED_LEADER_EPOCH when `leader_epoch` is not the kernel's.  `stamped` as with `c_append`:
+    # then `position` must be the tail, and after UNKNOWN_EPOCH the bytes stay.
+    cdef int c_append_next(self, int64_t segment_base_offset, const uint8_t* data, uint32_t length,
+                           int64_t now_ms, bint checked, commit_result* out) noexcept nogil
+    # c_append, or WRONG_POSITION as above.  `checked`: `check` has passed these bytes, and nobody
+    # has written that memory since, so their CRCs are not computed again.
+    cdef int64_t c_high_watermark(self) noexcept nogil
+    # Without the lock: it may be older than a commit that is being made.
+    cdef bint c_holds(self) noexcept nogil
+    # Do commits leave the high watermark where it is?
     cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil
     # Recovery: note a batch found in the log in the producer table, unchecked.  0 or ENOMEM.
+    cdef _append(self, data, int64_t now_ms, bint stamped)
+    cdef void _look(self, void* copy) noexcept
+    cdef int64_t _base_or(self, base) except? -1

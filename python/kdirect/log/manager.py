@@ -21,7 +21,7 @@ import re
 import shutil
 import threading
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -155,7 +155,8 @@ class LogManager:
                 )
             if cluster and self.cluster_id and cluster != self.cluster_id:
                 raise LogError(
-                    f"{directory} belongs to cluster {cluster}, other log directories to {self.cluster_id}",
+                    f"{directory} belongs to cluster {cluster}, other log directories to"
+                    f" {self.cluster_id}",
                     hint="use log.dirs of one cluster",
                 )
             self.cluster_id = cluster or self.cluster_id
@@ -178,42 +179,10 @@ class LogManager:
         clean = marker.exists()
         recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
         log_starts = checkpoint.read_offsets(directory / checkpoint.LOG_STARTS)
-        loaded = 0
         unsynced: list[Path] = []
-        with os.scandir(directory) as entries:
-            names = sorted(entry.name for entry in entries if entry.is_dir())
-        for name in names:
-            path = directory / name
-            if name.endswith(_DELETED_SUFFIX):
-                shutil.rmtree(path, ignore_errors=True)
-                continue
-            match = _PARTITION_DIRECTORY.match(name)
-            if match is None:
-                log.warning("%s is no partition: it is left alone", path)
-                continue
-            tp = TopicPartition(match[1], int(match[2]))
-            if tp in self.partitions:
-                raise CorruptLogError(
-                    f"partition {tp} exists in {self.partitions[tp].directory} and in {path}",
-                    hint="move one away",
-                )
-            try:
-                files = os.listdir(path)
-                config = (
-                    self._own_config(path) if checkpoint.TOPIC_PROPERTIES in files else self._plain
-                )
-                partition = load_partition(
-                    tp, path, config, clean=clean, recovery_point=recovery_points.get(tp, 0), log_start_offset=log_starts.get(tp, 0),
-                    files=files, unsynced=unsynced,
-                )  # fmt: skip
-                self._add(partition)
-            except KdirectError:
-                raise
-            except OSError as e:
-                raise LogError(
-                    f"partition {tp} in {path} cannot be loaded: {e}",
-                    hint="check the disk and the permissions there",
-                ) from e
+        loaded = 0
+        for tp, path in self._partition_directories(directory):
+            self._load(tp, path, clean, recovery_points.get(tp, 0), log_starts.get(tp, 0), unsynced)
             loaded += 1
         try:
             checkpoint.sync_paths(directory, unsynced)
@@ -233,6 +202,58 @@ class LogManager:
                 "a clean shutdown" if clean else "a crash",
             )
         return clean
+
+    def _partition_directories(self, directory: Path) -> Iterator[tuple[TopicPartition, Path]]:
+        """The partitions in a log directory; what a deletion has left is removed."""
+        with os.scandir(directory) as entries:
+            names = sorted(entry.name for entry in entries if entry.is_dir())
+        for name in names:
+            path = directory / name
+            if name.endswith(_DELETED_SUFFIX):
+                shutil.rmtree(path, ignore_errors=True)
+                continue
+            match = _PARTITION_DIRECTORY.match(name)
+            if match is None:
+                log.warning("%s is no partition: it is left alone", path)
+                continue
+            tp = TopicPartition(match[1], int(match[2]))
+            if tp in self.partitions:
+                raise CorruptLogError(
+                    f"partition {tp} exists in {self.partitions[tp].directory} and in {path}",
+                    hint="move one away",
+                )
+            yield tp, path
+
+    def _load(
+        self,
+        tp: TopicPartition,
+        path: Path,
+        clean: bool,
+        recovery_point: int,
+        log_start_offset: int,
+        unsynced: list[Path],
+    ) -> None:
+        try:
+            files = os.listdir(path)
+            own = checkpoint.TOPIC_PROPERTIES in files
+            partition = load_partition(
+                tp,
+                path,
+                self._own_config(path) if own else self._plain,
+                clean=clean,
+                recovery_point=recovery_point,
+                log_start_offset=log_start_offset,
+                files=files,
+                unsynced=unsynced,
+            )
+            self._add(partition)
+        except KdirectError:
+            raise
+        except OSError as e:
+            raise LogError(
+                f"partition {tp} in {path} cannot be loaded: {e}",
+                hint="check the disk and the permissions there",
+            ) from e
 
     def _own_config(self, path: Path) -> LogConfig:
         """The configuration of a partition whose topic has properties of its own."""
@@ -327,6 +348,7 @@ class LogManager:
 
     def _add(self, partition: Partition) -> None:
         topic, number = partition.topic_partition
+        partition.write_checkpoints = self.checkpoint
         self.partitions[partition.topic_partition] = partition
         self._by_topic.setdefault(topic, {})[number] = partition
 
@@ -382,7 +404,8 @@ class LogManager:
     # -- what the broker calls from time to time ---------------------------------------------------
 
     def apply_retention(self, now_ms: int) -> int:
-        """Delete what retention no longer keeps, forget expired producers; how many segments went."""
+        """Delete what retention no longer keeps, forget expired producers; how many segments
+        went."""
         deleted = 0
         for partition in self._each():
             try:
@@ -406,7 +429,8 @@ class LogManager:
         return flushed
 
     def checkpoint(self) -> None:
-        """Write recovery points, log start offsets and high watermarks, so that a crash costs less."""
+        """Write recovery points, log start offsets and high watermarks, so that a crash costs
+        less."""
         with self._checkpoint_lock:  # two threads would write the same temporary files
             partitions = self._each()
             for directory in self.log_dirs:

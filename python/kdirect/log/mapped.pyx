@@ -12,17 +12,15 @@ Whoever passes an address guarantees that it stays mapped for the call: segments
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
 from cpython.bytes cimport PyBytes_FromStringAndSize
-from libc.errno cimport EINTR, ENOMEM, errno
-from libc.stdint cimport INT32_MAX, INT64_MAX, int32_t, int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
-from libc.stdlib cimport free, realloc
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t, uintptr_t
 from posix.mman cimport MAP_FAILED, PROT_READ, PROT_WRITE, mprotect, munmap
 
 from kdirect.format.batch cimport (
-    BATCH_BAD_CRC, BATCH_BAD_LENGTH, BATCH_BAD_MAGIC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
+    BATCH_BAD_CRC, BATCH_OK, BATCH_TRUNCATED, batch_info, check_batch_crc, parse_batch_header)
 from kdirect.format.chain cimport (
     CHAIN_CUT, CHAIN_OK, chain_t, chain_text, follow_batch, follow_batches, start_chain)
-from kdirect.format.layout cimport (
-    BATCH_HEADER_BYTES, BATCH_LENGTH, BATCH_LENGTH_PREFIX_BYTES, BATCH_MAGIC, OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES)
+from kdirect.format.layout cimport OFFSET_INDEX_ENTRY_BYTES, TIME_INDEX_ENTRY_BYTES
 from kdirect.log.kernel cimport CommitKernel
 
 import os
@@ -58,7 +56,7 @@ cdef extern from "huge_map.h" nogil:
     void* kd_map_shared(int fd, size_t length, int protection, int64_t position)
     int kd_allocate_huge(int fd, size_t length)
 
-from kdirect.format.wire cimport kd_get32, kd_get64, kd_get8, kd_put32, kd_put64
+from kdirect.format.wire cimport kd_get32, kd_get64
 
 
 # -- mappings --------------------------------------------------------------------------------------
@@ -83,7 +81,8 @@ cdef class Mapping:
             p = kd_map_shared(fd, length, protection, 0)
         if p == MAP_FAILED:
             raise LogError(f"cannot map {length} bytes of a segment ({os.strerror(errno)})",
-                           hint="raise the address-space limit (ulimit -v) or vm.max_map_count, or use fewer partitions")
+                           hint="raise the address-space limit (ulimit -v) or vm.max_map_count,"
+                           " or use fewer partitions")
         self.address = <uint64_t> <uintptr_t> p
 
     def make_writable(self):
@@ -91,7 +90,8 @@ cdef class Mapping:
         if self.writable or not self.address:
             return
         if mprotect(<void*> <uintptr_t> self.address, self.length, PROT_READ | PROT_WRITE) != 0:
-            raise LogError(f"cannot make a mapped segment writable ({os.strerror(errno)})", hint="check the file's permissions")
+            raise LogError(f"cannot make a mapped segment writable ({os.strerror(errno)})",
+                           hint="check the file's permissions")
         self.writable = True
 
     def populate(self, uint64_t position, uint64_t length, *, bint dirty):
@@ -193,7 +193,8 @@ def fault_in(uint64_t address, uint64_t length):
     cdef uint64_t end = address + length
     cdef uint8_t seen = 0
     with nogil:
-        if length and madvise(<void*> <uintptr_t> at, end - at, MADV_POPULATE_READ) != 0:  # kernels before 5.14
+        if length and madvise(<void*> <uintptr_t> at, end - at, MADV_POPULATE_READ) != 0:
+            # Kernels before 5.14.
             while at < end:
                 seen |= (<volatile uint8_t*> <uintptr_t> at)[0]
                 at += PAGE_BYTES
@@ -263,14 +264,16 @@ class Walk(NamedTuple):
 
 
 cdef enum:
-    # beside the codes of `kdirect.format.chain`
+    # in addition to the codes of `kdirect.format.chain`
     INDEX_IS_WRONG = 50        # the first batch is not the one that the index names
     RECORDS_ARE_MISSING = 51   # the file ends before the offset looked for
 
 
-cdef inline bint _is_batch(const uint8_t* data, uint64_t at, uint64_t end, batch_info* info) noexcept nogil:
+cdef inline bint _is_batch(const uint8_t* data, uint64_t at, uint64_t end,
+                           batch_info* info) noexcept nogil:
     """A whole batch frame lies at `at`, before `end`."""
-    return at < end and parse_batch_header(data + at, end - at, info) == BATCH_OK and info.size <= end - at
+    return (at < end and parse_batch_header(data + at, end - at, info) == BATCH_OK
+            and info.size <= end - at)
 
 
 cdef struct walk_t:
@@ -286,7 +289,8 @@ cdef struct walk_t:
 
 cdef int _start(walk_t* w, uint64_t address, uint64_t start, uint64_t end, known) except -1:
     start_chain(&w.chain)
-    w.chain.next_offset, w.chain.dense_from, w.chain.end_offset, w.indexed, w.chain.least_epoch, w.chain.greatest_epoch = known
+    (w.chain.next_offset, w.chain.dense_from, w.chain.end_offset, w.indexed, w.chain.least_epoch,
+     w.chain.greatest_epoch) = known
     w.data = <const uint8_t*> <uintptr_t> address
     w.at = start
     w.end = end
@@ -308,7 +312,8 @@ cdef int _follow(walk_t* w, bint check_crc) noexcept nogil:
         return code
     if w.indexed >= 0:
         if w.info.base_offset > w.indexed or (
-                w.info.base_offset >= w.chain.dense_from and w.info.base_offset + w.info.last_offset_delta != w.indexed):
+                w.info.base_offset >= w.chain.dense_from
+                and w.info.base_offset + w.info.last_offset_delta != w.indexed):
             return INDEX_IS_WRONG
         w.indexed = -1
     return follow_batch(&w.chain, &w.info)
@@ -325,9 +330,10 @@ cdef object _walked(walk_t* w, int code, bint found):
     """What was found; `code` is why the walk ended.  When that is a fault it may be that of the
     batch before: of its length, or of its offsets, which only its CRC tells."""
     cdef batch_info before
-    if code != CHAIN_OK and code != INDEX_IS_WRONG and w.before >= 0 \
-            and check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &before) != BATCH_OK:
-        return Walk(w.before, 0, before.base_offset, w.before_offset, chain_text(BATCH_BAD_CRC, &w.chain, &before))
+    if code != CHAIN_OK and code != INDEX_IS_WRONG and w.before >= 0:
+        if check_batch_crc(w.data + w.before, w.end - <uint64_t> w.before, &before) != BATCH_OK:
+            return Walk(w.before, 0, before.base_offset, w.before_offset,
+                        chain_text(BATCH_BAD_CRC, &w.chain, &before))
     if code == INDEX_IS_WRONG:
         fault = "is not the one that the index says"
     elif code == RECORDS_ARE_MISSING:
@@ -358,7 +364,8 @@ def find_batch(uint64_t address, uint64_t start, uint64_t end, int64_t offset, k
     return _walked(&w, code, found)
 
 
-def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t timestamp, int64_t from_offset, known):
+def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t timestamp,
+                   int64_t from_offset, known):
     """Walk to the first batch of [start, end) that holds a record of `timestamp` or later at
     `from_offset` or higher.  CRCs are checked, for what a batch says of its timestamps decides
     whether it is looked into."""
@@ -378,7 +385,8 @@ def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t times
     return _walked(&w, code, found)
 
 
-def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *, bint at_least_one=False):
+def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *,
+                  bint at_least_one=False):
     """Walk to the end of the last whole batch of [start, end) that ends at `limit` or before; with
     `at_least_one`, of the first one at least.  `size` is 0 always."""
     cdef walk_t w
@@ -389,7 +397,8 @@ def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end
     p = w.data + start
     limit = min(limit, end)
     with nogil:
-        code = follow_batches(&w.chain, p, limit - start if limit > start else 0, end - start, &whole, &w.info)
+        code = follow_batches(
+            &w.chain, p, limit - start if limit > start else 0, end - start, &whole, &w.info)
         if at_least_one and code == CHAIN_OK and whole == 0 and start < end:
             if not _is_batch(w.data, start, end, &w.info):
                 code = CHAIN_CUT
@@ -413,8 +422,9 @@ def last_batch(uint64_t address, uint64_t start, uint64_t end, known):
             if code != CHAIN_OK:
                 break
             _step(&w)
-        if code == CHAIN_OK and w.before >= 0 and check_batch_crc(w.data + w.before, end - <uint64_t> w.before, &last) != BATCH_OK:
-            code = BATCH_BAD_CRC
+        if code == CHAIN_OK and w.before >= 0:
+            if check_batch_crc(w.data + w.before, end - <uint64_t> w.before, &last) != BATCH_OK:
+                code = BATCH_BAD_CRC
     return _walked(&w, code, False)
 
 
@@ -426,7 +436,8 @@ def first_timestamp(uint64_t address, uint64_t end):
     return info.max_timestamp
 
 
-def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end, int64_t from_offset, int64_t now_ms, known):
+def restore_producers(CommitKernel kernel, uint64_t address, uint64_t start, uint64_t end,
+                      int64_t from_offset, int64_t now_ms, known):
     """Walk over [start, end) and note its batches at `from_offset` or higher in the kernel's
     producer table.  CRCs are checked."""
     cdef walk_t w
@@ -498,28 +509,33 @@ def search_time_index(uint64_t address, uint32_t entries, int64_t timestamp):
 
 def time_index_entry(uint64_t address, uint32_t i):
     """(timestamp, relative offset) of entry `i`."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address + <size_t> i * TIME_INDEX_ENTRY_BYTES
+    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
+    data += <size_t> i * TIME_INDEX_ENTRY_BYTES
     return <int64_t> kd_get64(data), kd_get32(data + 8)
 
 
 def offset_index_entry(uint64_t address, uint32_t i):
     """(relative offset, position) of entry `i`."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address + <size_t> i * OFFSET_INDEX_ENTRY_BYTES
+    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
+    data += <size_t> i * OFFSET_INDEX_ENTRY_BYTES
     return kd_get32(data), kd_get32(data + 4)
 
 
-def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t time_address, uint32_t time_entries, uint64_t size,
-                     int64_t end_relative_offset):
+def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t time_address,
+                     uint32_t time_entries, uint64_t size, int64_t end_relative_offset):
     """Entries rise strictly and stay within a segment of `size` bytes and `end_relative_offset`
     offsets."""
     cdef const uint8_t* data
-    cdef int64_t offset, position, timestamp, last_offset = -1, last_position = -1, last_timestamp = -2
+    cdef int64_t offset, position, timestamp
+    cdef int64_t last_offset = -1, last_position = -1, last_timestamp = -2
     cdef uint32_t i
     data = <const uint8_t*> <uintptr_t> offset_address
     for i in range(offset_entries):
         offset = kd_get32(data + <size_t> i * OFFSET_INDEX_ENTRY_BYTES)
         position = kd_get32(data + <size_t> i * OFFSET_INDEX_ENTRY_BYTES + 4)
-        if offset <= last_offset or position <= last_position or offset >= end_relative_offset or position >= <int64_t> size:
+        if offset <= last_offset or position <= last_position:
+            return False
+        if offset >= end_relative_offset or position >= <int64_t> size:
             return False
         last_offset = offset
         last_position = position
@@ -533,146 +549,3 @@ def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t 
         last_timestamp = timestamp
         last_offset = offset
     return True
-
-
-# -- recovery --------------------------------------------------------------------------------------
-
-class ScannedSegment(NamedTuple):
-    """What `scan_segment` found: the first `size` bytes are good and end before offset
-    `end_offset`.  `reason` is empty when nothing but zeros or the end of the file follows, else why
-    the scan stopped there."""
-
-    size: int
-    end_offset: int
-    first_timestamp: int
-    max_timestamp: int
-    max_timestamp_offset: int
-    offset_index: bytes
-    time_index: bytes
-    reason: str
-
-
-cdef struct growing:
-    uint8_t* data
-    size_t length
-    size_t capacity
-
-
-cdef uint8_t* _grow(growing* g, size_t n) noexcept nogil:
-    cdef uint8_t* grown
-    cdef size_t capacity
-    if g.length + n > g.capacity:
-        capacity = g.capacity * 2 if g.capacity else 4096
-        grown = <uint8_t*> realloc(g.data, capacity)
-        if grown == NULL:
-            return NULL
-        g.data = grown
-        g.capacity = capacity
-    g.length += n
-    return g.data + g.length - n
-
-
-def scan_segment(uint64_t address, uint64_t length, int64_t base_offset, int64_t check_crc_from, uint32_t index_interval_bytes, *,
-                 int64_t dense_from=INT64_MAX, int32_t greatest_epoch=INT32_MAX):
-    """Walk the batches of a segment file of `length` bytes that should begin at `base_offset`.
-
-    Stops at the first batch whose length, magic or base offset is wrong, that was never committed
-    (no leader epoch), or, for offsets of `check_crc_from` and above, whose CRC fails, or whose
-    leader epoch goes back or is above `greatest_epoch` where kdirect wrote the log (from offset
-    `dense_from` on).  Rebuilds both indexes as the commit kernel would have written them."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    cdef batch_info info
-    cdef growing offsets, times
-    cdef uint8_t* entry
-    cdef uint64_t at = 0, since_index = 0
-    cdef int64_t next_offset = base_offset, first_time = -1, max_time = -1, max_time_offset = base_offset, indexed_time = -1, last
-    cdef int error = BATCH_OK
-    cdef int32_t least_epoch = 0
-    cdef bint ended = False, gap = False, uncommitted = False, bad_epoch = False, no_memory = False
-    offsets.data = times.data = NULL
-    offsets.length = times.length = offsets.capacity = times.capacity = 0
-    try:
-        with nogil:
-            while at < length:
-                if length - at >= BATCH_LENGTH_PREFIX_BYTES and kd_get32(data + at + BATCH_LENGTH) == 0:
-                    # Zeros are bytes that were never written; a header with a length of 0 is a
-                    # damaged batch.
-                    ended = length - at < BATCH_HEADER_BYTES or kd_get8(data + at + BATCH_MAGIC) == 0
-                    if not ended:
-                        error = BATCH_BAD_LENGTH
-                    break
-                error = parse_batch_header(data + at, length - at, &info)
-                if error == BATCH_OK and info.size > length - at:
-                    error = BATCH_TRUNCATED
-                if error != BATCH_OK:
-                    break
-                last = info.base_offset + info.last_offset_delta
-                if info.base_offset != next_offset or info.last_offset_delta < 0 or last - base_offset > 0x7FFFFFFF:
-                    gap = True
-                    break
-                if info.leader_epoch < 0:
-                    uncommitted = True
-                    break
-                if last >= check_crc_from:
-                    if info.base_offset >= dense_from:
-                        if info.leader_epoch < least_epoch or info.leader_epoch > greatest_epoch:
-                            bad_epoch = True
-                            break
-                        least_epoch = info.leader_epoch
-                    error = check_batch_crc(data + at, length - at, &info)
-                    if error != BATCH_OK:
-                        break
-                if at == 0:
-                    first_time = info.max_timestamp
-                if info.max_timestamp > max_time:
-                    max_time = info.max_timestamp
-                    max_time_offset = last
-                if since_index > index_interval_bytes:
-                    entry = _grow(&offsets, OFFSET_INDEX_ENTRY_BYTES)
-                    if entry == NULL:
-                        no_memory = True
-                        break
-                    kd_put32(entry, <uint32_t> (last - base_offset))
-                    kd_put32(entry + 4, <uint32_t> at)
-                    if max_time > indexed_time:
-                        entry = _grow(&times, TIME_INDEX_ENTRY_BYTES)
-                        if entry == NULL:
-                            no_memory = True
-                            break
-                        kd_put64(entry, <uint64_t> max_time)
-                        kd_put32(entry + 8, <uint32_t> (max_time_offset - base_offset))
-                        indexed_time = max_time
-                    since_index = 0
-                since_index += info.size
-                at += info.size
-                next_offset = last + 1
-            if max_time > indexed_time and not no_memory:
-                entry = _grow(&times, TIME_INDEX_ENTRY_BYTES)
-                if entry == NULL:
-                    no_memory = True
-                else:
-                    kd_put64(entry, <uint64_t> max_time)
-                    kd_put32(entry + 8, <uint32_t> (max_time_offset - base_offset))
-        if no_memory:
-            raise MemoryError()
-        reason = ""
-        if gap:
-            reason = f"a batch of base offset {info.base_offset} where {next_offset} was expected"
-        elif uncommitted:
-            reason = "a batch that was never committed"
-        elif bad_epoch:
-            reason = f"a batch of leader epoch {info.leader_epoch} where {least_epoch} to {greatest_epoch} can be"
-        elif error == BATCH_TRUNCATED:
-            reason = "a batch that is longer than the file"
-        elif error == BATCH_BAD_CRC:
-            reason = "a batch whose CRC is wrong"
-        elif error == BATCH_BAD_MAGIC:
-            reason = "a batch of unknown magic"
-        elif error != BATCH_OK:
-            reason = "a batch of impossible length"
-        return ScannedSegment(at, next_offset, first_time, max_time, max_time_offset,
-                              PyBytes_FromStringAndSize(<char*> offsets.data, offsets.length),
-                              PyBytes_FromStringAndSize(<char*> times.data, times.length), reason)
-    finally:
-        free(offsets.data)
-        free(times.data)

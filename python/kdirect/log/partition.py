@@ -9,14 +9,19 @@ Invariants:
   the kernel's *head* (allocated, mapped) with the first append and is left dormant after a start.
 - A head grows in place up to ``segment.bytes``, in steps (`kdirect.log.growth`), and gives back
   what it does not use.
+- What is read or granted goes through ``sources``, one for each segment
+  (`kdirect.log.segment_source`).  The log may begin earlier than what is local of it: the log start
+  offset and the local log start offset are two values, equal as long as all sources are local.
 - ``log start <= recovery point`` does not hold in general, but everything below the recovery point
   is on disk; a crash loses nothing below it.
+- The high watermark moves when the `gate` (`kdirect.log.ack_gate`) says so; it may lie in a segment
+  that is sealed already.
 
 Threads: every public method may be called from any thread.  Locks, in the order they are taken:
-``_roll_lock`` (growth, roll, retention, close: may wait for the disk), ``_flush_lock`` (fsync),
-``_lock`` (the segment list together with the kernel's head: no file and no memory is touched while
-it is held, only lists are exchanged), then a segment's lock, then the kernel's mutex.  Appends take
-the kernel's mutex only, until they need room.
+``_roll_lock`` (growth, roll, retention, truncation, close: may wait for the disk), ``_flush_lock``
+(fsync; feeds the gate), ``_lock`` (the segment list together with the kernel's head: no file and no
+memory is touched while it is held, only lists are exchanged), then a segment's lock, then the
+kernel's mutex.  Appends take the kernel's mutex only, until they need room.
 """
 
 from __future__ import annotations
@@ -25,35 +30,40 @@ import logging
 import os
 import shutil
 import threading
-import time
 import uuid
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
-from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
-from kdirect.log import checkpoint, producer_state, time_lookup
+from kdirect.errors import (
+    ClosedError,
+    CorruptLogError,
+    LogError,
+    OffsetOutOfRangeError,
+    StorageFullError,
+)
+from kdirect.format.batch import iterate_batches
+from kdirect.log import checkpoint, producer_state, reading, time_lookup
+from kdirect.log.ack_gate import AckGate
+from kdirect.log.clock import now_ms as now_ms
 from kdirect.log.config import NEVER, LogConfig
 from kdirect.log.epochs import LeaderEpochs
+from kdirect.log.flushing import Flushing
 from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
-from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel, CommitResult, KernelView
-from kdirect.log.mapped import MappedBytes
+from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH, CommitKernel
+from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired
 from kdirect.log.rolling import RollCallback, Rolling
-from kdirect.log.rolling import now_ms as now_ms
 from kdirect.log.segment import Segment
+from kdirect.log.segment_source import LocalSource, Release, SegmentSource
+from kdirect.log.views import KernelView, SealedSegment
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
 AppendResult: TypeAlias = CommitResult
-Release: TypeAlias = Callable[[Segment], None]
-
-
-def _mapped(buffer: memoryview) -> MappedBytes:
-    return buffer.obj  # type: ignore[return-value]
 
 
 def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
@@ -61,8 +71,10 @@ def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
     return {
         "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
         "index_interval_bytes": config.index_interval_bytes, "segment_ms": config.segment_ms,
-        "before_max_ms": config.timestamp_before_max_ms, "after_max_ms": config.timestamp_after_max_ms,
-        "log_append_time": config.timestamp_type == LOG_APPEND_TIME, "hold_high_watermark": config.flush_before_ack,
+        "before_max_ms": config.timestamp_before_max_ms,
+        "after_max_ms": config.timestamp_after_max_ms,
+        "log_append_time": config.timestamp_type == LOG_APPEND_TIME,
+        "hold_high_watermark": config.flush_before_ack,
     }  # fmt: skip
 
 
@@ -92,20 +104,20 @@ class Partition(Rolling):
         self.before_roll: list[Callable[[Partition], None]] = []
         self.on_roll: list[RollCallback] = []
         self.before_give_back: list[Callable[[Partition], bool]] = []
-        self._segments = tuple(segments)
-        self._bases = [s.base_offset for s in segments]
+        self.gate = AckGate(holds=config.flush_before_ack, on_disk=recovery_point)
+        self._disk = Flushing(str(topic_partition), directory, self.gate)
+        # Called when the recovery point or the high watermark goes back, which must be on disk
+        # before the log goes on.
+        self.write_checkpoints: Callable[[], None] = lambda: None
+        self._set_segments(tuple(segments))
         self._epochs = LeaderEpochs(directory, epochs)
-        self._recovery_point = recovery_point
         self._last_flush_ms = now_ms()
-        self._directory_dirty = True
-        self._failed: BaseException | None = None
         self._closed = False
         self._roll_lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._lock = threading.RLock()
         self._spare = SpareHead(directory)
         self._use = HeadUse()
-        self._flushes = 0
         self._rolls = 0
         self._growths = 0
         self._given_back = 0
@@ -122,6 +134,12 @@ class Partition(Rolling):
     def log_start_offset(self) -> int:
         """The first offset that may be read."""
         return int(self.kernel.log_start_offset)
+
+    @property
+    def local_log_start_offset(self) -> int:
+        """The first offset whose record is in a local segment and may be read: not below the log
+        start offset, and above it once older segments are kept elsewhere only."""
+        return max(self.log_start_offset, self._segments[0].base_offset)
 
     @property
     def log_end_offset(self) -> int:
@@ -145,7 +163,7 @@ class Partition(Rolling):
     @property
     def recovery_point(self) -> int:
         """Everything below it is on disk."""
-        return self._recovery_point
+        return self.gate.on_disk
 
     @property
     def size(self) -> int:
@@ -154,8 +172,20 @@ class Partition(Rolling):
 
     @property
     def segments(self) -> tuple[Segment, ...]:
-        """All segments, oldest first; the last is active."""
+        """All local segments, oldest first; the last is active."""
         return self._segments
+
+    @property
+    def sources(self) -> tuple[SegmentSource, ...]:
+        """Where each segment of the log is, oldest first."""
+        return self._sources
+
+    def _set_segments(self, segments: tuple[Segment, ...]) -> None:
+        """Exchange the list of segments; with ``_lock`` held, once others know the partition."""
+        known = {s.segment: s for s in getattr(self, "_sources", ())}
+        self._segments = segments
+        self._sources = tuple(known.get(s) or LocalSource(s) for s in segments)
+        self._bases = [s.base_offset for s in segments]
 
     @property
     def head(self) -> Segment | None:
@@ -166,7 +196,7 @@ class Partition(Rolling):
     @property
     def unflushed_messages(self) -> int:
         """Records that are not known to be on disk."""
-        return self.log_end_offset - self._recovery_point
+        return self.log_end_offset - self.gate.on_disk
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
         """(the largest known epoch not above `epoch`, the offset at which the next one starts);
@@ -175,19 +205,20 @@ class Partition(Rolling):
             return epoch, self.log_end_offset
         return self._epochs.end_offset(epoch, self.log_end_offset)
 
-    def epochs_of(self, segment: Segment, offset: int) -> tuple[int, int]:
+    def epochs_of(self, source: SegmentSource, offset: int) -> tuple[int, int]:
         """(leader epoch of the batch at `offset`, the largest) in a segment: later batches are not
         below the one nor above the other."""
-        if not segment.sealed:
+        if source is self._sources[-1]:
             return self._epochs.at(offset), self.leader_epoch
-        return self._epochs.at(offset), self._epochs.at(max(offset, segment.end_offset - 1))
+        return self._epochs.at(offset), self._epochs.at(max(offset, source.end_offset - 1))
 
     def set_leader_epoch(self, epoch: int) -> None:
         """A new leadership: batches from here on carry `epoch`."""
         with self._roll_lock:
             if epoch <= self.leader_epoch:
                 raise LogError(
-                    f"leader epoch {epoch} of {self.topic_partition} is not above {self.leader_epoch}",
+                    f"leader epoch {epoch} of {self.topic_partition} is not above"
+                    f" {self.leader_epoch}",
                     hint="epochs only rise",
                 )
             self._epochs.add(epoch, self.log_end_offset)
@@ -196,71 +227,121 @@ class Partition(Rolling):
     # -- append ------------------------------------------------------------------------------------
 
     def append(
-        self, data: bytes | bytearray | memoryview, now_ms: int | None = None
+        self, data: bytes | bytearray | memoryview, at_ms: int | None = None
     ) -> AppendResult:
-        """Append whole batches of one producer, all or nothing (TCP produce).
+        """Append whole batches of one producer, all or nothing (TCP produce).  `at_ms` is the
+        broker's time; without it, now.
 
         `error` of the result is 0 or Kafka's code.  Rolls when the head is full or too old;
-        StorageFullError when there is no space for that.  With ``log.flush.before.ack`` the caller
-        calls `flush` before it acknowledges; with ``flush.messages`` reached, this flushes."""
-        if now_ms is None:
-            now_ms = time.time_ns() // 1_000_000
-        kernel = self.kernel
-        base = kernel.segment_base_offset
-        result = kernel.append(data, now_ms)
-        while result.error == NO_SPACE or result.error == NO_HEAD:
-            self._make_room(base, result.error, len(data), now_ms)
-            base = kernel.segment_base_offset
-            result = kernel.append(data, now_ms)
-        if self.flush_wanted:
+        StorageFullError when there is no space for that.  With ``flush.messages`` reached, this
+        flushes; where `acknowledgements_wait` afterwards, the caller does before it acknowledges.
+        """
+        result = self._append(self.kernel.append, data, at_ms)
+        if self.config.flush_messages != NEVER and self._flush_messages_reached(
+            self.log_end_offset
+        ):
             self.flush()
         return result
 
+    def append_as_stamped(
+        self, data: bytes | bytearray | memoryview, at_ms: int | None = None
+    ) -> AppendResult:
+        """Append a copy of another log: whole batches that keep the offsets and leader epochs that
+        they carry, all or nothing.  They begin at the log end offset (else NOT_CONTIGUOUS), and
+        their epochs do not go back (else FENCED_LEADER_EPOCH).  A new epoch is on disk before the
+        first record that carries it.  StorageFullError as `append`."""
+        result = self._append(self.kernel.append_as_stamped, data, at_ms)
+        while result.error == UNKNOWN_EPOCH:
+            self._learn_epochs(data)
+            result = self._append(self.kernel.append_as_stamped, data, at_ms)
+        return result
+
+    def _append(
+        self,
+        append: Callable[[bytes | bytearray | memoryview, int], AppendResult],
+        data: bytes | bytearray | memoryview,
+        at_ms: int | None,
+    ) -> AppendResult:
+        """Make room until there is an answer."""
+        at_ms = now_ms() if at_ms is None else at_ms
+        base = self.kernel.segment_base_offset
+        result = append(data, at_ms)
+        while result.error == NO_SPACE or result.error == NO_HEAD:
+            self._make_room(base, result.error, len(data), at_ms)
+            base = self.kernel.segment_base_offset
+            result = append(data, at_ms)
+        return result
+
+    def _learn_epochs(self, data: bytes | bytearray | memoryview) -> None:
+        """Note the leader epochs of checked batches that are about to be appended as they are."""
+        with self._roll_lock:
+            for batch in iterate_batches(bytes(data), check_crc=False):
+                if batch.leader_epoch > self.leader_epoch:
+                    self._epochs.add(batch.leader_epoch, batch.base_offset)
+                    self.kernel.set_leader_epoch(batch.leader_epoch)
+
     def append_nowait(
-        self, data: bytes | bytearray | memoryview, now_ms: int
+        self, data: bytes | bytearray | memoryview, at_ms: int
     ) -> AppendResult | None:
         """`append` without file work and without waiting for any.  None, and nothing has changed,
         where room has to be made first: then `append` does it, on a thread that may wait.  Where
-        `flush_wanted` is true afterwards, the caller flushes before it acknowledges."""
-        result = self.kernel.append(data, now_ms)
+        `acknowledgements_wait` afterwards, the caller flushes before it acknowledges."""
+        result = self.kernel.append(data, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
-    @property
-    def flush_wanted(self) -> bool:
-        """``flush.messages`` asks for a flush now."""
-        return (
-            self.config.flush_messages != NEVER
-            and self.unflushed_messages >= self.config.flush_messages
-        )
+    def acknowledgements_wait(self) -> bool:
+        """Does the gate want something before what was appended so far may be acknowledged?  Then
+        `flush`, here or on a thread."""
+        end = self.log_end_offset
+        if self.config.flush_messages != NEVER and self._flush_messages_reached(end):
+            self.gate.demand_flush(end)
+        return self.gate.waits(end)
+
+    def _flush_messages_reached(self, end_offset: int) -> bool:
+        return end_offset - self.gate.on_disk >= self.config.flush_messages
 
     # -- read --------------------------------------------------------------------------------------
 
-    def _look(self) -> tuple[KernelView, tuple[Segment, ...], list[int]]:
+    def _look(self) -> tuple[KernelView, tuple[SegmentSource, ...], list[int]]:
         with self._lock:
-            return self.kernel.view(), self._segments, self._bases
+            return self.kernel.view(), self._sources, self._bases
 
-    def segment_for(self, offset: int) -> Segment:
-        """The segment that holds `offset`; the active one for the log end offset.
+    def source_for(self, offset: int) -> SegmentSource:
+        """The source that holds `offset`; the last one for the log end offset.
         OffsetOutOfRangeError."""
-        view, segments, bases = self._look()
+        view, sources, bases = self._look()
         if not max(view.log_start_offset, bases[0]) <= offset <= view.log_end_offset:
             raise self._out_of_range(offset, view)
-        return segments[bisect_right(bases, offset) - 1]
+        return sources[bisect_right(bases, offset) - 1]
+
+    def is_current(self, segment: Segment | None) -> bool:
+        """Is this one of the partition's segments, and not replaced?  None stands for a head of
+        which nothing is allocated."""
+        if segment is None:
+            return self.head is None
+        with self._lock:
+            return self._segments[bisect_right(self._bases, segment.base_offset) - 1] is segment
+
+    def is_finished(self, source: SegmentSource) -> bool:
+        """May every record of this segment be read, and does it take no more of them?  Then what a
+        reader was granted of it needs no slot."""
+        return self.kernel.view().is_finished(source.base_offset)
 
     def skip_gap(self, offset: int) -> int:
         """`offset`; or, where compaction has left nothing between it and the end of its segment,
         the beginning of the next."""
-        _, segments, bases = self._look()
-        for segment in segments[max(0, bisect_right(bases, offset) - 1) : -1]:
-            offset = max(offset, segment.base_offset)
-            if offset >= segment.end_offset or segment.position_for(offset) < segment.size:
+        _, sources, bases = self._look()
+        for source in sources[max(0, bisect_right(bases, offset) - 1) : -1]:
+            offset = max(offset, source.base_offset)
+            if offset >= source.end_offset or source.locate(offset)[0] < source.size:
                 break
-            offset = segment.end_offset
+            offset = source.end_offset
         return offset
 
     def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
         return OffsetOutOfRangeError(
-            f"offset {offset} of {self.topic_partition} is outside [{view.log_start_offset}, {view.log_end_offset}]",
+            f"offset {offset} of {self.topic_partition} is outside"
+            f" [{view.log_start_offset}, {view.log_end_offset}]",
             hint="records below were deleted by retention; records above do not exist yet",
         )
 
@@ -282,28 +363,22 @@ class Partition(Rolling):
         place of `Segment.release` when a buffer is gone.  OffsetOutOfRangeError outside [log start,
         log end]."""
         while True:
-            view, segments, bases = self._look()
+            view, sources, bases = self._look()
             if not self._is_readable(view, offset, committed_only):
                 return []
+            what = self._reading(view, offset, max_bytes, committed_only, release)
             try:
-                out = self._read(
-                    view,
-                    segments[bisect_right(bases, offset) - 1 :],
-                    offset,
-                    max_bytes,
-                    committed_only,
-                    release,
-                )
-            except ClosedError:
-                # Retention deleted the segment after we looked: look again, unless we are closed
-                # ourselves.
+                out = reading.read(what, sources[bisect_right(bases, offset) - 1 :])
+            except (ClosedError, CorruptLogError):
+                # Retention deleted the segment after we looked, or the log was cut: look again,
+                # unless we are closed ourselves.
                 self._check_open()
-                if offset >= self.log_start_offset and self._segments is segments:
+                if offset >= self.log_start_offset and self._sources is sources:
                     raise
                 continue
             if fault_in:
                 for buffer in out:
-                    _mapped(buffer).fault_in()
+                    reading.mapped(buffer).fault_in()
             return out
 
     def read_nowait(
@@ -320,32 +395,25 @@ class Partition(Rolling):
         if not self._lock.acquire(blocking=False):
             return None
         try:
-            view, segments, bases = self.kernel.view(), self._segments, self._bases
+            view, sources, bases = self.kernel.view(), self._sources, self._bases
         finally:
             self._lock.release()
         if not self._is_readable(view, offset, committed_only):
             return []
-        i = bisect_right(bases, offset) - 1
-        segment = segments[i]
-        if not segment.acquire_nowait():
-            return None
-        try:
-            head = segment.base_offset == view.segment_base_offset
-            stop = view.readable_position if head else segment.size
-            if not segment.is_resident(offset, max_bytes, stop):
-                return None
-            out = self._read(view, (segment,), offset, max_bytes, committed_only, release)
-            if not head and (not out or _mapped(out[0]).end_address == segment.address + stop):
-                return None  # what follows in the next segment belongs to the answer
-            if (
-                out and len(out[0]) > max_bytes and not _mapped(out[0]).is_resident()
-            ):  # one large batch
-                return None
-            return out
-        except ClosedError:
-            return None
-        finally:
-            (release or Segment.release)(segment)
+        what = self._reading(view, offset, max_bytes, committed_only, release)
+        return reading.read_nowait(what, sources[bisect_right(bases, offset) - 1])
+
+    def _reading(
+        self,
+        view: KernelView,
+        offset: int,
+        max_bytes: int,
+        committed_only: bool,
+        release: Release | None,
+    ) -> reading.Reading:
+        return reading.Reading(
+            view, self.dense_from, self.epochs_of, offset, max_bytes, committed_only, release
+        )
 
     def _is_readable(self, view: KernelView, offset: int, committed_only: bool) -> bool:
         """Is there something to read at `offset`?  OffsetOutOfRangeError."""
@@ -353,65 +421,11 @@ class Partition(Rolling):
             raise self._out_of_range(offset, view)
         return offset < (view.last_stable_offset if committed_only else view.high_watermark)
 
-    def _read(
-        self,
-        view: KernelView,
-        segments: tuple[Segment, ...],
-        offset: int,
-        max_bytes: int,
-        committed_only: bool,
-        release: Release | None,
-    ) -> list[memoryview]:
-        out: list[memoryview] = []
-        remaining = max_bytes
-        for segment in segments:
-            if out and remaining <= 0:
-                break
-            start, expected = (
-                (0, segment.base_offset)
-                if out
-                else segment.locate(max(offset, segment.base_offset))
-            )
-            segment.acquire()
-            owned = True
-            try:
-                if segment.base_offset == view.segment_base_offset:
-                    stop = view.stable_position if committed_only else view.readable_position
-                    known = segment.chain(
-                        expected, view.last_stable_offset if committed_only else view.high_watermark
-                    )
-                else:
-                    stop, known = segment.size, segment.chain(expected)
-                if start >= stop:
-                    if segment.sealed and not out:
-                        continue  # compaction has removed its tail
-                    break
-                least, greatest = self.epochs_of(segment, expected)
-                known = known._replace(least_epoch=least, greatest_epoch=greatest)
-                walk = segment.whole_batches(
-                    start, start + max(remaining, 0), stop, known, at_least_one=not out
-                )
-                end = walk.position
-                if end == start:
-                    if walk.fault and not out:
-                        raise segment.corrupt(walk)
-                    break  # what was read before comes first
-                out.append(
-                    memoryview(MappedBytes(segment, segment.address + start, end - start, release))
-                )
-                owned = False  # the buffer releases the segment
-            finally:
-                if owned:
-                    segment.release()
-            remaining -= end - start
-            if end < stop:
-                break
-        return out
-
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or
         later, or None.  Takes long: see `kdirect.log.time_lookup`."""
-        view, segments, _ = self._look()
+        with self._lock:
+            view, segments = self.kernel.view(), self._segments
         limit = self.config.max_plain_batch_bytes
         return time_lookup.first_at(timestamp_ms, view, segments, str(self.topic_partition), limit)
 
@@ -430,43 +444,49 @@ class Partition(Rolling):
         the records readable.  LogError after an fsync has failed: what is on disk is unknown from
         then on."""
         target = self.log_end_offset if up_to is None else up_to
-        if self._recovery_point >= target:
+        if self.gate.on_disk >= target:
             return
         with self._flush_lock:
-            if self._recovery_point < target:
-                self._sync()
+            if self.gate.on_disk < target:
+                with self._lock:
+                    view, segments = self.kernel.view(), self._segments
+                self._disk.sync(segments, view.log_end_offset)
+                self._last_flush_ms = now_ms()
+                self._open_gate(view)
 
-    def _sync(self) -> None:
-        if self._failed is not None:
-            raise LogError(
-                f"an earlier fsync of {self.topic_partition} failed: {self._failed}",
-                hint="check the disk and restart the broker; records that were acknowledged are safe",
-            )
-        view, segments, _ = self._look()
-        self._sync_segments([s for s in segments if s.end_offset > self._recovery_point])
-        self._recovery_point = view.log_end_offset
-        self._last_flush_ms = now_ms()
-        self.kernel.advance_high_watermark(
-            view.log_end_offset, view.end_position, view.segment_base_offset
-        )
+    def replicated(self, broker: int, offset: int) -> None:
+        """Another broker has every record below `offset`: readers see what the gate lets out."""
+        with self._flush_lock:
+            self.gate.replicated(broker, offset)
+            self._open_gate(self.kernel.view())
 
-    def _sync_segments(self, segments: list[Segment]) -> None:
-        try:
-            for segment in segments:
-                sealed = segment.sealed
-                segment.sync(with_indexes=sealed)
-                segment.synced = sealed
-            if self._directory_dirty:
-                self._directory_dirty = False
-                checkpoint.sync_directory(self.directory)
-        except OSError as e:
-            self._failed = e
-            log.error("fsync of %s failed: %s", self.topic_partition, e)
-            raise LogError(
-                f"fsync of {self.topic_partition} failed: {e}",
-                hint="check the disk and restart the broker",
-            ) from e
-        self._flushes += 1
+    def hold_readers_at(self, offset: int) -> None:
+        """Before anybody else knows the partition: only records below `offset` may be read, or
+        below the batch that holds it, although there are more (a replica that starts again)."""
+        if not self.log_start_offset <= offset < self.log_end_offset:
+            return
+        source = self.source_for(offset)
+        position, offset = source.locate(offset)
+        sealed = [
+            SealedSegment(s.base_offset, s.size, s.end_offset)
+            for s in self._segments[:-1]
+            if s.base_offset >= source.base_offset
+        ]
+        self.kernel.load_high_watermark(offset, position, source.base_offset, sealed)
+
+    def _open_gate(self, view: KernelView) -> None:
+        """Let readers see what may be acknowledged; `view` is of a moment before the gate was fed.
+        With the flush lock held, or while nobody else knows the partition."""
+        readable = self.gate.acknowledged(view.log_end_offset)
+        if readable <= view.high_watermark:
+            return
+        if readable == view.log_end_offset:
+            base, position = view.segment_base_offset, view.end_position
+        else:  # replicas have less than the disk: up to the batch that holds this offset
+            source = self.source_for(readable)
+            position, readable = source.locate(readable)
+            base = source.base_offset
+        self.kernel.advance_high_watermark(readable, position, base)
 
     def flush_due(self, now_ms: int) -> bool:
         """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on
@@ -489,15 +509,15 @@ class Partition(Rolling):
             self._last_flush_ms = max(self._last_flush_ms, now_ms)
             return False
         with self._flush_lock:
-            behind = [
+            sealed = [
                 s
                 for s in self._segments
-                if s.sealed and not s.synced and s.end_offset > self._recovery_point
+                if s.sealed and not s.synced and s.end_offset > self.gate.on_disk
             ]
-            if not behind or self._failed is not None:
+            if not sealed or self._disk.failure is not None:
                 return False
-            self._sync_segments(behind)
-            self._recovery_point = max(self._recovery_point, behind[-1].end_offset)
+            self._disk.sync(sealed, sealed[-1].end_offset)
+            self._open_gate(self.kernel.view())
         return True
 
     # -- retention ---------------------------------------------------------------------------------
@@ -538,8 +558,9 @@ class Partition(Rolling):
         if count == len(self._segments) and not self._retire_active():
             return 0
         with self._lock:
-            doomed, self._segments = self._segments[:count], self._segments[count:]
-            self._bases = [s.base_offset for s in self._segments]
+            doomed = self._segments[:count]
+            self._set_segments(self._segments[count:])
+            # One step as long as nothing is kept elsewhere; then the log start stays.
             self.kernel.set_log_start_offset(self._bases[0])
         for segment in doomed:
             log.info(
@@ -552,7 +573,7 @@ class Partition(Rolling):
             segment.delete()
         producer_state.delete_before(self.directory, self._bases[0])
         self._epochs.trim(self.log_start_offset)
-        self._directory_dirty = True
+        self._disk.directory_changed = True
         return count
 
     def delete_records(self, offset: int) -> int:
@@ -564,7 +585,8 @@ class Partition(Rolling):
                 offset = self.high_watermark
             if not 0 <= offset <= self.high_watermark:
                 raise OffsetOutOfRangeError(
-                    f"cannot delete {self.topic_partition} up to {offset}: its high watermark is {self.high_watermark}",
+                    f"cannot delete {self.topic_partition} up to {offset}: its high watermark is"
+                    f" {self.high_watermark}",
                     hint="give an offset up to the high watermark, or -1",
                 )
             self.kernel.set_log_start_offset(offset)
@@ -582,12 +604,19 @@ class Partition(Rolling):
         """Apply other settings; sizes of segments and indexes count from the next roll on."""
         with self._roll_lock:
             self.config = config
+            self.gate.holds = config.flush_before_ack
             self.kernel.configure(**kernel_settings(config))
 
     def statistics(self) -> dict[str, int]:
         """Counters of this partition; see the metrics of room `log`."""
-        return {**self.kernel.statistics(), "log_flushes": self._flushes, "log_rolls": self._rolls, "log_segments": len(self._segments),
-                "log_head_growths": self._growths, "log_given_back_bytes": self._given_back}  # fmt: skip
+        return {
+            **self.kernel.statistics(),
+            "log_flushes": self._disk.count,
+            "log_rolls": self._rolls,
+            "log_segments": len(self._segments),
+            "log_head_growths": self._growths,
+            "log_given_back_bytes": self._given_back,
+        }
 
     def close(self, *, clean: bool = True) -> None:
         """End appends; with `clean`, put everything on disk and shorten the files to their records,
@@ -603,14 +632,9 @@ class Partition(Rolling):
                     self.kernel.freeze()
                     if clean:
                         self.flush()
-                    else:
-                        self.kernel.advance_high_watermark(
-                            self.log_end_offset, self.kernel.end_position
-                        )
                     with self._lock:
-                        sealed = active.take_from_kernel()
-                    if sealed:
-                        active.finish_seal()
+                        active.take_from_kernel()
+                    active.finish_seal()
                 if clean:
                     self._snapshot_producers(*self.kernel.producers(), sync=True)
             finally:

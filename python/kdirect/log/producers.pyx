@@ -15,14 +15,16 @@ start anywhere.
 """
 
 from libc.errno cimport ENOMEM
-from libc.stdint cimport INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t
+from libc.stdint cimport (
+    INT32_MAX, INT64_MAX, int16_t, int32_t, int64_t, uint16_t, uint32_t, uint64_t)
 from libc.stdlib cimport free, malloc
 from libc.string cimport memmove, memset
 
 from kdirect.format.batch cimport batch_info
 from kdirect.format.layout cimport ATTRIBUTE_CONTROL
 from kdirect.log.results cimport (
-    COMMIT_DUPLICATE_SEQUENCE, COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK, COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_STORAGE_ERROR)
+    COMMIT_DUPLICATE_SEQUENCE, COMMIT_INVALID_PRODUCER_EPOCH, COMMIT_INVALID_RECORD, COMMIT_OK,
+    COMMIT_OUT_OF_ORDER_SEQUENCE, COMMIT_STORAGE_ERROR)
 
 from typing import NamedTuple
 
@@ -71,12 +73,12 @@ cdef int rebuild(producer_table* t, uint32_t capacity, int64_t drop_before_ms) n
     return 0
 
 
-cdef int reserve_producer(producer_table* t) noexcept nogil:
-    """Make sure that one more producer fits."""
-    if t.entries == NULL:
-        return rebuild(t, 16, -1)
-    if (t.count + 1) * 2 > t.capacity:
-        return rebuild(t, t.capacity * 2, -INT64_MAX)
+cdef int reserve_producers(producer_table* t, uint32_t more) noexcept nogil:
+    cdef uint32_t capacity = t.capacity if t.entries != NULL else 16
+    while (t.count + more) * 2 > capacity:
+        capacity *= 2
+    if t.entries == NULL or capacity != t.capacity:
+        return rebuild(t, capacity, -INT64_MAX)
     return 0
 
 
@@ -99,7 +101,8 @@ cdef inline bint appended_before(int32_t sequence, int32_t newest) noexcept nogi
     return ((<uint32_t> newest - <uint32_t> sequence) & 0x7FFFFFFF) < 0x40000000
 
 
-cdef void remember_batch(producer_state* p, int32_t first, int32_t last, int64_t base_offset, int64_t last_offset) noexcept nogil:
+cdef void remember_batch(producer_state* p, int32_t first, int32_t last, int64_t base_offset,
+                         int64_t last_offset) noexcept nogil:
     if p.count == REMEMBERED:
         memmove(&p.seen[0], &p.seen[1], (REMEMBERED - 1) * sizeof(batch_seen))
         p.count = REMEMBERED - 1
@@ -119,27 +122,66 @@ cdef void start_producer(producer_state* p, int64_t id) noexcept nogil:
     p.transaction_start = -1
 
 
+cdef bint _is_one_producer(const batch_info* batches, uint32_t n) noexcept nogil:
+    """Do all batches carry the same producer id and epoch, and sequences if there is an id?"""
+    cdef const batch_info* b
+    cdef uint32_t i
+    for i in range(n):
+        b = &batches[i]
+        if (b.producer_id != batches[0].producer_id
+                or b.producer_epoch != batches[0].producer_epoch):
+            return False
+        if b.producer_id >= 0 and (b.producer_epoch < 0 or b.base_sequence < 0):
+            return False
+    return True
 
-cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t n, int64_t log_end, producer_state* next_state,
-                         repetition* repeated) noexcept nogil:
+
+cdef const batch_seen* _remembered(const producer_state* p, int32_t first,
+                                   int32_t last) noexcept nogil:
+    """The remembered batch of these sequences, or NULL."""
+    cdef int k
+    for k in range(p.count):
+        if p.seen[k].first_sequence == first and p.seen[k].last_sequence == last:
+            return &p.seen[k]
+    return NULL
+
+
+cdef bint _was_appended(const producer_state* known, const batch_info* batches,
+                        uint32_t n) noexcept nogil:
+    """Was the whole request appended before the batches that are remembered?  Sequences have no
+    gaps, so what lies between the first that was taken and the remembered ones was appended; but
+    all of the request, or none."""
+    cdef const batch_info* first = &batches[0]
+    cdef const batch_info* end = &batches[n - 1]
+    cdef int32_t last = add_sequence(first.base_sequence, first.last_offset_delta)
+    cdef int32_t oldest
+    if known == NULL or known.epoch != first.producer_epoch or known.count == 0:
+        return False
+    oldest = known.seen[0].first_sequence
+    if last == oldest or not appended_before(last, oldest):
+        return False
+    if known.start_sequence != -1 \
+            and not appended_before(known.start_sequence, first.base_sequence):
+        return False
+    return appended_before(add_sequence(end.base_sequence, end.last_offset_delta),
+                           known.seen[known.count - 1].last_sequence)
+
+
+cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t n, int64_t log_end,
+                         producer_state* next_state, repetition* repeated) noexcept nogil:
     cdef producer_state* known
     cdef producer_state* p = next_state
     cdef const batch_info* b
+    cdef const batch_seen* original
     cdef uint32_t i
-    cdef int k
-    cdef int32_t last
+    cdef int32_t last, expected
     cdef int64_t offset = log_end
     cdef int64_t id = batches[0].producer_id
-    cdef bint seen_before
 
     repeated.batches = 0
     p.id = -1
-    for i in range(n):
-        b = &batches[i]
-        if b.producer_id != id or b.producer_epoch != batches[0].producer_epoch:
-            return COMMIT_INVALID_RECORD
-        if id >= 0 and (b.producer_epoch < 0 or b.base_sequence < 0):
-            return COMMIT_INVALID_RECORD
+    if not _is_one_producer(batches, n):
+        return COMMIT_INVALID_RECORD
     if id < 0:
         return COMMIT_OK
     known = find_producer(t, id)
@@ -153,28 +195,19 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
         if b.producer_epoch < p.epoch:
             return COMMIT_INVALID_PRODUCER_EPOCH
         if b.producer_epoch == p.epoch:
-            seen_before = False
-            for k in range(p.count):
-                if p.seen[k].first_sequence == b.base_sequence and p.seen[k].last_sequence == last:
-                    if repeated.batches == 0:
-                        repeated.base_offset = p.seen[k].base_offset
-                    repeated.last_offset = p.seen[k].last_offset
-                    seen_before = True
-                    break
-            if seen_before:
+            original = _remembered(p, b.base_sequence, last)
+            if original != NULL:
+                if repeated.batches == 0:
+                    repeated.base_offset = original.base_offset
+                repeated.last_offset = original.last_offset
                 repeated.batches += 1
                 if repeated.batches != i + 1:
                     return COMMIT_OUT_OF_ORDER_SEQUENCE
                 continue
-            if repeated.batches or b.base_sequence != (add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0):
-                # Sequences have no gaps, so what lies between the first that was taken and the
-                # remembered ones was appended; but all of the request, or none.
-                if i == 0 and known != NULL and known.epoch == b.producer_epoch and known.count:
-                    b = &batches[n - 1]
-                    if (last != known.seen[0].first_sequence and appended_before(last, known.seen[0].first_sequence)
-                            and (known.start_sequence == -1 or appended_before(known.start_sequence, batches[0].base_sequence))
-                            and appended_before(add_sequence(b.base_sequence, b.last_offset_delta), known.seen[known.count - 1].last_sequence)):
-                        return COMMIT_DUPLICATE_SEQUENCE
+            expected = add_sequence(p.seen[p.count - 1].last_sequence, 1) if p.count else 0
+            if repeated.batches or b.base_sequence != expected:
+                if i == 0 and _was_appended(known, batches, n):
+                    return COMMIT_DUPLICATE_SEQUENCE
                 return COMMIT_OUT_OF_ORDER_SEQUENCE
         else:
             if p.epoch != -1 and b.base_sequence != 0:
@@ -184,13 +217,33 @@ cdef int check_sequences(producer_table* t, const batch_info* batches, uint32_t 
             p.start_sequence = b.base_sequence
         remember_batch(p, b.base_sequence, last, offset, offset + b.last_offset_delta)
         offset += <int64_t> b.last_offset_delta + 1
-    if repeated.batches == 0 and known == NULL and reserve_producer(t) != 0:
+    if repeated.batches == 0 and known == NULL and reserve_producers(t, 1) != 0:
         return COMMIT_STORAGE_ERROR
     return COMMIT_OK
 
 
 cdef int expire(producer_table* t, int64_t before_ms) noexcept nogil:
     return rebuild(t, t.capacity, before_ms) if t.count else 0
+
+
+cdef void forget_producers(producer_table* t) noexcept nogil:
+    free(t.entries)
+    memset(t, 0, sizeof(producer_table))
+
+
+cdef int copy_producers(const producer_table* t, producer_state** copy) noexcept nogil:
+    cdef uint32_t i, n = 0
+    copy[0] = NULL
+    if t.count == 0:
+        return 0
+    copy[0] = <producer_state*> malloc(t.count * sizeof(producer_state))
+    if copy[0] == NULL:
+        return -1
+    for i in range(t.capacity):
+        if t.entries[i].id != -1:
+            copy[0][n] = t.entries[i]
+            n += 1
+    return <int> n
 
 
 cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_ms) noexcept nogil:
@@ -203,7 +256,7 @@ cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_m
         entry = known[0]
     else:
         start_producer(&entry, batch.producer_id)
-        if reserve_producer(t) != 0:
+        if reserve_producers(t, 1) != 0:
             return ENOMEM
     if batch.producer_epoch < entry.epoch:
         return 0
@@ -212,8 +265,9 @@ cdef int restore_batch(producer_table* t, const batch_info* batch, int64_t now_m
         entry.start_sequence = batch.base_sequence
     entry.epoch = batch.producer_epoch
     entry.last_time_ms = now_ms
-    remember_batch(&entry, batch.base_sequence, add_sequence(batch.base_sequence, batch.last_offset_delta), batch.base_offset,
-                   batch.base_offset + batch.last_offset_delta)
+    remember_batch(
+        &entry, batch.base_sequence, add_sequence(batch.base_sequence, batch.last_offset_delta),
+        batch.base_offset, batch.base_offset + batch.last_offset_delta)
     store_producer(t, &entry)
     return 0
 
@@ -241,8 +295,8 @@ cdef list entries_of(const producer_state* states, uint32_t n):
         p = &states[i]
         out.append(ProducerEntry(
             p.id, p.epoch, p.last_time_ms, p.coordinator_epoch, p.transaction_start,
-            tuple([(p.seen[k].first_sequence, p.seen[k].last_sequence, p.seen[k].base_offset, p.seen[k].last_offset)
-                   for k in range(p.count)])))
+            tuple([(p.seen[k].first_sequence, p.seen[k].last_sequence, p.seen[k].base_offset,
+                    p.seen[k].last_offset) for k in range(p.count)])))
     out.sort()
     return out
 

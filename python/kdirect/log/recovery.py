@@ -30,22 +30,21 @@ from pathlib import Path
 
 from kdirect.errors import CorruptLogError
 from kdirect.format import layout
-from kdirect.log import checkpoint, producer_state
+from kdirect.log import checkpoint
 from kdirect.log.config import LogConfig
+from kdirect.log.epochs import epoch_at
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import (
     Chain,
-    ScannedSegment,
     Walk,
     indexes_are_sane,
     last_batch,
     punch_hole,
-    restore_producers,
-    scan_segment,
 )
-from kdirect.log.partition import Partition, kernel_settings, now_ms
-from kdirect.log.producers import ProducerEntry
+from kdirect.log.partition import Partition, kernel_settings
+from kdirect.log.producer_history import load_producers
+from kdirect.log.scan import ScannedSegment, scan_segment
 from kdirect.log.segment import LOG_SUFFIX, SUFFIXES, TEMPORARY_SUFFIX, Segment, file_name
 from kdirect.model import TopicPartition
 
@@ -53,9 +52,6 @@ log = logging.getLogger("kdirect.log")
 
 CORRUPT_SUFFIX = ".corrupt"
 _LEFTOVERS = (TEMPORARY_SUFFIX, ".cleaned", ".swap", ".deleted")
-# How far before its end a cleanly closed log is looked at for the last batches of the producers in
-# the snapshot.
-PRODUCER_HISTORY_BYTES = 1 << 20
 _NEVER_CHECK = (1 << 63) - 1
 _ANYWHERE = (1 << 63) - 1
 _ANY_EPOCH = (1 << 31) - 1
@@ -69,14 +65,16 @@ def load_partition(
     clean: bool,
     recovery_point: int = 0,
     log_start_offset: int = 0,
+    high_watermark: int | None = None,
     topic_id: uuid.UUID | None = None,
     files: list[str] | None = None,
     unsynced: list[Path] | None = None,
 ) -> Partition:
     """Open (or start) the partition in `directory`.  `files` are the names of what is there, if the
-    caller has listed them.  What has to be synced before the partition is used is added to
-    `unsynced`, for the caller to do so; without it, it is done here. CorruptLogError when it is no
-    log."""
+    caller has listed them.  With `high_watermark`, only records below it may be read until the gate
+    says more; without it, all that was found, for it is on disk.  What has to be synced before the
+    partition is used is added to `unsynced`, for the caller to do so; without it, it is done here.
+    CorruptLogError when it is no log."""
     if files is None:
         directory.mkdir(parents=True, exist_ok=True)
         files = os.listdir(directory)
@@ -93,17 +91,17 @@ def load_partition(
     dense_from = known.dense_from if known is not None else 0 if is_new else None
     # A log that somebody else may have written has gaps anywhere up to its present end.
     gaps_below = _ANYWHERE if dense_from is None else dense_from
+    to_sync: list[Path] = []
     if clean:
         segments = _load_clean(directory, found, config, gaps_below)
     else:
-        to_sync: list[Path] = []
         segments = _load_after_crash(
             topic_partition, directory, found, config, recovery_point, gaps_below, to_sync
         )
-        if unsynced is None:
-            checkpoint.sync_paths(directory, to_sync)
-        else:
-            unsynced += to_sync
+    if unsynced is None:
+        checkpoint.sync_paths(directory, to_sync)
+    else:
+        unsynced += to_sync
     segments[-1].sealed = False
     end_offset = segments[-1].end_offset
     # What comes after the present end is ours.
@@ -115,22 +113,43 @@ def load_partition(
         directory, start_offset, end_offset, known=checkpoint.LEADER_EPOCHS in files
     )
     kernel = CommitKernel(
-        log_start_offset=start_offset, log_end_offset=end_offset, segment_base_offset=segments[-1].base_offset,
-        position=segments[-1].size, leader_epoch=epochs[-1][0], **kernel_settings(config),
+        log_start_offset=start_offset,
+        log_end_offset=end_offset,
+        segment_base_offset=segments[-1].base_offset,
+        position=segments[-1].size,
+        leader_epoch=epochs[-1][0],
+        last_epoch=epoch_at(epochs, end_offset - 1),
+        **kernel_settings(config),
+    )
+    load_producers(kernel, directory, files, segments, start_offset, end_offset)
+    known_id = _identify(directory, known, topic_id, dense_from)
+    partition = Partition(
+        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id,
+        recovery_point=end_offset, epochs=epochs, dense_from=dense_from,
     )  # fmt: skip
-    _load_producers(kernel, directory, files, segments, start_offset, end_offset)
+    if high_watermark is not None:
+        partition.hold_readers_at(high_watermark)
+    return partition
+
+
+def _identify(
+    directory: Path,
+    known: checkpoint.PartitionMetadata | None,
+    topic_id: uuid.UUID | None,
+    dense_from: int,
+) -> uuid.UUID:
+    """The id of the partition's topic, which is noted in the directory; CorruptLogError when that
+    is another topic's."""
     if known is not None and topic_id is not None and topic_id != known.topic_id:
         raise CorruptLogError(
-            f"{directory} belongs to another topic of this name (id {known.topic_id}, not {topic_id})",
+            f"{directory} belongs to another topic of this name"
+            f" (id {known.topic_id}, not {topic_id})",
             hint="the topic was deleted and created again; remove the stale directory",
         )
     known_id = known.topic_id if known is not None else topic_id or checkpoint.new_id()
     if known != checkpoint.PartitionMetadata(known_id, dense_from):
         checkpoint.write_partition_metadata(directory, known_id, dense_from)
-    return Partition(
-        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id, recovery_point=end_offset, epochs=epochs,
-        dense_from=dense_from,
-    )  # fmt: skip
+    return known_id
 
 
 def _find_segments(directory: Path, files: list[str]) -> list[int]:
@@ -200,8 +219,10 @@ def _load_clean(
                 os.truncate(path, size)
             elif size < length:
                 raise CorruptLogError(
-                    f"{path} was closed cleanly, but the record batch at position {size} {walk.fault} (offset {end_offset} comes next)",
-                    hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN} to have it recovered at the next start",
+                    f"{path} was closed cleanly, but the record batch at position {size}"
+                    f" {walk.fault} (offset {end_offset} comes next)",
+                    hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN}"
+                    " to have it recovered at the next start",
                 )
             elif last:
                 segment = Segment(
@@ -213,7 +234,8 @@ def _load_clean(
 
 
 def _end_of(segment: Segment, length: int) -> Walk:
-    """Walk to the end of the last whole batch that continues the log, from the last index entry on."""
+    """Walk to the end of the last whole batch that continues the log, from the last index entry
+    on."""
     segment.acquire()
     try:
         start, known = segment.last_indexed(length)
@@ -345,21 +367,27 @@ def _load_after_crash(
             )
     if segments[-1].end_offset < recovery_point:
         log.error(
-            "%s ends at offset %d, below its recovery point %d: synced records are missing or damaged",
+            "%s ends at offset %d, below its recovery point %d: synced records are missing or"
+            " damaged",
             topic_partition,
             segments[-1].end_offset,
             recovery_point,
         )
+    _note_unsynced(segments, recovery_point, to_sync)
+    if to_sync or len(segments) != len(bases):
+        to_sync.append(directory)
+    return segments
+
+
+def _note_unsynced(segments: list[Segment], recovery_point: int, to_sync: list[Path]) -> None:
+    """The files of recovered segments that have to be synced; what is below was on disk."""
     for segment in segments:
         segment.sealed = segment is not segments[-1]
-        if segment.end_offset > recovery_point:  # what is below was on disk
+        if segment.end_offset > recovery_point:
             to_sync.append(segment.path)
             if segment.sealed:  # the others are with their seal
                 to_sync += [segment.offset_index.path, segment.time_index.path]
         segment.synced = segment.sealed
-    if to_sync or len(segments) != len(bases):
-        to_sync.append(directory)
-    return segments
 
 
 def _trusted_segment(
@@ -405,7 +433,8 @@ def _trusted_segment(
         # Not a missing segment: what was synced here cannot be read any more.  The rest of the log
         # is kept.
         log.error(
-            "%s is damaged at position %d, below the recovery point: the batch there %s; offsets [%d, %d) cannot be read",
+            "%s is damaged at position %d, below the recovery point: the batch there %s;"
+            " offsets [%d, %d) cannot be read",
             path,
             size,
             walk.fault,
@@ -474,7 +503,7 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
             (directory / file_name(base, suffix)).unlink(missing_ok=True)
 
 
-# -- epochs and producers --------------------------------------------------------------------------
+# -- epochs ----------------------------------------------------------------------------------------
 
 
 def _load_epochs(
@@ -491,86 +520,3 @@ def _load_epochs(
     if epochs != stored:
         checkpoint.write_leader_epochs(directory, epochs)
     return epochs
-
-
-def _load_producers(
-    kernel: CommitKernel,
-    directory: Path,
-    files: list[str],
-    segments: list[Segment],
-    start_offset: int,
-    end_offset: int,
-) -> None:
-    """The snapshot, then the batches behind it; and, when nothing is behind it, the batches just
-    before, which Kafka's format leaves out."""
-    offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
-    now = now_ms()
-    entries = [
-        e._replace(timestamp_ms=now)
-        for e in entries
-        if not e.batches or e.batches[-1][3] >= start_offset
-    ]
-    if entries:
-        entries = _with_history(entries, segments, offset)
-    kernel.load_producers(entries)
-    for segment in segments:
-        size, segment_end = segment.extent()
-        if segment_end <= offset or size == 0:
-            continue
-        segment.acquire()
-        try:
-            start, expected = segment.locate(max(offset, segment.base_offset))
-            walk = restore_producers(
-                kernel,
-                segment.address,
-                start,
-                size,
-                offset,
-                now,
-                segment.chain(expected, segment_end),
-            )
-            if walk.fault:
-                raise segment.corrupt(walk)
-        except CorruptLogError as e:  # what can be read stays readable
-            log.error(
-                "the producers of batches from there on are not known, and what they repeat is not noticed: %s",
-                e,
-            )
-        finally:
-            segment.release()
-            segment.unmap_if_idle()
-
-
-def _with_history(
-    entries: list[ProducerEntry], segments: list[Segment], offset: int
-) -> list[ProducerEntry]:
-    """Add to each producer of a snapshot its batches among the last bytes before `offset`."""
-    inside = [s for s in segments if s.base_offset < offset <= s.end_offset and s.size]
-    if not inside:
-        return entries
-    segment = inside[-1]
-    seen = CommitKernel()
-    segment.acquire()
-    try:
-        stop = segment.position_for(offset)
-        start, known = segment.last_indexed(max(0, stop - PRODUCER_HISTORY_BYTES))
-        walk = restore_producers(seen, segment.address, start, stop, 0, 0, known)
-        if walk.fault:
-            raise segment.corrupt(walk)
-    except CorruptLogError as e:
-        log.error("only the last batch of each producer is known: %s", e)
-        return entries
-    finally:
-        segment.release()
-        segment.unmap_if_idle()
-    history = {e.producer_id: e for e in seen.producers()[0]}
-    out = []
-    for entry in entries:
-        found = history.get(entry.producer_id)
-        same = (
-            found is not None
-            and found.producer_epoch == entry.producer_epoch
-            and found.batches[-1:] == entry.batches[-1:]
-        )
-        out.append(entry._replace(batches=found.batches) if found is not None and same else entry)
-    return out

@@ -1,4 +1,4 @@
-"""How a partition comes to its next head: growing, rolling, replacing, giving back.
+"""How a partition comes to its next head: growing, rolling, replacing, giving back, cutting.
 
 Law of the room: `Rolling` is the part of `kdirect.log.partition.Partition` that exchanges heads,
 with the same locks.  Files are made ready before and cleared away after; between them, under
@@ -18,31 +18,35 @@ unused: who was granted a head may keep more than that head.
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import ClosedError, LogError, StorageFullError
-from kdirect.log import producer_state
+from kdirect.errors import ClosedError, LogError, OffsetOutOfRangeError, StorageFullError
+from kdirect.log import checkpoint, producer_state
+from kdirect.log.ack_gate import AckGate
+from kdirect.log.clock import now_ms
 from kdirect.log.config import PAGE_BYTES, LogConfig
+from kdirect.log.epochs import LeaderEpochs
+from kdirect.log.flushing import Flushing
 from kdirect.log.growth import GRANT_BYTES, LEAST_GIVEN_BACK, HeadUse, head_bytes, next_capacity
 from kdirect.log.head import PreparedHead, SpareHead, cannot_allocate, reopen_as_head
 from kdirect.log.kernel import NO_HEAD, CommitKernel
 from kdirect.log.mapped import first_timestamp
+from kdirect.log.producer_history import load_producers
 from kdirect.log.producers import ProducerEntry
 from kdirect.log.segment import Segment
+from kdirect.log.truncation import CutSegment
+from kdirect.log.views import KernelView
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.log")
 
 RollCallback = Callable[[Any, Segment, Segment], None]
-
-
-def now_ms() -> int:
-    """Wall-clock time in ms since 1970."""
-    return time.time_ns() // 1_000_000
 
 
 class Rolling:
@@ -55,19 +59,26 @@ class Rolling:
     before_roll: list[Callable[[Any], None]]
     on_roll: list[RollCallback]
     before_give_back: list[Callable[[Any], bool]]
+    gate: AckGate
+    write_checkpoints: Callable[[], None]
+    _epochs: LeaderEpochs
     _segments: tuple[Segment, ...]
     _bases: list[int]
     _roll_lock: threading.RLock
+    _flush_lock: threading.Lock
     _lock: threading.RLock
     _spare: SpareHead
     _use: HeadUse
     _closed: bool
-    _directory_dirty: bool
+    _disk: Flushing
     _rolls: int
     _growths: int
     _given_back: int
 
-    def flush(self, up_to: int | None = None) -> None:
+    def _set_segments(self, segments: tuple[Segment, ...]) -> None:
+        raise NotImplementedError
+
+    def _out_of_range(self, offset: int, view: KernelView) -> OffsetOutOfRangeError:
         raise NotImplementedError
 
     def _make_room(self, base: int, error: int, length: int, now_ms: int) -> None:
@@ -100,7 +111,8 @@ class Rolling:
         rolls when needed. StorageFullError."""
         if min_bytes > self.config.segment_bytes:
             raise LogError(
-                f"{min_bytes} bytes do not fit into a segment of {self.topic_partition} ({self.config.segment_bytes} bytes)",
+                f"{min_bytes} bytes do not fit into a segment of {self.topic_partition}"
+                f" ({self.config.segment_bytes} bytes)",
                 hint="raise segment.bytes of the topic or send smaller batches",
             )
         with self._roll_lock:
@@ -260,11 +272,11 @@ class Rolling:
                     now_ms,
                     first_timestamp=first_timestamp(new.address, new.size),
                 )
-                self._segments = (*self._segments[:-1], new)
+                self._set_segments((*self._segments[:-1], new))
             old.supersede()
         else:
             return self._put_behind(self._prepare(room), now_ms)
-        self._directory_dirty = True
+        self._disk.directory_changed = True
         self._use.opened(time.monotonic())
         self._tell(old, new)
         return new
@@ -299,21 +311,14 @@ class Rolling:
         now = time.monotonic()
         busy = self._use.was_busy(now, old.size, self._limit(old))
         prepared = given if given is not None else self._prepare(room, whole=busy)
-        # No commits from here on, so that what the next segment begins with is known, and a sealed
-        # one is readable whole.
+        # No commits from here on, so that what the next segment begins with is known.
         thaw = self.kernel.freeze()
         new = None
         try:
-            if self.config.flush_before_ack:
-                self.flush()
             producers, end_offset = self.kernel.producers()
             new = prepared.publish(end_offset)
             with self._lock:
-                if not old.take_from_kernel():
-                    raise LogError(
-                        f"the head of {self.topic_partition} has records that are not readable yet",
-                        hint="flush it first",
-                    )
+                old.take_from_kernel()
                 new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
                 self._add_segment(new)
         except BaseException:
@@ -354,7 +359,7 @@ class Rolling:
         old.supersede()  # its file is replaced: nobody shortens the new one through it
         with self._lock:
             old.take_from_kernel()
-            self._segments = self._segments[:-1]
+            self._set_segments(self._segments[:-1])
             new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
             self._add_segment(new)
         old.release()
@@ -364,9 +369,8 @@ class Rolling:
         return new
 
     def _add_segment(self, new: Segment) -> None:
-        self._segments = (*self._segments, new)
-        self._bases = [s.base_offset for s in self._segments]
-        self._directory_dirty = True
+        self._set_segments((*self._segments, new))
+        self._disk.directory_changed = True
 
     def _retire_active(self) -> bool:
         """Put an empty segment without allocated bytes behind the active one, which is about to be
@@ -381,9 +385,11 @@ class Rolling:
         try:
             new = Segment.create_empty(self.directory, int(self.kernel.log_end_offset))
             with self._lock:
-                if was_head and not old.take_from_kernel():
+                if old.end_offset > self.kernel.high_watermark:
                     new.delete()
                     return False
+                if was_head:
+                    old.take_from_kernel()
                 thaw = None
                 self.kernel.roll_without_head()
                 self._add_segment(new)
@@ -412,3 +418,102 @@ class Rolling:
             producer_state.write_snapshot(self.directory, offset, entries, sync=sync)
         except OSError as e:
             log.warning("cannot write the producer snapshot of %s: %s", self.topic_partition, e)
+
+    # -- truncation --------------------------------------------------------------------------------
+
+    def truncate_to(self, offset: int) -> int:
+        """Cut the log so that it ends before `offset`, or, where a batch holds that offset and
+        earlier ones, before this batch; the new log end offset.  OffsetOutOfRangeError outside
+        [log start, log end].
+
+        Later segments are deleted, and the one that holds the offset is replaced by a copy of what
+        is kept (`kdirect.log.truncation`): who reads what was cut off goes on reading the old
+        bytes, slots are revoked as when a topic is deleted, and producers lose the head as when it
+        is rolled.  High watermark, recovery point, leader epochs, producer table and snapshots go
+        back with the log.  If there was a head, there is one again.
+
+        A crash in the middle leaves a log that ends between the new end and the old one.
+        """
+        with self._roll_lock:
+            self._check_open()
+            view = self.kernel.view()
+            if not view.log_start_offset <= offset <= view.log_end_offset:
+                raise self._out_of_range(offset, view)
+            if offset == view.log_end_offset:
+                return offset
+            for callback in self.before_roll:
+                callback(self)
+            thaw = self.kernel.freeze()
+            try:
+                at = bisect_right(self._bases, offset) - 1
+                position, end_offset = self._segments[at].locate(offset)
+                cut = CutSegment(self._segments[at], position, end_offset, self.config)
+            except BaseException:
+                self.kernel.thaw(thaw)
+                raise
+            old = self._segments[-1]
+            was_head = old.is_head
+            try:
+                doomed = self._cut_list(at, cut, position, end_offset)
+                self._cut_files(doomed, cut)
+            except (OSError, LogError) as e:
+                self._disk.failure = (
+                    e  # files and memory say different things: a restart reads the files
+                )
+                raise LogError(
+                    f"cutting {self.topic_partition} at offset {end_offset} failed: {e}",
+                    hint="check the disk and restart the broker",
+                ) from e
+            log.info(
+                "cut %s at offset %d: it ended at %d",
+                self.topic_partition,
+                end_offset,
+                view.log_end_offset,
+            )
+            self._open_head_again(old, was_head)
+            return end_offset
+
+    def _cut_list(
+        self, at: int, cut: CutSegment, position: int, end_offset: int
+    ) -> tuple[Segment, ...]:
+        """Exchange what is in memory, and put on disk that less is on disk; the segments that
+        go."""
+        with self._flush_lock:
+            # In this order: a recovery scans what is above the recovery point, and cuts off there
+            # what belongs to leaderships that are forgotten.
+            self.gate.truncated(end_offset)
+            self.write_checkpoints()
+            epochs = self._epochs.write_truncated(end_offset)
+            with self._lock:
+                self.kernel.revoke_slots()
+                head = self._segments[-1] if self._segments[-1].is_head else None
+                if head is not None:
+                    head.take_from_kernel()
+                doomed = self._segments[at:]
+                epoch = self._epochs.replace(epochs)
+                self.kernel.truncate(end_offset, position, cut.segment.base_offset, epoch)
+                self._set_segments((*self._segments[:at], cut.segment))
+        if head is not None:
+            head.finish_seal()
+        self.write_checkpoints()  # of the high watermark
+        return doomed
+
+    def _cut_files(self, doomed: tuple[Segment, ...], cut: CutSegment) -> None:
+        """Later segments go from the last one on, so that a crash leaves no gap."""
+        for segment in reversed(doomed[1:]):
+            segment.delete()
+        checkpoint.sync_directory(self.directory)
+        cut.publish()
+        doomed[0].end_replaced()
+        start, end = int(self.kernel.log_start_offset), int(self.kernel.log_end_offset)
+        files = os.listdir(self.directory)
+        load_producers(self.kernel, self.directory, files, list(self._segments), start, end)
+
+    def _open_head_again(self, old: Segment, was_head: bool) -> None:
+        new = self._segments[-1]
+        self._tell(old, new)
+        if was_head:
+            try:
+                self._open_head(1, now_ms())
+            except StorageFullError as e:  # the next append tries again
+                log.warning("no head for %s: %s", self.topic_partition, e)

@@ -28,14 +28,13 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
 
 from kdirect.errors import ClosedError, CorruptLogError, LogError, OffsetOutOfRangeError
+from kdirect.log.checkpoint import sync_data
 from kdirect.log.config import PAGE_BYTES, whole_pages
 from kdirect.log.growth import HUGE_BYTES, LEAST_GIVEN_BACK, HeadBytes
+from kdirect.log.idle import Detached, IdleMappings
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import (
@@ -47,7 +46,6 @@ from kdirect.log.mapped import (
     find_timestamp,
     is_resident,
     punch_hole,
-    whole_batches,
 )
 
 log = logging.getLogger("kdirect.log")
@@ -57,9 +55,8 @@ SUFFIXES = (LOG_SUFFIX, OffsetIndex.suffix, TimeIndex.suffix)
 TEMPORARY_SUFFIX = ".tmp"
 IDLE_MAPPINGS = 32
 NO_END = (1 << 63) - 1
-SEARCH_BYTES = (
-    64 << 10
-)  # read at most to find a batch from its index entry on, unless batches are larger
+# Read at most to find a batch from its index entry on, unless batches are larger.
+SEARCH_BYTES = 64 << 10
 
 
 def file_name(base_offset: int, suffix: str) -> str:
@@ -67,46 +64,7 @@ def file_name(base_offset: int, suffix: str) -> str:
     return f"{base_offset:020d}{suffix}"
 
 
-class _IdleMappings:
-    """The few segments that stay mapped though nobody has acquired them, oldest first."""
-
-    def __init__(self, limit: int) -> None:
-        self._limit = limit
-        self._lock = threading.RLock()
-        self._segments: OrderedDict[int, Segment] = OrderedDict()
-
-    def add(self, segment: Segment) -> None:
-        evicted = []
-        with self._lock:
-            self._segments[id(segment)] = segment
-            self._segments.move_to_end(id(segment))
-            while len(self._segments) > self._limit:
-                evicted.append(self._segments.popitem(last=False)[1])
-        for old in evicted:
-            if not old.unmap_if_idle():
-                with self._lock:  # in use at this moment: it stays, and is the next to go
-                    self._segments[id(old)] = old
-                    self._segments.move_to_end(id(old), last=False)
-
-    def discard(self, segment: Segment) -> None:
-        with self._lock:
-            self._segments.pop(id(segment), None)
-
-
-_idle = _IdleMappings(IDLE_MAPPINGS)
-
-
-class _Detached(NamedTuple):
-    """Mappings and a descriptor (-1: none) that nobody uses any more."""
-
-    mappings: list[Mapping]
-    fd: int
-
-    def end(self) -> None:
-        for mapping in self.mappings:
-            mapping.unmap()
-        if self.fd >= 0:
-            os.close(self.fd)
+_idle = IdleMappings(IDLE_MAPPINGS)
 
 
 class Segment:
@@ -135,12 +93,14 @@ class Segment:
         self.path = directory / file_name(base_offset, LOG_SUFFIX)
         self.sealed = sealed
         self.synced = False  # sealed, and everything of it is on disk
-        self.keep_length = False  # found longer than its records after a crash: clients of the dead broker may still map it
+        # Found longer than its records after a crash: clients of the dead broker may still map it.
+        self.keep_length = False
         self.offset_index = OffsetIndex(directory / file_name(base_offset, OffsetIndex.suffix))
         self.time_index = TimeIndex(directory / file_name(base_offset, TimeIndex.suffix))
         self.fd = -1
         self.file_length = size  # of the file, whatever of it is allocated
-        self._allocated = size  # of that, what exists: all but for a head that was given back while others had it mapped
+        # Of that, what exists: all but for a head that was given back while others had it mapped.
+        self._allocated = size
         self.deleted = False
         self.dense_from = dense_from  # below it Kafka wrote the log, and offsets may be missing
         self._size = size
@@ -166,7 +126,8 @@ class Segment:
 
     def __repr__(self) -> str:
         kind = "sealed" if self.sealed else "head" if self.is_head else "active"
-        return f"Segment({self.path}, {kind}, offsets [{self.base_offset}, {self.end_offset}), {self.size} bytes)"
+        offsets = f"[{self.base_offset}, {self.end_offset})"
+        return f"Segment({self.path}, {kind}, offsets {offsets}, {self.size} bytes)"
 
     # -- what it holds -----------------------------------------------------------------------------
 
@@ -194,11 +155,6 @@ class Segment:
     def end_offset(self) -> int:
         """The offset after the last record."""
         return self.extent()[1]
-
-    @property
-    def last_offset(self) -> int:
-        """Of the last record; `base_offset` - 1 when there is none."""
-        return self.end_offset - 1
 
     @property
     def max_timestamp(self) -> int:
@@ -279,7 +235,7 @@ class Segment:
             self._mapping.make_writable()
 
     def _with_indexes(self, function):  # type: ignore[no-untyped-def]
-        """Call `function` with both indexes open; they stay open as long as the segment is mapped."""
+        """Call `function` with both indexes open; they stay so as long as the segment is mapped."""
         self.offset_index.open()
         self.time_index.open()
         try:
@@ -377,17 +333,17 @@ class Segment:
         self._end(detached)
         return True
 
-    def _detach_if_unused(self) -> _Detached | None:
+    def _detach_if_unused(self) -> Detached | None:
         return self._detach() if self._references == 0 and not self.is_head else None
 
-    def _detach(self) -> _Detached:
+    def _detach(self) -> Detached:
         """Forget mappings and descriptor; under the lock.  The caller ends them without it."""
         found = (self._mapping, self.offset_index.detach(), self.time_index.detach())
-        detached = _Detached([m for m in found if m is not None], self.fd)
+        detached = Detached([m for m in found if m is not None], self.fd)
         self._mapping, self.fd = None, -1
         return detached
 
-    def _end(self, detached: _Detached | None) -> None:
+    def _end(self, detached: Detached | None) -> None:
         if detached is not None:
             _idle.discard(self)
             detached.end()
@@ -433,15 +389,22 @@ class Segment:
         with self._lock:
             assert self._mapping is not None and self._references > 0
             kernel.install_head(
-                self._mapping.address, min(self._allocated, max(segment_bytes, self._size)), position=self._size,
+                self._mapping.address,
+                min(self._allocated, max(segment_bytes, self._size)),
+                position=self._size,
                 segment_base_offset=self.base_offset,
-                offset_index_address=self.offset_index.address, offset_index_capacity=self.offset_index.capacity,
+                offset_index_address=self.offset_index.address,
+                offset_index_capacity=self.offset_index.capacity,
                 offset_index_entries=self.offset_index.entries,
-                time_index_address=self.time_index.address, time_index_capacity=self.time_index.capacity,
+                time_index_address=self.time_index.address,
+                time_index_capacity=self.time_index.capacity,
                 time_index_entries=self.time_index.entries,
-                last_indexed_timestamp=max_timestamp, first_timestamp=first_timestamp, max_timestamp=max_timestamp,
-                max_timestamp_offset=max_offset, created_ms=created_ms,
-            )  # fmt: skip
+                last_indexed_timestamp=max_timestamp,
+                first_timestamp=first_timestamp,
+                max_timestamp=max_timestamp,
+                max_timestamp_offset=max_offset,
+                created_ms=created_ms,
+            )
             self._kernel = kernel
 
     def grow(self, wanted: HeadBytes) -> None:
@@ -507,14 +470,13 @@ class Segment:
     def _indexes(self) -> tuple[OffsetIndex, TimeIndex]:
         return self.offset_index, self.time_index
 
-    def take_from_kernel(self) -> bool:
+    def take_from_kernel(self) -> None:
         """Take the head from the kernel: it is sealed from now on, and `finish_seal` is to
-        follow.  False, and nothing done, while not all of it is readable (group commit)."""
+        follow."""
         with self._lock:
             assert self._kernel is not None
             head = self._kernel.seal()
-            if head is None:
-                return False
+            assert head is not None
             self._size = head.size
             self._end_offset = head.end_offset
             self._max_timestamp = head.max_timestamp
@@ -522,7 +484,6 @@ class Segment:
             self.time_index.entries = head.time_entries
             self.sealed = True
             self._kernel = None
-            return True
 
     def finish_seal(self) -> None:
         """Free what lies behind the records, trim the indexes, give back the kernel's
@@ -556,6 +517,13 @@ class Segment:
             self.sealed = True
             detached = self._detach_if_unused()
         self._end(detached)
+
+    def end_replaced(self) -> None:
+        """Another file has its name, with other records: holders keep their mapping of the old one,
+        and nobody acquires it any more."""
+        with self._lock:
+            self._superseded = True
+        self.close()
 
     # -- search ------------------------------------------------------------------------------------
 
@@ -592,7 +560,8 @@ class Segment:
             if offset >= end_offset:
                 if offset > end_offset:
                     raise OffsetOutOfRangeError(
-                        f"offset {offset} lies after segment {self.path}, which ends before {end_offset}",
+                        f"offset {offset} lies after segment {self.path}, which ends before"
+                        f" {end_offset}",
                         hint="ask the partition for the segment",
                     )
                 return size, end_offset
@@ -644,7 +613,8 @@ class Segment:
         if not self._index_told:
             self._index_told = True
             log.warning(
-                "%s points to position %d for offset %d, which is wrong, or the batch there is damaged; reading the segment instead",
+                "%s points to position %d for offset %d, which is wrong, or the batch there is"
+                " damaged; reading the segment instead",
                 self.offset_index.path,
                 start,
                 offset,
@@ -656,18 +626,11 @@ class Segment:
         if walk.next_offset >= 0:
             fault += f" (offset {walk.next_offset} comes next)"
         return CorruptLogError(
-            f"{self.path}: the record batch at position {walk.position} of the segment that begins at offset {self.base_offset}"
-            f" {fault}{what}",
-            hint=f"restore the segment from a good copy, or read past it, from offset {self.end_offset} on",
+            f"{self.path}: the record batch at position {walk.position} of the segment that begins"
+            f" at offset {self.base_offset} {fault}{what}",
+            hint="restore the segment from a good copy, or read past it, from offset"
+            f" {self.end_offset} on",
         )
-
-    def whole_batches(
-        self, position: int, limit: int, end: int, known: Chain, *, at_least_one: bool = False
-    ) -> Walk:
-        """Walk to the end of the last whole batch that begins at `position` or later and ends at
-        `limit` or before; see `kdirect.log.mapped`.  The caller has acquired the segment; `end`
-        bounds what may be looked at."""
-        return whole_batches(self.address, position, limit, end, known, at_least_one=at_least_one)  # type: ignore[no-any-return]
 
     def batch_for_timestamp(
         self, timestamp_ms: int, from_offset: int, after: Walk | None = None
@@ -702,23 +665,13 @@ class Segment:
 
     def sync(self, *, with_indexes: bool = False) -> None:
         """fdatasync the file (and the indexes, which only matters once it is sealed)."""
-        paths: Iterable[Path] = (
-            (self.path, self.offset_index.path, self.time_index.path)
-            if with_indexes
-            else (self.path,)
-        )
-        for path in paths:
-            try:
-                fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-            except FileNotFoundError:
-                continue
-            try:
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+        paths = [self.path]
+        if with_indexes:
+            paths += [self.offset_index.path, self.time_index.path]
+        sync_data(paths)
 
     def close(self) -> None:
-        """End of its use.  Holders keep their mapping; a file that nobody else maps is shortened."""
+        """End of its use.  Holders keep their mapping; a file that nobody else maps is cut."""
         with self._lock:
             if self._closed:
                 return

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from kdirect.errors import ClosedError
 from kdirect.format.batch import iterate_batches
 from kdirect.format.lookup import find_record
-from kdirect.log.kernel import KernelView
 from kdirect.log.mapped import Walk, copy_bytes
 from kdirect.log.segment import Segment
+from kdirect.log.views import KernelView
 
 
 def first_at(

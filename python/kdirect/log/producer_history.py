@@ -1,0 +1,110 @@
+"""The producer table of a partition, from its snapshots and its batches.
+
+Law of the room: reads files, changes only the kernel's table, and removes snapshots that must not
+be found again.  Called while nothing is appended: when a partition is opened, and after its log was
+cut.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from kdirect.errors import CorruptLogError
+from kdirect.log import producer_state
+from kdirect.log.clock import now_ms
+from kdirect.log.kernel import CommitKernel
+from kdirect.log.mapped import restore_producers
+from kdirect.log.producers import ProducerEntry
+from kdirect.log.segment import Segment
+
+log = logging.getLogger("kdirect.log")
+
+# How far before a snapshot the log is looked at for the last batches of the producers in it.
+PRODUCER_HISTORY_BYTES = 1 << 20
+
+
+def load_producers(
+    kernel: CommitKernel,
+    directory: Path,
+    files: list[str],
+    segments: list[Segment],
+    start_offset: int,
+    end_offset: int,
+) -> None:
+    """Fill the kernel's table from the newest sound snapshot at or below `end_offset`, the batches
+    after it, and, for the four batches of a producer that Kafka's format leaves out, the batches
+    just before it.  Snapshots above `end_offset` and damaged ones are removed.  `files` are the
+    names in the directory."""
+    offset, entries = producer_state.load_latest(directory, start_offset, end_offset, files)
+    now = now_ms()
+    entries = [
+        e._replace(timestamp_ms=now)
+        for e in entries
+        if not e.batches or e.batches[-1][3] >= start_offset
+    ]
+    if entries:
+        entries = _with_history(entries, segments, offset)
+    kernel.load_producers(entries)
+    for segment in segments:
+        size, segment_end = segment.extent()
+        if segment_end <= offset or size == 0:
+            continue
+        segment.acquire()
+        try:
+            start, expected = segment.locate(max(offset, segment.base_offset))
+            walk = restore_producers(
+                kernel,
+                segment.address,
+                start,
+                size,
+                offset,
+                now,
+                segment.chain(expected, segment_end),
+            )
+            if walk.fault:
+                raise segment.corrupt(walk)
+        except CorruptLogError as e:  # what can be read stays readable
+            log.error(
+                "the producers of batches from there on are not known, and what they repeat is not"
+                " noticed: %s",
+                e,
+            )
+        finally:
+            segment.release()
+            segment.unmap_if_idle()
+
+
+def _with_history(
+    entries: list[ProducerEntry], segments: list[Segment], offset: int
+) -> list[ProducerEntry]:
+    """Add to each producer of a snapshot its batches among the last bytes before `offset`."""
+    inside = [s for s in segments if s.base_offset < offset <= s.end_offset and s.size]
+    if not inside:
+        return entries
+    segment = inside[-1]
+    seen = CommitKernel()
+    segment.acquire()
+    try:
+        stop = segment.position_for(offset)
+        start, known = segment.last_indexed(max(0, stop - PRODUCER_HISTORY_BYTES))
+        walk = restore_producers(seen, segment.address, start, stop, 0, 0, known)
+        if walk.fault:
+            raise segment.corrupt(walk)
+    except CorruptLogError as e:
+        log.error("only the last batch of each producer is known: %s", e)
+        return entries
+    finally:
+        segment.release()
+        segment.unmap_if_idle()
+    history = {e.producer_id: e for e in seen.producers()[0]}
+    out = []
+    for entry in entries:
+        found = history.get(entry.producer_id)
+        same = (
+            found is not None
+            and found.producer_epoch == entry.producer_epoch
+            and found.batches[-1:] == entry.batches[-1:]
+        )
+        out.append(entry._replace(batches=found.batches) if found is not None and same else entry)
+    return out

@@ -1,0 +1,87 @@
+"""The state of a commit kernel, and the points in the log that it keeps.
+
+Law: only the modules of the kernel (`kernel`, `commit`, `slots`) touch it, with its mutex held.
+"""
+from libc.stdint cimport int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.format.batch cimport batch_info
+from kdirect.log.producers cimport producer_state, producer_table
+from kdirect.machine cimport pthread_mutex_t
+
+cdef struct mark_t:           # a point in the log up to which records may be read
+    int64_t base              # of the segment in which it lies: the last one, or one in `sealed`
+    uint64_t position         # in that segment; never its end, unless it is the last segment
+    int64_t offset            # of the first record that may not be read
+
+cdef struct sealed_t:         # a sealed segment with records above the stable mark
+    int64_t base
+    uint64_t size
+    int64_t end_offset
+
+cdef struct slot_entry:
+    uint8_t* slot
+    uint16_t file_id
+    int64_t base              # of the segment that the slot tells of
+    int64_t size              # of that segment once it is sealed; -1: it is the last one
+
+cdef struct kernel_state:
+    pthread_mutex_t lock
+    # the head; data is NULL while there is none: then base and tail say where the log ends
+    uint8_t* data
+    uint64_t capacity         # up to where the head's bytes exist
+    uint64_t tail
+    int64_t base
+    int64_t first_timestamp
+    int64_t created_ms
+    bint over                 # a request was refused that no growth makes room for: roll the head
+    int64_t max_timestamp
+    int64_t max_timestamp_offset
+    uint64_t since_index
+    # indexes of the head; may be NULL (none kept)
+    uint8_t* offset_index
+    uint32_t offset_entries
+    uint32_t offset_capacity
+    uint8_t* time_index
+    uint32_t time_entries
+    uint32_t time_capacity
+    int64_t last_indexed_timestamp
+    # offsets
+    int64_t log_start
+    int64_t log_end
+    mark_t readable           # the high watermark
+    mark_t stable             # the last stable offset
+    sealed_t* sealed          # by offset
+    uint32_t sealed_count
+    uint32_t sealed_capacity
+    int32_t leader_epoch      # of the present leadership
+    int32_t last_epoch        # of the last batch
+    bint hold                 # commits do not move the marks
+    # policy
+    bint append_time
+    uint32_t max_batch_bytes
+    uint32_t segment_bytes
+    uint32_t index_interval
+    int64_t segment_ms
+    int64_t before_max_ms
+    int64_t after_max_ms
+    # slots
+    slot_entry* slots
+    uint32_t slots_count
+    uint32_t slots_capacity
+    uint32_t updates
+    bint dirty                # slots do not show the last commits; never while the mutex is free
+    # producers
+    producer_table producers
+    # the request under way
+    batch_info* infos
+    uint32_t infos_count
+    uint32_t infos_capacity
+    producer_state scratch
+    # counters
+    uint64_t runs             # times that the mutex was taken to commit
+    uint64_t slot_updates     # times that the slots were brought up to date
+    uint64_t requests
+    uint64_t batches
+    uint64_t bytes
+    uint64_t duplicates
+    uint64_t refused
