@@ -388,14 +388,17 @@ def find_timestamp(uint64_t address, uint64_t start, uint64_t end, int64_t times
 def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end, known, *,
                   bint at_least_one=False):
     """Walk to the end of the last whole batch of [start, end) that ends at `limit` or before; with
-    `at_least_one`, of the first one at least.  `size` is 0 always."""
+    `at_least_one`, of the first one at least.  `size` is 0 always.  `end` is the position of the
+    end offset that is `known`."""
     cdef walk_t w
+    cdef chain_t chain
     cdef int code
     cdef uint64_t whole = 0
     cdef const uint8_t* p
     _start(&w, address, start, end, known)
     p = w.data + start
     limit = min(limit, end)
+    chain = w.chain
     with nogil:
         code = follow_batches(
             &w.chain, p, limit - start if limit > start else 0, end - start, &whole, &w.info)
@@ -404,6 +407,12 @@ def whole_batches(uint64_t address, uint64_t start, uint64_t limit, uint64_t end
                 code = CHAIN_CUT
             else:
                 code = follow_batches(&w.chain, p, w.info.size, end - start, &whole, &w.info)
+        if code == CHAIN_OK and start + whole < end and w.chain.next_offset >= chain.end_offset:
+            # The last batch reaches to the end offset, but others come after it: the next one tells
+            # which of the two is damaged.
+            w.chain = chain
+            whole = 0
+            code = follow_batches(&w.chain, p, end - start, end - start, &whole, &w.info)
     w.at = start + whole
     return _walked(&w, code, False)
 
