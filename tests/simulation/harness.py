@@ -611,7 +611,6 @@ class Simulation:
         self,
         seed: int,
         directory: Path,
-        monkeypatch: Any,
         faults: Faults,
         *,
         segment_bytes: int = 1 << 16,

@@ -128,13 +128,12 @@ def disturb(simulation: Simulation, shape: dict, producers: list[Actor], readers
     simulation.network.call_later(simulation.random.randint(0, 8_000_000), act)
 
 
-def run(case: str, seed: int, directory, monkeypatch) -> None:
+def run(case: str, seed: int, directory) -> None:
     shape = CASES[case]
     print(f"{case}: KDIRECT_SIMULATE={seed}")
     with Simulation(
         seed,
         directory / f"{case} {seed}",
-        monkeypatch,
         shape.get("faults", Faults()),
         segment_bytes=8192,
     ) as simulation:
@@ -168,10 +167,9 @@ def run(case: str, seed: int, directory, monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_consumers_get_each_record_once_and_in_order(case, seed, tmp_path, monkeypatch):
+def test_consumers_get_each_record_once_and_in_order(case, seed, tmp_path):
     if ONE is not None:
-        run(case, int(ONE), tmp_path, monkeypatch)
+        run(case, int(ONE), tmp_path)
         return
     for i in range(SCHEDULES):
-        with monkeypatch.context() as m:
-            run(case, (seed + i) % 2**32, tmp_path, m)
+        run(case, (seed + i) % 2**32, tmp_path)

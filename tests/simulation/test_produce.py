@@ -256,14 +256,13 @@ def vandal(simulation: Simulation, model: Model, how: str):
     return simulation.spawn(f"vandal {how}", body)
 
 
-def run(case: str, seed: int, directory, monkeypatch) -> None:
+def run(case: str, seed: int, directory) -> None:
     shape = CASES[case]
     model = Model()
     print(f"{case}: KDIRECT_SIMULATE={seed}")
     with Simulation(
         seed,
         directory / f"{case} {seed}",
-        monkeypatch,
         shape.get("faults", Faults()),
         **shape.get("settings", {}),
     ) as simulation:
@@ -450,15 +449,14 @@ CASES: dict[str, dict] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_random_schedules(case, seed, tmp_path, monkeypatch):
+def test_random_schedules(case, seed, tmp_path):
     if ONE is not None:
-        run(case, int(ONE), tmp_path, monkeypatch)
+        run(case, int(ONE), tmp_path)
         return
     for i in range(SCHEDULES):
-        with monkeypatch.context() as m:
-            run(case, (seed + i) % 2**32, tmp_path, m)
+        run(case, (seed + i) % 2**32, tmp_path)
 
 
 @pytest.mark.parametrize(("case", "failed"), FAILED_SEEDS)
-def test_seeds_that_failed_once(case, failed, tmp_path, monkeypatch):
-    run(case, failed, tmp_path, monkeypatch)
+def test_seeds_that_failed_once(case, failed, tmp_path):
+    run(case, failed, tmp_path)
