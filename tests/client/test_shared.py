@@ -204,13 +204,13 @@ def test_two_producers_in_auto_mode_share_and_one_alone_writes_exclusively(broke
         for i in range(100):
             first.produce("auto", b"first %d" % i, partition=0)
         first.flush()
-        assert first.statistics()["paths"] == {tp: "exclusive"}
+        assert first.statistics()["paths"] == {str(tp): "exclusive"}
         for i in range(100):
             second.produce("auto", b"second %d" % i, partition=0)
             first.produce("auto", b"first %d" % (100 + i), partition=0)
         first.flush()
         second.flush()
-        assert first.statistics()["paths"] == second.statistics()["paths"] == {tp: "shared"}
+        assert first.statistics()["paths"] == second.statistics()["paths"] == {str(tp): "shared"}
         assert (
             first.statistics()["rdma_records"] == 200 and second.statistics()["rdma_records"] == 100
         )

@@ -38,7 +38,7 @@ except BrokerError as e:
     reveal_type(e.code)
 except KdirectError as e:
     reveal_type(e.retriable)
-reveal_type(kdirect.Record("t", 0, 1, 2, 0, None, b"v").value)
+reveal_type(kdirect.connect("host:9092").reader(TopicPartition("t", 0), 0, 1).next_offset)
 reveal_type(kdirect.__version__)
 kdirect.NoSuchError
 kdirect.connect(5)
@@ -65,7 +65,7 @@ REVEALED = {
     20: "builtins.str",
     22: "builtins.int",
     24: "builtins.bool",
-    25: "builtins.bytes | None",
+    25: "builtins.int",
     26: "builtins.str",
     33: "builtins.bytes",
     34: "builtins.int",

@@ -167,7 +167,7 @@ def test_offsets_must_name_all_partitions(read, filled, refused):
         "ConfigError",
         "startingOffsets must name exactly the partitions",
         f"lacks {filled}-1, {filled}-2",
-        "-1 for latest",
+        "-1 for the latest",
     ):
         read(filled, startingOffsets=json.dumps({filled: {"0": 1}})).collect()
 
@@ -195,7 +195,7 @@ def test_deleted_records(read, topics, refused):
     topics.delete_records(name, 0, 30)
     assert spans(read(name)) == {0: (30, 100)}
     start = json.dumps({name: {"0": 10}})
-    with refused("DataLossError", f"{name}-0 has offsets 10 to 30 no more", "failOnDataLoss"):
+    with refused("DataLossError", f"{name}-0 no longer has offsets 10 to 30", "failOnDataLoss"):
         read(name, startingOffsets=start).collect()
     assert spans(read(name, startingOffsets=start, failOnDataLoss="false")) == {0: (30, 100)}
 
