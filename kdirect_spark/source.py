@@ -64,6 +64,10 @@ class RangePartition(InputPartition):
     stop: int
 
 
+# Topics can be deleted and created again between a listing and the question for their offsets.
+LISTINGS = 5
+
+
 class BrokerView:
     """What a planner knows of the broker.  Topics are listed again after a while; offsets are
     requested each time.  Used from one thread."""
@@ -124,15 +128,24 @@ class BrokerView:
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, tuple[int, int]]:
         """Log start offset and high watermark of each existing partition in `partitions`."""
-        wanted = list(partitions)
-        if not wanted:
+        first = list(partitions)
+        if not first:
             return {}
         try:
-            return self.look(lambda s: s.watermarks(wanted, same=True))
+            return self.look(lambda s: s.watermarks(first, same=True))
         except UnknownTopicError:  # deleted; a new topic may have its name
+            pass
+        for attempt in range(1, LISTINGS + 1):
             existing = self._list_topics()
-            wanted = [tp for tp in wanted if tp.partition < existing.get(tp.topic, 0)]
-            return self.look(lambda s: s.watermarks(wanted)) if wanted else {}
+            wanted = [tp for tp in first if tp.partition < existing.get(tp.topic, 0)]
+            if not wanted:
+                return {}
+            try:
+                return self.look(lambda s, wanted=wanted: s.watermarks(wanted))
+            except UnknownTopicError:  # deleted or created again since it was listed
+                if attempt == LISTINGS:
+                    raise
+        raise AssertionError("not reached")
 
     def resolve(
         self,

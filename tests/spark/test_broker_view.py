@@ -1,0 +1,59 @@
+"""What a planner is told of topics that come and go while it asks: real broker, no Spark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kdirect
+from kdirect.errors import UnknownTopicError
+from kdirect.model import TopicPartition
+from kdirect_spark.settings import source_settings
+from kdirect_spark.source import LISTINGS, BrokerView
+
+TP = TopicPartition("t", 0)
+
+
+class Races(BrokerView):
+    """Deletes the topic after each of the first `times` listings, or creates it before the next."""
+
+    times = 0
+
+    def _list_topics(self) -> dict[str, int]:
+        admin = self.session().admin
+        if "t" not in admin.list_topics():
+            admin.create_topic("t", 1)
+        found = super()._list_topics()
+        if self.times:
+            self.times -= 1
+            admin.delete_topic("t")
+        return found
+
+
+@pytest.fixture
+def view(tmp_path: Path) -> Iterator[Races]:
+    with kdirect.Broker(tmp_path / "log") as broker:
+        given = {
+            "kafka.bootstrap.servers": broker.bootstrap_servers,
+            "subscribe": "t",
+            "fetchOffset.numRetries": "0",
+        }
+        view = Races(source_settings(given, streaming=True))
+        admin = view.session().admin
+        admin.create_topic("t", 1)
+        assert view.watermarks([TP]) == {TP: (0, 0)}
+        admin.delete_topic("t")
+        yield view
+
+
+def test_a_topic_that_goes_between_a_listing_and_its_offsets_is_listed_again(view: Races) -> None:
+    view.times = LISTINGS - 1
+    assert view.watermarks([TP]) == {TP: (0, 0)}
+
+
+def test_a_topic_that_goes_each_time_is_an_error_in_the_end(view: Races) -> None:
+    view.times = LISTINGS
+    with pytest.raises(UnknownTopicError):
+        view.watermarks([TP])
