@@ -25,9 +25,6 @@ NEAR = [TopicPartition("near", i) for i in range(2)]
 FAR = [TopicPartition("far", i) for i in range(2)]
 PARTITIONS = [*NEAR, *FAR]
 RECORDS = 50
-PER_LEADER = pytest.mark.xfail(
-    strict=False, reason="the client has one channel for all leaders: this needs one for each"
-)
 
 
 class Pair:
@@ -160,7 +157,6 @@ def test_the_layout_names_every_topic(pair: Pair) -> None:
 # -- over shm and TCP at once ----------------------------------------------------------------------
 
 
-@PER_LEADER
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_producer_reaches_each_over_its_transport(pair: Pair, first: int) -> None:
     given = settings(pair, "auto", first)
@@ -186,7 +182,6 @@ def test_a_reader_and_watermarks_reach_each_over_its_transport(pair: Pair, first
             assert [v for b in batches for v in b.column("value").to_pylist()] == values_of(tp)
 
 
-@PER_LEADER
 @pytest.mark.parametrize("first", [0, 1])
 def test_a_consumer_reads_both_at_once(pair: Pair, first: int) -> None:
     given = settings(pair, "auto", first)
@@ -196,7 +191,6 @@ def test_a_consumer_reads_both_at_once(pair: Pair, first: int) -> None:
         assert consumed(consumer, 4 * RECORDS) == {tp: values_of(tp) for tp in PARTITIONS}
 
 
-@PER_LEADER
 @pytest.mark.parametrize("gone", [0, 1])
 def test_the_partitions_of_the_other_go_on(pair: Pair, gone: int) -> None:
     """One broker stops; what the other leads is still written and read."""

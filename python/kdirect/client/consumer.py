@@ -40,8 +40,8 @@ from kdirect.client.arguments import (
 from kdirect.client.commits import Commits, OnCommit
 from kdirect.client.connections import Handle, open_handle
 from kdirect.client.group import OUT, STABLE, Membership
+from kdirect.client.lost_broker import LOST
 from kdirect.client.message import Message
-from kdirect.client.read_paths import LOST
 from kdirect.client.reader import FIRST_WAIT_S, LONGEST_WAIT_S
 from kdirect.client.reading import Reading
 from kdirect.client.subscription import Subscription
@@ -374,7 +374,8 @@ class Consumer:
                 if take(min(left_ms, SLICE_MS)):
                     self._empty_since = None
                     return True
-                failures = 0
+                if not reading.searching:
+                    failures = 0
             except LOST as e:
                 failures += 1
                 reading.lost()

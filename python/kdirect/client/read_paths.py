@@ -24,14 +24,12 @@ from typing import Any, Protocol
 
 from kdirect.client.cursor import Cursor
 from kdirect.client.direct import DirectFetcher
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST
 from kdirect.errors import (
     AccessDeniedError,
     BrokerError,
-    BrokerUnavailableError,
-    ClosedError,
     KdirectError,
     QueuePairError,
-    TimedOutError,
     TransportError,
     UnknownTopicError,
 )
@@ -40,11 +38,6 @@ from kdirect.wire.channel import Channel
 from kdirect.wire.cluster import Cluster
 
 log = logging.getLogger("kdirect.client")
-
-# The longest wait for a connection to a broker while the partitions of others are read: those are
-# read by the same thread.
-CONNECT_MS_BESIDES = 500
-LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
 
 
 class ReadConnections(Protocol):

@@ -16,8 +16,10 @@ Invariants:
 - What is done for a record does not grow with the number of partitions: over RDMA those that had
   nothing sleep until a slot READ shows that their slots changed, over TCP `TcpRound` names those
   that have something.  The two paths take turns.
-- Lost connections are not errors of partitions: they are raised as they are.  The partitions
-  concerned wait at their offsets, and the next call finds them a path again.
+- A broker that is lost takes down its own partitions only: they wait at their offsets while it is
+  looked for where nobody waits (`lost_broker`), and are entered again once it was reached.  A loss
+  is logged once.  It is an error for the caller only while no other partition is read, and then
+  after each search that was in vain.
 
 One thread at a time.
 """
@@ -34,9 +36,16 @@ import pyarrow as pa
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.message import Message, MessageQueue
-from kdirect.client.read_paths import LOST, ReadConnections, ReadPaths
+from kdirect.client.lost_broker import LOST, Search
+from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
-from kdirect.errors import AccessDeniedError, ConfigError, KdirectError, OffsetOutOfRangeError
+from kdirect.errors import (
+    AccessDeniedError,
+    ConfigError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    TimedOutError,
+)
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 from kdirect.wire.environment import Environment
@@ -44,7 +53,7 @@ from kdirect.wire.environment import Environment
 log = logging.getLogger("kdirect.client")
 
 NO_STOP = 2**63 - 1
-LOOK_AGAIN_S = 2.0  # between two attempts to reach a lost broker while others are read
+ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be entered
 
 Take = Callable[[TopicPartition], bool]
 
@@ -54,7 +63,7 @@ class OffsetLookup(ReadConnections, Protocol):
 
     @property
     def environment(self) -> Environment:
-        """The clock."""
+        """Clock, and threads for searches."""
 
     def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
         """First offset of each partition."""
@@ -82,8 +91,9 @@ class Reading:
         # `Cursor`, and is in `_stale` or `failed`.
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
-        # Of those: their broker could not be reached.
+        # Of those: their broker is looked for.
         self._lost: set[TopicPartition] = set()
+        self._searches: list[tuple[Search, set[TopicPartition]]] = []  # one for each loss
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
         # Read by READs and to be looked at, the next one first; others drop out in passing.
@@ -93,7 +103,6 @@ class Reading:
         self._asleep: dict[DirectFetcher, dict[int, TopicPartition]] = {}
         # Visits that found a record since the slots of those asleep were looked at.
         self._since_wake = 0
-        self._look_again_at = 0.0  # for a broker that was lost
         self._tcp_first = False  # of two paths, which has the next turn
 
     def __contains__(self, tp: TopicPartition) -> bool:
@@ -246,7 +255,6 @@ class Reading:
         self._drop_messages(tp)
         self.alone = None
         self._cursors[tp] = Cursor(tp, offset)
-        self._lost.discard(tp)
         self.failed.pop(tp, None)
         self._stale.add(tp)
 
@@ -261,12 +269,70 @@ class Reading:
         # Over TCP for want of something better: perhaps there are READs now.
         self._stale.update(tp for tp in self.paths.second_best if tp not in self.failed)
 
-    def _lose(self, fetcher: DirectFetcher | None) -> None:
-        """The broker of `fetcher` is lost, and only this one."""
-        if fetcher is not None:
-            for tp in self.paths.direct.drop(fetcher):
-                self._wait(tp)
-            self._forget_closed()
+    @property
+    def searching(self) -> bool:
+        """Is a broker looked for that was lost?"""
+        return bool(self._searches)
+
+    def _lose(
+        self, tps: Iterable[TopicPartition], error: KdirectError, after_s: float = 0.0
+    ) -> None:
+        """The broker that leads these is lost: look for it.  Raises ClosedError at the session's
+        end."""
+        new = {tp for tp in tps if tp in self._cursors and tp not in self._lost}
+        for tp in new:
+            self._wait(tp)
+        self._forget_closed()
+        new -= self.failed.keys()
+        if not new:
+            return
+        cluster, first = self._session.cluster, next(iter(new))
+        search = Search(self._session.environment, lambda: cluster.connection_for(first), after_s)
+        self._lost |= new
+        self._searches.append((search, new))
+        log.warning(
+            "%s; %s and %d other partitions wait until their broker is back",
+            error.message,
+            first,
+            len(new) - 1,
+        )
+
+    def _look_for_lost(self) -> None:
+        """Have the partitions entered again whose brokers were reached."""
+        for entry in list(self._searches):
+            search, tps = entry
+            tps &= self._lost
+            try:
+                if tps and search.found() is None:
+                    continue
+            except LOST as e:
+                self._in_vain(e)
+                continue
+            except KdirectError as e:
+                # It concerns one of the partitions: each is told what is wrong when it is entered.
+                log.debug("the search for a lost broker ends: %s", e)
+            self._searches.remove(entry)
+            self._lost -= tps
+            # Over TCP for want of something better: perhaps there are READs now.
+            self._stale.update(tp for tp in self.paths.second_best if tp not in self.failed)
+
+    def _in_vain(self, error: KdirectError) -> None:
+        """A broker was looked for and not found."""
+        if self._others_are_read():
+            log.debug("others are read on: %s", error)
+        else:
+            self.untold.append(error)
+
+    def _others_are_read(self) -> bool:
+        """Is there a partition whose broker is not lost?"""
+        tcp = self.paths.tcp
+        return any(
+            tp not in self._lost
+            and tp not in self.failed
+            and tp not in self.paused
+            and not (tcp is not None and tcp.is_lost(tp))
+            for tp in self._cursors
+        )
 
     def _forget_closed(self) -> None:
         """Nobody sleeps at a fetcher that is closed."""
@@ -285,11 +351,10 @@ class Reading:
         """Find paths for the partitions that were moved, are new, or lost theirs.  One request for
         each broker."""
         for _ in range(3):  # a reset may have to be entered again
-            skipped = self._lost if self._may_wait() else ()
             wanted = {
                 tp: self._cursors[tp].next_offset
                 for tp in self._stale
-                if tp not in self.failed and tp not in skipped
+                if tp not in self.failed and tp not in self._lost
             }
             if not wanted:
                 return
@@ -298,28 +363,16 @@ class Reading:
             for tp in wanted:
                 if tp not in refused and tp not in lost:
                     self._entered(tp)
-            for tp in lost:
-                self._wait(tp)
-                self._lost.add(tp)
-            if lost:
-                self._forget_closed()
+            for error in dict.fromkeys(lost.values()):
+                self._lose([tp for tp, e in lost.items() if e is error], error, ENTER_AGAIN_S)
             for tp, error in refused.items():
                 self._stale.discard(tp)
-                self._lost.discard(tp)
                 self._refused(tp, error)
-            for error in lost.values():
-                self._look_again_at = self._session.environment.monotonic() + LOOK_AGAIN_S
-                raise error
-
-    def _may_wait(self) -> bool:
-        """While other partitions are read, a broker that was lost is looked for now and then."""
-        if not self._turns and not self._asleep and self.paths.tcp is None:
-            return False
-        return self._session.environment.monotonic() < self._look_again_at
+            if lost and not self._others_are_read():
+                raise next(iter(lost.values()))
 
     def _entered(self, tp: TopicPartition) -> None:
         self._stale.discard(tp)
-        self._lost.discard(tp)
         cursor = self._cursors[tp] = self.paths.cursor(tp)
         if type(cursor) is DirectCursor:
             self._take_turns(tp)
@@ -386,7 +439,9 @@ class Reading:
         return found[0] if found else None
 
     def _go_round(self, take: Take, wait_ms: float) -> bool:
-        if self._stale and not (self._stale <= self._lost and self._may_wait()):
+        if self._searches:
+            self._look_for_lost()
+        if len(self._stale) > len(self._lost):  # those that are lost are stale, too
             self.enter()
         while self._held_again:
             tp = self._held_again.pop()
@@ -408,8 +463,17 @@ class Reading:
             return True
         tcp = self.paths.tcp
         if tcp is not None and not self._turns and not self._asleep:  # TCP alone may wait
-            return wait_ms > 0 and tcp.step(wait_ms) and self._go_round(take, 0.0)
+            return wait_ms > 0 and self._step(wait_ms) and self._go_round(take, 0.0)
         return False
+
+    def _step(self, wait_ms: float) -> bool:
+        """Bring news over TCP: see `TcpRound.step`."""
+        tcp = self.paths.tcp
+        news: bool = tcp.step(wait_ms)
+        if tcp.in_vain:
+            self._in_vain(tcp.in_vain.pop())
+            tcp.in_vain.clear()
+        return news
 
     def _go_round_direct(self, take: Take) -> bool:
         """Look at partitions that are read by READs, until one has something.
@@ -460,9 +524,9 @@ class Reading:
         for fetcher, asleep in list(self._asleep.items()):
             try:
                 slots = fetcher.changed(fresh=fresh)
-            except LOST:
-                self._lose(fetcher)
-                raise
+            except LOST as e:
+                self._lose(self.paths.direct.drop(fetcher), e)
+                continue
             for slot in slots:
                 tp = asleep.pop(slot, None)
                 if tp is not None:
@@ -479,18 +543,21 @@ class Reading:
         tcp = self.paths.tcp
         if tcp is None:
             return False
-        tcp.step(0.0)
+        self._step(0.0)
         return any(tcp.ready and self._attempt(take, tcp.next_ready()) for _ in range(tcp.ready))
 
     def _attempt(self, take: Take, tp: TopicPartition) -> bool:
         try:
             return take(tp)
-        except LOST:
-            if type(self._cursors[tp]) is not TcpCursor:
-                self._lose(self.paths.direct.home(tp))
-            if self.paths.cursor(tp) is not self._cursors[tp]:
-                self._wait(tp)
-            raise
+        except LOST as e:
+            if type(self._cursors[tp]) is TcpCursor:
+                raise
+            fetcher = self.paths.direct.home(tp)
+            with_it = self.paths.direct.drop(fetcher) if fetcher is not None else []
+            self._lose([tp, *with_it], e)
+            if isinstance(e, TimedOutError) and not self._others_are_read():
+                raise  # the broker was waited for
+            return False
         except AccessDeniedError:
             # The slot of its next file is not to be had.  To enter it again is to find another way.
             self._wait(tp)
@@ -563,7 +630,14 @@ class Reading:
     def close(self) -> None:
         self.alone = None
         self.queue.clear()
-        for place in (self._held, self._cursors, self._stale, self._lost, self._asleep):
+        for place in (
+            self._held,
+            self._cursors,
+            self._stale,
+            self._lost,
+            self._searches,
+            self._asleep,
+        ):
             place.clear()  # type: ignore[attr-defined]
         self._turns.clear()
         self._in_turns.clear()

@@ -18,7 +18,8 @@ these places, and a step looks at how many are in a place, never at each of them
 - new: its leader is to be looked up.
 - hungry: nothing is in hand, and the last answer had something, or had no room for it, or there was
   none yet.
-- quiet: the last answer had nothing.
+- quiet: the last answer had nothing.  Hungry and quiet are places at a leader; those of a leader
+  that is lost stay there while it is looked for (`lost_broker`), and are new once it was reached.
 - later: it has no leader; it is new again after RETRY_S.
 - under way: named in a request that is not answered.
 - paused: whatever it has is kept.
@@ -40,6 +41,7 @@ One thread at a time.
 from __future__ import annotations
 
 import enum
+import logging
 import os
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
@@ -47,6 +49,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kdirect.client.cursor import TcpCursor
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search
 from kdirect.client.tcp_fetch import answered
 from kdirect.errors import BrokerError, ClosedError, KdirectError
 from kdirect.format import protocol
@@ -54,6 +57,8 @@ from kdirect.model import TopicPartition
 from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, Node
 from kdirect.wire.connection import Connection, Pending
+
+log = logging.getLogger("kdirect.client")
 
 RETRY_S = 0.1
 # Quiet partitions are looked at no more often than this while others have bytes in hand, and as
@@ -91,6 +96,7 @@ class _Leader:
     asked: dict[TopicPartition, int] = field(default_factory=dict)  # what is pending: offsets
     waits: bool = False  # at the broker, for the first record: the pending request
     until: float = 0.0
+    search: Search | None = None  # it is lost, and looked for
 
 
 class _News(enum.Enum):
@@ -119,6 +125,8 @@ class TcpRound:
         self._later: OrderedDict[TopicPartition, float] = OrderedDict()  # when each is new again
         self._held_bytes = 0
         self._leaders: dict[Node, _Leader] = {}
+        # What searches for lost leaders came to that were in vain, for the caller to take.
+        self.in_vain: list[KdirectError] = []
         self._pid = os.getpid()
         self.fetches = self.fetched_bytes = self.asked_partitions = 0
 
@@ -192,8 +200,8 @@ class TcpRound:
         """Ask for what is lacking, and take in answers; waits up to `wait_ms` for one.  True: there
         is news of some partition.
 
-        BrokerUnavailableError and its like when a leader is gone; the partitions stay where they
-        are, and the next step tries again.
+        A leader that is gone takes down its own partitions only: they stay where they are while it
+        is looked for, and `in_vain` tells of each search that found nothing.
         """
         if self._pid != os.getpid():
             raise ClosedError(
@@ -213,7 +221,9 @@ class TcpRound:
             if not busy:
                 self._environment.sleep(min(wait_ms, 1000 * RETRY_S) / 1000)
             elif len(busy) > 1:
-                news = self._take(busy[0], min(wait_ms, 5))
+                for leader in busy:  # unless it has answered meanwhile, or was lost
+                    if leader.pending is not None:
+                        return self._take(leader, min(wait_ms, 5))
         return news
 
     # -- places ------------------------------------------------------------------------------------
@@ -273,9 +283,66 @@ class TcpRound:
                 partition.leader = None
                 self._settle(tp, partition)
 
+    # -- leaders that are lost ---------------------------------------------------------------------
+
+    def is_lost(self, tp: TopicPartition) -> bool:
+        """Is the leader of `tp` looked for?"""
+        partition = self._partitions.get(tp)
+        if partition is None or partition.leader is None:
+            return False
+        return partition.leader.search is not None
+
+    def _lose(self, leader: _Leader, error: KdirectError, asked: Iterable[TopicPartition]) -> None:
+        """Look for `leader`; `asked` are what its last request named."""
+        leader.pending, leader.asked = None, {}
+        if leader.connection is not None:
+            leader.connection.close()
+        for tp in asked:
+            partition = self._partitions.get(tp)
+            if partition is not None and partition.leader is leader and partition.place is None:
+                self._settle(tp, partition)
+        places = [*leader.hungry, *leader.quiet]
+        self._forget_leaders(leader)
+        log.warning("%s; its %d partitions wait until it is back", error.message, len(places))
+        cluster = self._cluster
+
+        def reach() -> Connection:
+            # `places` does not change; a connection given back is the next one that is leased.
+            connection = cluster.lease(places[0])
+            try:
+                cluster.give_back(connection)
+            except KdirectError:
+                connection.close()
+                raise
+            return connection
+
+        leader.search = Search(self._environment, reach)
+
+    def _forget_leaders(self, leader: _Leader) -> None:
+        """Another broker may lead its partitions by now."""
+        for topic in {tp.topic for tp, x in self._partitions.items() if x.leader is leader}:
+            self._cluster.forget(topic)
+
+    def _look_for(self, leader: _Leader, search: Search) -> None:
+        if not leader.hungry and not leader.quiet:
+            return
+        try:
+            if search.found() is None:
+                return
+        except LOST as e:
+            self.in_vain.append(e)
+            return
+        except KdirectError as e:
+            # It concerns one of the partitions: each is told when its leader is looked up.
+            log.debug("the search for a lost broker ends: %s", e)
+        self._drop(leader)
+
     # -- requests ----------------------------------------------------------------------------------
 
     def _ask(self, now: float) -> None:
+        for leader in list(self._leaders.values()):
+            if leader.search is not None:
+                self._look_for(leader, leader.search)
         while self._later and self._later[tp := next(iter(self._later))] <= now:
             self._put(tp, self._new)
         if self._new:
@@ -288,7 +355,7 @@ class TcpRound:
                 and now >= leader.next_look
             ):
                 self._cut(leader)
-            if leader.pending is None and (leader.hungry or leader.quiet):
+            if leader.pending is None and leader.search is None and (leader.hungry or leader.quiet):
                 self._ask_leader(leader, now)
 
     def _find_leaders(self) -> None:
@@ -324,13 +391,17 @@ class TcpRound:
             leader.next_look = now + max(LOOK_S, LOOK_S_EACH * len(tps))
         if leader.connection is None or leader.connection.closed:
             try:
-                leader.connection = self._cluster.lease(tps[0])
+                leader.connection = self._cluster.lease(tps[0], timeout_ms=CONNECT_MS_BESIDES)
+            except LOST as e:
+                self._lose(leader, e, ())
+                return
             except KdirectError:
                 self._drop(leader)  # another broker may lead its partitions by now
                 raise
         self._send(leader, leader.connection, tps, wait_ms, now)
-        for tp in tps:
-            self._put(tp, None)
+        if leader.pending is not None:
+            for tp in tps:
+                self._put(tp, None)
 
     def _send(
         self,
@@ -369,7 +440,11 @@ class TcpRound:
                 for name, partitions in topics.items()
             ],
         )
-        leader.pending = connection.submit(message)
+        try:
+            leader.pending = connection.submit(message)
+        except LOST as e:
+            self._lose(leader, e, ())
+            return
         leader.asked = asked
         leader.waits = wait_ms > 0
         self.asked_partitions += len(asked)
@@ -386,6 +461,9 @@ class TcpRound:
             answer = pending.result(0)
             if answer.error_code:
                 raise broker_error(answer.error_code, f"fetch from {leader.connection.peer}")
+        except LOST as e:
+            self._lose(leader, e, asked)
+            return False
         except KdirectError:
             for topic in {tp.topic for tp in asked}:
                 self._cluster.forget(topic)

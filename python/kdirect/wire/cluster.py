@@ -199,10 +199,11 @@ class Cluster:
     def forget_coordinator(self, group: str) -> None:
         self._state().coordinators.pop(group, None)
 
-    def lease(self, tp: TopicPartition) -> Connection:
+    def lease(self, tp: TopicPartition, timeout_ms: float | None = None) -> Connection:
         """A private connection to the leader of `tp`, for requests that wait at the broker and
-        would hold up others.  Give it back with `give_back`, or close it."""
-        return self._to_leader(tp, self._private)
+        would hold up others.  Give it back with `give_back`, or close it.  Raises, and takes
+        `timeout_ms`, as `connection_for` does."""
+        return self._to_leader(tp, self._private, timeout_ms)
 
     def give_back(self, connection: Connection) -> None:
         """The end of a lease: keeps the connection for the next one if it is sound and idle, closes
