@@ -7,9 +7,10 @@ partitions.
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -36,17 +37,27 @@ class Pair:
                 held.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
                 for _ in range(2)
             ]
-        nodes = [Node(i, "127.0.0.1", port) for i, port in enumerate(ports, 1)]
-        layout = ClusterLayout({nodes[0]: {"near": 2}, nodes[1]: {"far": 2}})
-        self.brokers = [
-            kdirect.Broker(
-                directory / f"log{node.node_id}",
-                f"{node.host}:{node.port}",
-                layout=layout,
-                properties={"node.id": node.node_id, "rdma.transports": transports},
-            )
-            for node, transports in zip(nodes, ("shm", ""), strict=True)
-        ]
+        self._directory = directory
+        self._nodes = [Node(i, "127.0.0.1", port) for i, port in enumerate(ports, 1)]
+        self.brokers = [self._broker(i) for i in range(2)]
+
+    def _broker(self, i: int) -> kdirect.Broker:
+        node = self._nodes[i]
+        return kdirect.Broker(
+            self._directory / f"log{node.node_id}",
+            f"{node.host}:{node.port}",
+            layout=ClusterLayout({self._nodes[0]: {"near": 2}, self._nodes[1]: {"far": 2}}),
+            properties={"node.id": node.node_id, "rdma.transports": ("shm", "")[i]},
+        )
+
+    def restart(self, i: int) -> None:
+        """Broker `i`, which was stopped, comes back with its log."""
+        self.brokers[i] = self._broker(i)
+        self.brokers[i].start()
+
+    def stop(self) -> None:
+        for broker in self.brokers:
+            broker.stop()
 
     def bootstrap(self, first: int = 0) -> str:
         """Both addresses, that of broker `first` (0 or 1) before the other."""
@@ -57,10 +68,12 @@ class Pair:
 @pytest.fixture
 def pair(tmp_path: Path) -> Iterator[Pair]:
     brokers = Pair(tmp_path)
-    with ExitStack() as stack:
+    try:
         for broker in brokers.brokers:
-            stack.enter_context(broker)
+            broker.start()
         yield brokers
+    finally:
+        brokers.stop()
 
 
 def settings(pair: Pair, transport: str, first: int = 0) -> dict[str, Any]:
@@ -217,3 +230,128 @@ def test_the_partitions_of_the_other_go_on(pair: Pair, gone: int) -> None:
         with closing(kdirect.connect(given)) as session:
             for tp in left:
                 assert read(session, tp, 2 * RECORDS) == 2 * values_of(tp)
+
+
+# -- a broker that is gone -------------------------------------------------------------------------
+
+
+def polled(
+    consumer: kdirect.Consumer, until: Callable[[dict[TopicPartition, list[bytes]]], bool]
+) -> tuple[dict[TopicPartition, list[bytes]], list[KdirectError], float]:
+    """Polls of 0.2 s until `until` says so of the values of each partition, for 30 s at most; these
+    values, what was raised, and the seconds that the longest poll took."""
+    got: dict[TopicPartition, list[bytes]] = {}
+    errors: list[KdirectError] = []
+    longest = 0.0
+    deadline = time.monotonic() + 30
+    while not until(got) and time.monotonic() < deadline:
+        began = time.monotonic()
+        try:
+            message = consumer.poll(0.2)
+        except KdirectError as e:
+            errors.append(e)
+        else:
+            if message is not None:
+                tp = TopicPartition(message.topic(), message.partition())
+                got.setdefault(tp, []).append(message.value())
+        longest = max(longest, time.monotonic() - began)
+    return got, errors, longest
+
+
+def for_seconds(seconds: float) -> Callable[[Any], bool]:
+    end = time.monotonic() + seconds
+    return lambda got: time.monotonic() >= end
+
+
+def count(n: int) -> Callable[[dict[TopicPartition, list[bytes]]], bool]:
+    return lambda got: sum(map(len, got.values())) >= n
+
+
+def start_reading(consumer: kdirect.Consumer, how: str) -> None:
+    if how == "assigned":
+        consumer.assign(dict.fromkeys(PARTITIONS, 0))
+    else:
+        consumer.subscribe(["near", "far"])
+
+
+# The first broker coordinates the groups.
+GONE = [("assigned", 0), ("assigned", 1), ("group", 1)]
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(("how", "gone"), GONE)
+def test_a_consumer_reads_on_and_takes_up_what_comes_back(
+    pair: Pair, caplog: pytest.LogCaptureFixture, transport: str, how: str, gone: int
+) -> None:
+    """Also after more than `connect.timeout.ms`, when an attempt to reach the broker has failed."""
+    left, lost = (FAR, NEAR) if gone == 0 else (NEAR, FAR)
+    given = settings(pair, transport, 1 - gone)
+    group = {"group.id": "g" if how == "group" else None, "auto.offset.reset": "earliest"}
+    with kdirect.Producer(given) as producer, kdirect.Consumer({**given, **group}) as consumer:
+        start_reading(consumer, how)
+        produce_all(producer)
+        polled(consumer, count(4 * RECORDS))
+        pair.brokers[gone].stop()
+        produce_all(producer, left)
+        with caplog.at_level(logging.WARNING, "kdirect.client"):
+            got, errors, _ = polled(consumer, count(2 * RECORDS))
+            assert (got, errors) == ({tp: values_of(tp) for tp in left}, [])
+            got, errors, longest = polled(consumer, for_seconds(3))
+            assert (got, errors) == ({}, [])
+            assert longest < 1.5, "a poll of 0.2 s"
+        told = [r for r in caplog.records if "until" in r.message and "back" in r.message]
+        assert len(told) == 1
+        assert [consumer.position(tp) for tp in lost] == [RECORDS, RECORDS]
+        pair.restart(gone)
+        produce_all(producer)
+        got, errors, _ = polled(consumer, count(4 * RECORDS))
+        assert (got, errors) == ({tp: values_of(tp) for tp in PARTITIONS}, [])
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize(("how", "gone"), GONE)
+def test_a_consumer_begins_while_one_broker_is_gone(
+    pair: Pair, transport: str, how: str, gone: int
+) -> None:
+    """A group's member does not know where the log of the lost partitions begins, either."""
+    left = FAR if gone == 0 else NEAR
+    given = settings(pair, transport, 1 - gone)
+    group = {"group.id": "g" if how == "group" else None, "auto.offset.reset": "earliest"}
+    with kdirect.Producer(given) as producer, kdirect.Consumer({**given, **group}) as consumer:
+        produce_all(producer)
+        pair.brokers[gone].stop()
+        start_reading(consumer, how)
+        got, errors, _ = polled(consumer, count(2 * RECORDS))
+        assert (got, errors) == ({tp: values_of(tp) for tp in left}, [])
+        if how == "group":
+            consumer.commit(asynchronous=False)
+        pair.restart(gone)
+        got, errors, _ = polled(consumer, count(2 * RECORDS))
+        assert (got, errors) == ({tp: values_of(tp) for tp in PARTITIONS if tp not in left}, [])
+
+
+@pytest.mark.parametrize("transport", ["auto", "tcp"])
+def test_a_loss_is_told_when_nothing_else_is_read(pair: Pair, transport: str) -> None:
+    given = settings(pair, transport)
+    with kdirect.Producer(given) as producer, kdirect.Consumer(given) as consumer:
+        produce_all(producer)
+        consumer.assign(dict.fromkeys(PARTITIONS, 0))
+        polled(consumer, count(4 * RECORDS))
+        pair.stop()
+        got, errors, longest = polled(consumer, for_seconds(6))
+        assert got == {} and errors and all(e.retriable for e in errors)
+        assert longest < 1.5, "a poll of 0.2 s"
+        for i in range(2):
+            pair.restart(i)
+        polled(consumer, for_seconds(3))
+        produce_all(producer)
+        got, errors, _ = polled(consumer, count(4 * RECORDS))
+        assert (got, errors) == ({tp: values_of(tp) for tp in PARTITIONS}, [])
+
+
+def test_nothing_to_read_from_two_leaders_is_no_error(pair: Pair) -> None:
+    """One answers, with nothing, between two looks at both."""
+    given = {**settings(pair, "tcp"), "fetch.wait.max.ms": 10}
+    with kdirect.Consumer(given) as consumer:
+        consumer.assign(dict.fromkeys(PARTITIONS, 0))
+        assert polled(consumer, for_seconds(4))[:2] == ({}, [])

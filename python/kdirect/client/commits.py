@@ -47,7 +47,8 @@ class Commits:
             offsets = {tp: reading.next_offset(tp) for tp in reading.partitions}
         else:
             offsets = self._stored
-        return {tp: o for tp, o in offsets.items() if self._committed.get(tp) != o}
+        # A position below 0 is that of a partition whose broker was not reached yet.
+        return {tp: o for tp, o in offsets.items() if o >= 0 and self._committed.get(tp) != o}
 
     def store(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Mark as done, to be committed later.  ConfigError for a partition that is not read."""

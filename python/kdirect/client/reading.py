@@ -36,7 +36,7 @@ import pyarrow as pa
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
 from kdirect.client.message import Message, MessageQueue
-from kdirect.client.lost_broker import LOST, Search
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import (
@@ -123,18 +123,21 @@ class Reading:
     def assign(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read exactly these partitions, from these offsets (-1 latest, -2 earliest).  Those that
         stay where they are go on undisturbed."""
-        resolved = self.resolve(offsets)
+        resolved, lost = self._resolve_reached(offsets)
         self.alone = None
         self.release([tp for tp in self._cursors if tp not in resolved])
         for tp, offset in resolved.items():
             if tp not in self._cursors or self.next_offset(tp) != offset or tp in self.failed:
                 self._move(tp, offset)
+        self._lose_each(lost)
 
     def add(self, offsets: Mapping[TopicPartition, int]) -> None:
         """Read these too."""
         self.alone = None
-        for tp, offset in self.resolve(offsets).items():
+        resolved, lost = self._resolve_reached(offsets)
+        for tp, offset in resolved.items():
             self._move(tp, offset)
+        self._lose_each(lost)
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
         """Stop reading these."""
@@ -160,7 +163,8 @@ class Reading:
         self._move(tp, self.resolve({tp: offset})[tp])
 
     def next_offset(self, tp: TopicPartition) -> int:
-        """Offset of the next record that will be handed out."""
+        """Offset of the next record that will be handed out; -1 or -2 for a partition that begins
+        at its latest or earliest offset, while its broker was not reached yet."""
         if tp not in self._cursors:
             raise ConfigError(f"{tp} is not assigned", hint="ask for a partition of assignment()")
         if self._in_hand(tp):
@@ -218,6 +222,46 @@ class Reading:
             out |= self._session.earliest_offsets(earliest)
         if latest:
             out |= self._session.latest_offsets(latest)
+        return out
+
+    def _resolve_reached(
+        self, offsets: Mapping[TopicPartition, int]
+    ) -> tuple[dict[TopicPartition, int], dict[TopicPartition, KdirectError]]:
+        """`resolve`; of several brokers, partitions of those that are lost keep their -1 and -2,
+        and are told with the error."""
+        wanted = [tp for tp, o in offsets.items() if o in (LATEST_OFFSET, EARLIEST_OFFSET)]
+        out, lost = dict(offsets), {}
+        if not wanted:
+            return self.resolve(offsets), {}
+        cluster = self._session.cluster
+        groups, _ = cluster.leaders(wanted)
+        if len(groups) < 2 and not any(tp not in self._lost for tp in self._cursors):
+            return self.resolve(offsets), {}
+        for tps in groups.values():
+            try:
+                cluster.connection_for(tps[0], timeout_ms=CONNECT_MS_BESIDES)
+            except LOST as e:
+                lost.update(dict.fromkeys(tps, e))
+        if len(lost) == len(out) and not any(tp not in self._lost for tp in self._cursors):
+            raise next(iter(lost.values()))
+        out.update(self.resolve({tp: o for tp, o in offsets.items() if tp not in lost}))
+        return out, lost
+
+    def _resolve_entered(self, wanted: dict[TopicPartition, int]) -> dict[TopicPartition, int]:
+        """`wanted` with numbers for -1 and -2, without the partitions that have none now."""
+        out = dict(wanted)
+        for tp, offset in wanted.items():
+            if offset >= 0:
+                continue
+            try:
+                out[tp] = self._cursors[tp].next_offset = self.resolve({tp: offset})[tp]
+            except LOST as e:
+                del out[tp]
+                self._lose([tp], e, ENTER_AGAIN_S)
+            except KdirectError as e:
+                del out[tp]
+                self._stale.discard(tp)
+                self._refused(tp, e)
         return out
 
     def reset_offset(self) -> int:
@@ -297,6 +341,11 @@ class Reading:
             len(new) - 1,
         )
 
+    def _lose_each(self, lost: Mapping[TopicPartition, KdirectError]) -> None:
+        """Of each broker by itself that could not be reached, its partitions with its error."""
+        for error in dict.fromkeys(lost.values()):
+            self._lose([tp for tp, e in lost.items() if e is error], error, ENTER_AGAIN_S)
+
     def _look_for_lost(self) -> None:
         """Have the partitions entered again whose brokers were reached."""
         for entry in list(self._searches):
@@ -358,13 +407,14 @@ class Reading:
             }
             if not wanted:
                 return
+            if min(wanted.values()) < 0:
+                wanted = self._resolve_entered(wanted)
             entered = self.paths.enter(wanted)
             refused, lost = entered.refused, entered.lost
             for tp in wanted:
                 if tp not in refused and tp not in lost:
                     self._entered(tp)
-            for error in dict.fromkeys(lost.values()):
-                self._lose([tp for tp, e in lost.items() if e is error], error, ENTER_AGAIN_S)
+            self._lose_each(lost)
             for tp, error in refused.items():
                 self._stale.discard(tp)
                 self._refused(tp, error)
