@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
@@ -355,3 +356,25 @@ def test_nothing_to_read_from_two_leaders_is_no_error(pair: Pair) -> None:
     with kdirect.Consumer(given) as consumer:
         consumer.assign(dict.fromkeys(PARTITIONS, 0))
         assert polled(consumer, for_seconds(4))[:2] == ({}, [])
+
+
+def test_watermarks_of_a_lost_broker_hold_up_nobody(pair: Pair) -> None:
+    given = {**settings(pair, "tcp"), "request.timeout.ms": 4000}
+    with closing(kdirect.connect(given)) as session:
+        assert session.watermarks(PARTITIONS) == dict.fromkeys(PARTITIONS, (0, 0))
+        pair.brokers[1].stop()
+        errors: list[KdirectError] = []
+
+        def ask() -> None:
+            try:
+                session.watermarks(FAR)
+            except KdirectError as e:
+                errors.append(e)
+
+        thread = threading.Thread(target=ask)
+        thread.start()
+        time.sleep(0.3)
+        assert session.watermarks(NEAR) == dict.fromkeys(NEAR, (0, 0))
+        assert thread.is_alive(), "the other broker is still waited for"
+        thread.join()
+        assert errors and errors[0].retriable

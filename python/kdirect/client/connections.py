@@ -136,7 +136,8 @@ class SharedConnections:
             self.check()
             if self._watermarks is None:
                 self._watermarks = Watermarks(self, self.admin, self.settings, self.environment)
-            return self._watermarks.of(tps, same=same)
+            watermarks = self._watermarks
+        return watermarks.of(tps, same=same)
 
     def join(self, handle: Handle) -> None:
         """`handle` uses them."""
@@ -155,13 +156,15 @@ class SharedConnections:
     def close(self) -> None:
         """End all connections, and with them what reads and writes over them.  `closed` is set."""
         with self.lock:
-            self.parked.close()
-            if self._transports is not None:
-                self._transports.close()
-            if self._watermarks is not None:
-                self._watermarks.close()
-            if self._cluster is not None:
-                self._cluster.close()
+            transports, watermarks, cluster = self._transports, self._watermarks, self._cluster
+        # Without the lock, for whoever looks at watermarks takes it while holding theirs.
+        self.parked.close()
+        if transports is not None:
+            transports.close()
+        if watermarks is not None:
+            watermarks.close()
+        if cluster is not None:
+            cluster.close()
 
 
 class Handle:

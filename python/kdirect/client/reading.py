@@ -35,8 +35,8 @@ import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.message import Message, MessageQueue
 from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search
+from kdirect.client.message import Message, MessageQueue
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import (
@@ -230,7 +230,8 @@ class Reading:
         """`resolve`; of several brokers, partitions of those that are lost keep their -1 and -2,
         and are told with the error."""
         wanted = [tp for tp, o in offsets.items() if o in (LATEST_OFFSET, EARLIEST_OFFSET)]
-        out, lost = dict(offsets), {}
+        out = dict(offsets)
+        lost: dict[TopicPartition, KdirectError] = {}
         if not wanted:
             return self.resolve(offsets), {}
         cluster = self._session.cluster

@@ -4,12 +4,14 @@ Owns: one fetcher for each broker, whose slots are looked at and whose files are
 its slots are granted, an answer costs one slot READ for each broker and none of its CPU.
 Partitions that READs cannot tell of are asked for over Kafka's protocol, by two requests.
 
-Its owner's lock is held during each call.
+Thread-safe: a lock is held while slots are looked at, and not while a broker is asked for
+watermarks.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -42,6 +44,7 @@ class Watermarks:
         settings: Mapping[str, Any],
         environment: Environment,
     ) -> None:
+        self._lock = threading.Lock()
         self._admin = admin
         self._environment = environment
         self._max_age_s: float = settings["metadata.max.age.ms"] / 1000
@@ -54,14 +57,19 @@ class Watermarks:
         them was deleted since the last call, even if there is another of its name; only READs can
         tell."""
         wanted = list(tps)
-        try:
-            return self._look(wanted, same)
-        except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
-            log.debug("watermarks are looked at again: %s", e)
-            self._without_slot.clear()
-            return self._look(wanted, same)
+        with self._lock:
+            try:
+                out, asked = self._look(wanted, same)
+            except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
+                log.debug("watermarks are looked at again: %s", e)
+                self._without_slot.clear()
+                out, asked = self._look(wanted, same)
+        if asked:  # this may take long where a broker is lost: nobody waits for the lock meanwhile
+            out |= self._ask([tp for tp in wanted if tp in asked])
+        return {tp: out[tp] for tp in wanted}
 
-    def _look(self, wanted: list[TopicPartition], same: bool) -> Marks:
+    def _look(self, wanted: list[TopicPartition], same: bool) -> tuple[Marks, set[TopicPartition]]:
+        """What READs tell; the partitions that have to be asked for."""
         now = self._environment.monotonic()
         direct = self._direct
         asked = {tp for tp in wanted if self._without_slot.get(tp, 0.0) > now}
@@ -82,9 +90,7 @@ class Watermarks:
             found = direct.fetcher_of(tp)
             assert found is not None
             out[tp] = found.watermarks(tp)
-        if asked:
-            out |= self._ask([tp for tp in wanted if tp in asked])
-        return {tp: out[tp] for tp in wanted}
+        return out, asked
 
     def _refresh(self, fetcher: DirectFetcher) -> None:
         try:
@@ -126,5 +132,6 @@ class Watermarks:
 
     def close(self) -> None:
         """Give all slots back; the next call asks for them again."""
-        self._without_slot.clear()
-        self._direct.close()
+        with self._lock:
+            self._without_slot.clear()
+            self._direct.close()

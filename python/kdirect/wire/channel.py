@@ -18,7 +18,7 @@ thread touches them, or the thread that holds the owner's lock:
 - a consumer's: the one thread from which the `Consumer` is used (its group's thread has a
   connection of its own);
 - a reader's: the thread that iterates the `Reader`, until the reader is parked;
-- the one that watches watermarks: the session's lock;
+- the one that watches watermarks: the lock of `Watermarks`;
 - parked readers, and the channel that proved the transport: nobody touches them until they are
   taken out again.
 """
