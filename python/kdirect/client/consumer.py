@@ -407,10 +407,10 @@ class Consumer:
                 now = self._environment.monotonic()
             began = now
 
-    # -- apart from the records -----------------------------------------------------------------------
+    # -- apart from the records --------------------------------------------------------------------
 
     def _serve(self, timeout: float | None) -> None:
-        """What a poll does in addition to handing out records: commits, rebalances, new partitions."""
+        """What a poll does besides handing out records: commits, rebalances, new partitions."""
         self._check()
         self._attention = False
         membership = self._membership

@@ -457,8 +457,8 @@ class Reading:
     # -- bytes to messages -------------------------------------------------------------------------
 
     def tell(self) -> None:
-        """Raise an error that was not raised yet; or the first again, when no partition is left that
-        could bring a record."""
+        """Raise an error that was not raised yet; or the first again, when no partition is left
+        that could bring a record."""
         if self.untold:
             raise self.untold.pop(0)
         if self.failed and len(self.failed) == len(self._cursors):
