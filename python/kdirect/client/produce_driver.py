@@ -373,10 +373,10 @@ class ProduceDriver:
 
     # -- ways --------------------------------------------------------------------------------------
 
-    def paths(self) -> dict[str, str]:
-        """How each partition that was written so far ("topic-0") is written now: exclusive, shared,
-        two-sided, tcp, lost or idle.  Plain text, so that statistics can be logged as JSON."""
-        return {str(tp): p.path for tp, p in self._partitions.items()}
+    def paths(self) -> dict[TopicPartition, str]:
+        """How each partition that was written so far is written now: exclusive, shared, two-sided,
+        tcp, lost or idle."""
+        return {tp: p.path for tp, p in self._partitions.items()}
 
     def appender(self, tp: TopicPartition) -> DirectAppender | RequestAppender | None:
         """What sends to `tp`, if there is a way to it."""

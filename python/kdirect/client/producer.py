@@ -691,10 +691,12 @@ class Producer:
 
     def statistics(self) -> dict[str, Any]:
         """Records, bytes and requests acknowledged, by path (`rdma_records`, `tcp_bytes`, ...), and
-        what waits; `paths` says for each partition written so far which path it uses now.  See
-        docs/metrics.md."""
+        what waits; `paths` says for each partition written so far ("topic-0") which path it uses
+        now.  See docs/metrics.md."""
         with self._lock:
-            out: dict[str, Any] = {**self._driver.statistics(), "paths": self._driver.paths()}
+            out: dict[str, Any] = dict(self._driver.statistics())
+            # Partitions as text, so that statistics can be logged as JSON.
+            out["paths"] = {str(tp): path for tp, path in self._driver.paths().items()}
             out["waiting_records"] = sum(g.records for g in self._open.values())
             out["in_flight_records"] = self._driver.in_flight
             out["failed_records"] = self._failed
