@@ -115,6 +115,32 @@ def test_a_partition_is_opened_when_it_is_needed_and_the_caller_is_told_when_tha
     assert writer.state is State.IDLE
 
 
+@pytest.mark.parametrize("opening", [made(pw.Needed()), lost(1)], ids=["opening", "reopening"])
+def test_a_partition_that_is_closed_while_it_is_opened_stays_closed(opening):
+    waiting_before = waiting(opening)
+    if opening.state is State.LOST:
+        opening.on(pw.Reached(), 0.0)
+    for event in (pw.Looked(), pw.DirectWanted(), pw.GiveBack(True)):
+        assert opening.on(event, 0.0) == ()
+    assert told(opening.on(pw.Closing(Returned(), GONE), 0.0)) == waiting_before
+    error = QueuePairError("broken")
+    assert opening.on(pw.OpenFailed(error), 0.0) == (pw.Raise(error),)
+    assert kinds(opening.on(pw.Opened(Way.DIRECT), 0.0)) == [pw.DropLink, pw.Close, pw.Raise]
+    assert opening.state is State.CLOSED
+
+
+def test_what_expires_while_its_way_is_opened_is_told_once():
+    writer = lost(1, 2)
+    writer.on(pw.Reached(), 0.0)
+    assert told(writer.on(pw.Expired(Returned(), GONE), 0.0)) == [1, 2]
+    assert writer.on(pw.Opened(Way.DIRECT), 0.0) == () and writer.deadline == math.inf
+    writer = lost(1)
+    writer.on(pw.Reached(), 0.0)
+    writer.on(pw.Expired(Returned(), GONE), 5.0)
+    assert told(writer.on(pw.OpenFailed(QueuePairError("broken")), 5.0)) == []
+    assert writer.state is State.IDLE
+
+
 def test_rdma_that_was_refused_is_tried_again_after_a_while_when_nothing_is_under_way():
     writer = made(pw.Needed(), pw.Opened(Way.TCP, denied=True), now=5.0)
     assert writer.on(pw.DirectWanted(), 5.9) == ()

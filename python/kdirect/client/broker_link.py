@@ -11,6 +11,7 @@ All but `BrokerLink.message_connection` is called with the producer's lock held.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 from typing import Any
@@ -27,6 +28,7 @@ from kdirect.wire.connection import Connection
 
 log = logging.getLogger("kdirect.client")
 
+NEWS_MS = 500  # for an answer where the leader is, when the broker of a link is away
 NOTICES = 64  # receives beyond the window, for notices of revocation
 
 
@@ -141,15 +143,12 @@ class BrokerLink:
 
     # -- does the broker answer? -------------------------------------------------------------------
 
-    def answers(self, client_id: str) -> bool:
-        """Does the broker answer on a new connection?  Raises when it does not; False while that is
-        not known.  To open a queue pair to one that does not would wait long."""
+    def answers(self, tp: TopicPartition) -> bool:
+        """Does the broker answer on a new connection?  Raises when it does not, and then the leader
+        of `tp` was asked for again; False while that is not known.  To open a queue pair to one
+        that does not answer would wait long."""
         if self._probe is None:
-            environment, address = self._environment, self.address
-            timeout_ms = self._settings["connect.timeout.ms"]
-            self._probe = environment.spawn(
-                lambda: environment.connect(*address, client_id, timeout_ms).close()
-            )
+            self._probe = self._environment.spawn(lambda: self._connect(tp))
         if not self._probe.done:
             return False
         probe, self._probe = self._probe, None
@@ -161,6 +160,18 @@ class BrokerLink:
             raise
         self.away_until, self._pause = 0.0, FIRST_PAUSE_S
         return True
+
+    def _connect(self, tp: TopicPartition) -> None:
+        """Connect once; where nobody answers, ask for the leader, which may be elsewhere now."""
+        settings = self._settings
+        try:
+            self._environment.connect(
+                *self.address, settings["client.id"], settings["connect.timeout.ms"]
+            ).close()
+        except KdirectError:
+            with contextlib.suppress(KdirectError):
+                self._session.cluster.refresh([tp.topic], timeout_ms=NEWS_MS)
+            raise
 
     def wait_probe(self, until: float) -> bool:
         """Wait for what `answers` does not know yet; False when nothing is asked."""
@@ -193,7 +204,15 @@ class BrokerLinks:
     def to_leader(self, tp: TopicPartition) -> BrokerLink:
         """The link to the broker that leads `tp`; raises as `Cluster.leader_address` does.  May be
         called by any thread."""
-        address = self._session.cluster.leader_address(tp)
+        return self._at(self._session.cluster.leader_address(tp))
+
+    def moved(self, tp: TopicPartition, link: BrokerLink) -> BrokerLink | None:
+        """The link to the leader of `tp`, where that is known to be at another address than `link`
+        leads to; or None."""
+        address = self._session.cluster.leader_address_at_hand(tp)
+        return None if address is None or address == link.address else self._at(address)
+
+    def _at(self, address: tuple[str, int]) -> BrokerLink:
         found = self._links.get(address)
         if found is None:
             link = BrokerLink(self._session, self._settings, address)

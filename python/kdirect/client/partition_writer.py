@@ -17,6 +17,10 @@ The states, and what leads from one to another:
                                     └── OpenFailed ──> LOST, or IDLE when the time is over
     each of them ── Expired ──> IDLE        each of them ── Closing ──> CLOSED
 
+While a way is opened, the thread that opens it may come back to the partition: in a signal handler
+that flushes, purges or closes the producer.  OPENING and REOPENING know what such a call may want,
+and CLOSED what an opening may come to that began before; REOPENING stays when its backlog expires.
+
 TCP is the state of a partition that is written by Kafka's Produce requests, whether these travel
 over TCP or, with `produce.path=send`, in SENDs: the appender differs, the decisions do not.
 
@@ -339,6 +343,13 @@ class PartitionWriter:
         self.state = State.IDLE
         return (Raise(event.error),)
 
+    def _opened_late(self, event: Opened, now: float) -> Sequence[Effect]:
+        closed = ClosedError("the producer is closed", hint="make a new one")
+        return (DropLink(), Close(), Raise(closed))
+
+    def _open_failed_late(self, event: OpenFailed, now: float) -> Sequence[Effect]:
+        return (Raise(event.error),)
+
     # -- written -----------------------------------------------------------------------------------
 
     def _resent(self, event: Resent, now: float) -> Sequence[Effect]:
@@ -514,7 +525,11 @@ class PartitionWriter:
         if self.state is not State.LOST:
             effects.append(Close())
         everything = (*repeated, *event.returned.unanswered, *self.backlog)
-        return (*effects, *self._end(State.IDLE, everything, event.error))
+        if self.state is not State.REOPENING:
+            return (*effects, *self._end(State.IDLE, everything, event.error))
+        told = self._end(State.REOPENING, everything, event.error)
+        self.deadline = now  # nothing waits for another attempt, if this one fails
+        return (*effects, *told)
 
     def _close(self, event: Closing, now: float) -> Sequence[Effect]:
         effects: list[Effect] = []
@@ -561,6 +576,17 @@ _DIRECT: dict[type, Row] = {
     Closing: _to(_W._close, _S.CLOSED),
 }
 
+
+def _while_opened(state: State) -> dict[type, Row]:
+    """What the thread that opens a way may want meanwhile."""
+    return {
+        Looked: _to(_W._nothing, state),
+        DirectWanted: _to(_W._nothing, state),
+        GiveBack: _to(_W._nothing, state),
+        Closing: _to(_W._close, _S.CLOSED),
+    }
+
+
 # For each state, the events that it knows: the method that handles it, the states that may follow.
 TABLE: dict[State, dict[type, Row]] = {
     _S.IDLE: {
@@ -571,6 +597,7 @@ TABLE: dict[State, dict[type, Row]] = {
         Closing: _to(_W._close, _S.CLOSED),
     },
     _S.OPENING: {
+        **_while_opened(_S.OPENING),
         Opened: _to(_W._opened, _S.DIRECT, _S.TCP),
         OpenFailed: _to(_W._open_failed, _S.IDLE),
     },
@@ -596,8 +623,13 @@ TABLE: dict[State, dict[type, Row]] = {
         Closing: _to(_W._close, _S.CLOSED),
     },
     _S.REOPENING: {
+        **_while_opened(_S.REOPENING),
         Opened: _to(_W._opened, _S.DIRECT, _S.TCP),
         OpenFailed: _to(_W._retry, _S.LOST, _S.IDLE),
+        Expired: _to(_W._expired, _S.REOPENING),
     },
-    _S.CLOSED: {},
+    _S.CLOSED: {
+        Opened: _to(_W._opened_late, _S.CLOSED),
+        OpenFailed: _to(_W._open_failed_late, _S.CLOSED),
+    },
 }

@@ -70,9 +70,9 @@ from kdirect.client.partition_writer import (
 )
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.request_append import RequestAppender
+from kdirect.client.written_partition import WrittenPartition, no_room
 from kdirect.errors import (
     AccessDeniedError,
-    BufferFullError,
     ClosedError,
     DeliveryError,
     KdirectError,
@@ -100,29 +100,6 @@ MODES = {
 Outcome = tuple[Any, int, DeliveryError | None]
 
 
-class _Partition:
-    """A partition that is written: the machine that decides, and the appender that sends."""
-
-    __slots__ = ("appender", "link", "tp", "writer")
-
-    def __init__(self, tp: TopicPartition, writer: PartitionWriter) -> None:
-        self.tp = tp
-        self.writer = writer
-        self.appender: DirectAppender | RequestAppender | None = None
-        self.link: BrokerLink | None = None  # of the last DirectAppender
-
-    @property
-    def in_flight(self) -> int:
-        """Records not answered."""
-        backlog = self.writer.backlog_records if self.writer.backlog else 0
-        return backlog + self.appender.in_flight if self.appender is not None else backlog
-
-    @property
-    def path(self) -> str:
-        """How the partition is written: exclusive, shared, two-sided, tcp, lost or idle."""
-        return self.appender.path if self.appender is not None else self.writer.state.value
-
-
 class ProduceDriver:
     """See the module.  `settings` are resolved CLIENT options."""
 
@@ -134,7 +111,7 @@ class ProduceDriver:
         self.links = BrokerLinks(session, settings)
         self._environment = session.environment
         self._monotonic = session.environment.monotonic
-        self._partitions: dict[TopicPartition, _Partition] = {}
+        self._partitions: dict[TopicPartition, WrittenPartition] = {}
         # Those to which a record may go at once: RDMA access, and nothing is to be repeated before.
         self._direct: dict[TopicPartition, DirectAppender] = {}
         self._mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
@@ -179,7 +156,7 @@ class ProduceDriver:
             if sending is REQUEST_SENT:
                 return
             if sending is REQUEST_FULL:
-                raise _no_room(tp)
+                raise no_room(tp)
             self._recover(p)
 
     def try_record(
@@ -212,7 +189,7 @@ class ProduceDriver:
                 if not writer.wait_acknowledged(quarter, room_ms):
                     return False
             except TimedOutError:
-                raise _no_room(tp, room_ms) from None
+                raise no_room(tp, room_ms) from None
         return True
 
     def record_sync(
@@ -245,7 +222,7 @@ class ProduceDriver:
             raise DeliveryError(e.message, hint=e.hint, maybe_committed=True) from e
         return self.finish(tp)
 
-    def _make_way(self, p: _Partition, deadline: float) -> None:
+    def _make_way(self, p: WrittenPartition, deadline: float) -> None:
         """Open a way to a partition that has none, or wait until there is something to try.  Raises
         when none can be opened; BufferFullError at the deadline."""
         if p.writer.state is State.LOST:
@@ -254,7 +231,9 @@ class ProduceDriver:
                 self._require_time(p.tp, deadline)
                 self._wait_for_attempt(p, deadline)
         elif self._closed:
-            raise ClosedError("the producer is closed", hint="make a new one")
+            raise _closed()
+        elif p.writer.state in (State.OPENING, State.REOPENING):
+            raise no_room(p.tp)  # this thread opens the way, and has come back in a signal handler
         else:
             self._feed(p, Needed())
 
@@ -264,20 +243,20 @@ class ProduceDriver:
         self._open_way(tp)
         return self._direct.get(tp)
 
-    def _open_way(self, tp: TopicPartition, timeout_ms: float | None = None) -> _Partition:
+    def _open_way(self, tp: TopicPartition, timeout_ms: float | None = None) -> WrittenPartition:
         p = self._partitions.get(tp) or self._add(tp)
         if p.writer.state is State.IDLE:
             self._feed(p, Needed(timeout_ms))
         return p
 
-    def _add(self, tp: TopicPartition) -> _Partition:
+    def _add(self, tp: TopicPartition) -> WrittenPartition:
         writer = PartitionWriter(str(tp), self.timeout_ms, idempotent=self._identities.idempotent)
-        p = self._partitions[tp] = _Partition(tp, writer)
+        p = self._partitions[tp] = WrittenPartition(tp, writer)
         return p
 
     def _require_time(self, tp: TopicPartition, deadline: float) -> None:
         if self._monotonic() >= deadline:
-            raise _no_room(tp)
+            raise no_room(tp)
 
     # -- answers -----------------------------------------------------------------------------------
 
@@ -307,19 +286,21 @@ class ProduceDriver:
         deadline = self._monotonic() + timeout_ms / 1000
         return all(self._wait_answered(p, deadline) for p in list(self._partitions.values()))
 
-    def _wait_answered(self, p: _Partition, deadline: float) -> bool:
+    def _wait_answered(self, p: WrittenPartition, deadline: float) -> bool:
         while p.in_flight:
             if not self._wait_some(p, deadline) and self._monotonic() >= deadline:
                 return False
         return True
 
-    def _wait_some(self, p: _Partition, deadline: float) -> bool:
+    def _wait_some(self, p: WrittenPartition, deadline: float) -> bool:
         """Wait until everything of `p` is answered, or something has changed; whether it is."""
         appender = p.appender
         if appender is None:
             self._feed(p, Looked())
             if p.writer.state is State.LOST:
                 self._wait_for_attempt(p, deadline)
+            elif p.writer.state is State.REOPENING:  # by this thread, which cannot go on meanwhile
+                self._environment.sleep(max(0.0, deadline - self._monotonic()))
             return False
         if p.writer.backlog and not self._resend(p, deadline):
             return False
@@ -354,9 +335,10 @@ class ProduceDriver:
 
     def _expire_silently(self, tp: TopicPartition) -> None:
         """As `expire`, where the caller raises the error itself."""
-        kept = len(self.errors)
-        self.expire(tp)
-        del self.errors[kept:]
+        p = self._partitions[tp]
+        error = p.writer.overdue()
+        self._take_back(p, error)  # with the queue pair, which may bring errors of others
+        self.errors[:] = [other for other in self.errors if other is not error]
 
     def raise_errors(self) -> None:
         """Raise the first error of a request without a tag, if there is one; log the others."""
@@ -442,7 +424,7 @@ class ProduceDriver:
 
     # -- the driver of the machines ----------------------------------------------------------------
 
-    def _feed(self, p: _Partition, event: Event) -> None:
+    def _feed(self, p: WrittenPartition, event: Event) -> None:
         """Give an event to the machine of `p`, and carry out what follows."""
         events: deque[Event] = deque((event,))
         failed: KdirectError | None = None
@@ -464,7 +446,7 @@ class ProduceDriver:
         if failed is not None:
             raise failed
 
-    def _carry_out(self, p: _Partition, effect: Effect) -> Event | None:
+    def _carry_out(self, p: WrittenPartition, effect: Effect) -> Event | None:
         """Do what the machine wants; the event that answers it, if there is one."""
         match effect:
             case Tell(tag, error):
@@ -502,7 +484,7 @@ class ProduceDriver:
         else:
             self._outcomes.append((tag, -1, error))
 
-    def _resend(self, p: _Partition, until: float) -> bool:
+    def _resend(self, p: WrittenPartition, until: float) -> bool:
         """Send the backlog of `p`, in order, and wait for room `until` then (monotonic seconds).
 
         True when all of it is on its way; False when there is no room for the rest, or the way has
@@ -528,7 +510,7 @@ class ProduceDriver:
                     return False
         return True
 
-    def _recover(self, p: _Partition) -> None:
+    def _recover(self, p: WrittenPartition) -> None:
         """Access ended, a request was refused, or the queue pair broke.  Take what was not
         committed, and send it again, in order.  A request that was refused for good is reported and
         left out."""
@@ -543,14 +525,14 @@ class ProduceDriver:
         if p.writer.state is State.LOST:
             self._feed(p, Looked())
 
-    def _taken_back(self, p: _Partition) -> Returned:
+    def _taken_back(self, p: WrittenPartition) -> Returned:
         return p.appender.take_back() if p.appender is not None else Returned()
 
-    def _take_back(self, p: _Partition, error: DeliveryError) -> None:
+    def _take_back(self, p: WrittenPartition, error: DeliveryError) -> None:
         """Give up what is under way to `p`."""
         self._feed(p, Expired(self._taken_back(p), error))
 
-    def _open(self, p: _Partition, direct: bool, timeout_ms: float | None) -> Event:
+    def _open(self, p: WrittenPartition, direct: bool, timeout_ms: float | None) -> Event:
         try:
             over_rdma = self._mode >= 0 and direct and self.has_rdma(p.tp)
             if over_rdma:
@@ -573,7 +555,7 @@ class ProduceDriver:
         except KdirectError as e:
             return OpenFailed(e, self.session.closed)
 
-    def _open_direct(self, p: _Partition, timeout_ms: float | None) -> DirectAppender | None:
+    def _open_direct(self, p: WrittenPartition, timeout_ms: float | None) -> DirectAppender | None:
         """Access to `p`, or None when TCP has to do for now: it is refused, or the way is lost (for
         a moment, or for good, as with a broker that came back without RDMA).  AccessDeniedError
         when it was asked for exclusively and somebody else has it."""
@@ -581,6 +563,8 @@ class ProduceDriver:
         most = EXCLUSIVE_WAIT_S if timeout_ms is None else timeout_ms / 1000
         exclusive_until = self._monotonic() + min(EXCLUSIVE_WAIT_S, most)
         while True:
+            if self._closed:  # by this thread, in a signal handler
+                raise _closed()
             link = p.link = self.links.to_leader(p.tp)
             if link.broken:
                 self._drop(link)
@@ -610,7 +594,7 @@ class ProduceDriver:
                     return None
                 self._environment.sleep(0.001 * 4 ** (attempt - 1))
 
-    def _close_appender(self, p: _Partition) -> None:
+    def _close_appender(self, p: WrittenPartition) -> None:
         appender, p.appender = p.appender, None
         if appender is not None:
             for name, value in appender.statistics().items():
@@ -635,7 +619,7 @@ class ProduceDriver:
 
     # -- brokers that are away ---------------------------------------------------------------------
 
-    def _probe(self, p: _Partition, doubted: bool) -> Event | None:
+    def _probe(self, p: WrittenPartition, doubted: bool) -> Event | None:
         """Does the broker of `p` answer?  None: that is not known yet."""
         link = p.link
         if link is None:
@@ -645,12 +629,17 @@ class ProduceDriver:
         if not doubted and not link.connection_closed:
             return Reached()
         try:
-            answers = link.answers(self.settings["client.id"])
+            answers = link.answers(p.tp)
         except KdirectError as e:
-            return Unreached(e, self.session.closed)
+            moved = self.links.moved(p.tp, link)
+            if moved is None:
+                return Unreached(e, self.session.closed)
+            self._drop(link)
+            p.link = moved  # which the next look asks
+            return None
         return Reached() if answers else None
 
-    def _wait_for_attempt(self, p: _Partition, until: float) -> None:
+    def _wait_for_attempt(self, p: WrittenPartition, until: float) -> None:
         """Wait until there is something to try again."""
         link = p.link
         if link is not None and link.wait_probe(until):
@@ -690,10 +679,5 @@ class ProduceDriver:
         return out
 
 
-def _no_room(tp: TopicPartition, waited_ms: float | None = None) -> BufferFullError:
-    after = f" after {waited_ms:.0f} ms" if waited_ms else ""
-    return BufferFullError(
-        f"{tp}: no room for another request{after}",
-        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms"
-        " to wait longer",
-    )
+def _closed() -> ClosedError:
+    return ClosedError("the producer is closed", hint="make a new one")

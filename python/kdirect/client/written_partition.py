@@ -1,0 +1,49 @@
+"""One partition that a producer writes: its machine, what sends to it, and the link it had last.
+
+Owns: what is asked of these together (`in_flight`, `path`).  What may not enter: I/O, and decisions
+(`kdirect.client.partition_writer`).
+"""
+
+from __future__ import annotations
+
+from kdirect.client.broker_link import BrokerLink
+from kdirect.client.direct_append import DirectAppender
+from kdirect.client.partition_writer import PartitionWriter, State
+from kdirect.client.request_append import RequestAppender
+from kdirect.errors import BufferFullError
+from kdirect.model import TopicPartition
+
+
+class WrittenPartition:
+    """A partition that is written: the machine that decides, and the appender that sends."""
+
+    __slots__ = ("appender", "link", "tp", "writer")
+
+    def __init__(self, tp: TopicPartition, writer: PartitionWriter) -> None:
+        self.tp = tp
+        self.writer = writer
+        self.appender: DirectAppender | RequestAppender | None = None
+        self.link: BrokerLink | None = None  # of the last DirectAppender
+
+    @property
+    def in_flight(self) -> int:
+        """Records not answered."""
+        backlog = self.writer.backlog_records if self.writer.backlog else 0
+        return backlog + self.appender.in_flight if self.appender is not None else backlog
+
+    @property
+    def path(self) -> str:
+        """How the partition is written: exclusive, shared, two-sided, tcp, lost or idle."""
+        if self.appender is not None:
+            return self.appender.path
+        return "lost" if self.writer.state in (State.LOST, State.REOPENING) else "idle"
+
+
+def no_room(tp: TopicPartition, waited_ms: float | None = None) -> BufferFullError:
+    """The error of a request for which there was no room."""
+    after = f" after {waited_ms:.0f} ms" if waited_ms else ""
+    return BufferFullError(
+        f"{tp}: no room for another request{after}",
+        hint="the broker takes them more slowly than they come, or is stopped; raise max.block.ms"
+        " to wait longer",
+    )

@@ -1,0 +1,128 @@
+"""What a producer promises where its own thread comes back to it while it opens a way (a signal
+handler that flushes or closes it), where a broker moves, and where several partitions fail at once.
+Real brokers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+import kdirect
+from kdirect.client import connect
+from kdirect.client.produce_driver import ProduceDriver
+from kdirect.errors import ClosedError, DeliveryError, KdirectError
+from kdirect.format.codec import encode_records
+from kdirect.model import TopicPartition
+from kdirect.options import CLIENT
+
+A, B = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+@contextlib.contextmanager
+def after(seconds, handle):
+    """Call `handle` in this thread, as a signal handler, so many seconds from now."""
+    before = signal.signal(signal.SIGALRM, lambda *_: handle())
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def held(broker_process):
+    """A producer of a partition that another one has for itself: for a second it waits for it."""
+    settings = {
+        "bootstrap.servers": broker_process().bootstrap_servers,
+        "transport": "shm",
+        "rdma.produce": "exclusive",
+    }
+    with connect(settings) as session, kdirect.Producer(settings) as holder:
+        session.admin.create_topic("t", 1)
+        holder.produce("t", b"held", partition=0)
+        holder.flush()
+        producer = kdirect.Producer(settings)
+        yield producer
+        producer.abort()
+
+
+@pytest.mark.parametrize("end", [lambda p: p.close(0.05), lambda p: p.abort()])
+def test_a_signal_handler_may_close_a_producer_that_opens_a_way(held, end):
+    with after(0.2, lambda: end(held)), pytest.raises(ClosedError):
+        held.produce("t", b"not sent", partition=0)
+    with pytest.raises(ClosedError):
+        held.produce("t", b"not sent", partition=0)
+    assert all(link.channel is None for link in held._driver.links)
+    assert held.statistics()["paths"] == {A: "idle"}
+
+
+def test_a_signal_handler_may_produce_and_flush_while_a_way_is_opened(held):
+    told, left = [], []
+
+    def handle():
+        held.produce("t", b"later", partition=0, on_delivery=lambda e, m: told.append(e))
+        left.append(held.flush(0.05))
+
+    with after(0.2, handle), pytest.raises(KdirectError):
+        held.produce("t", b"not sent", partition=0)
+    assert left == [1] and told == []
+    held.abort()
+    assert [type(error) for error in told] == [DeliveryError]
+
+
+def test_what_a_broker_had_not_answered_goes_to_it_where_it_comes_back(tmp_path):
+    with contextlib.ExitStack() as listeners:
+        ports = [
+            listeners.enter_context(socket.create_server(("127.0.0.1", 0))).getsockname()[1]
+            for _ in range(2)
+        ]
+    first, second = (f"127.0.0.1:{port}" for port in ports)
+    settings = {"bootstrap.servers": f"{first},{second}", "transport": "shm"}
+    properties = {"rdma.transports": "shm"}
+    with connect(settings) as session, kdirect.Producer(session.settings, session=session) as p:
+        with kdirect.Broker(tmp_path, first, properties=properties):
+            session.admin.create_topic("t", 2)
+            p.produce("t", b"0", partition=0)
+            p.produce("t", b"0", partition=1)
+            assert p.flush() == 0
+        with kdirect.Broker(tmp_path, second, properties=properties):
+            begun = time.monotonic()
+            told = []
+            for i in range(2):
+                p.produce("t", b"1", partition=i, on_delivery=lambda e, m: told.append(e))
+            assert p.flush(30) == 0 and told == [None, None]
+            assert time.monotonic() - begun < 15, "the delivery timeout is 120 s"
+            assert set(p.statistics()["paths"].values()) == {"exclusive"}
+            assert session.latest_offsets([A, B]) == {A: 2, B: 2}
+
+
+def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process):
+    broker = broker_process()
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    with connect(settings) as session:
+        session.admin.create_topic("t", 2)
+        driver = ProduceDriver(
+            session, CLIENT.resolve({**session.settings, "delivery.timeout.ms": 400})
+        )
+        batch = bytearray(encode_records([(None, b"x" * 100, [], 1)]))
+        for tp in (A, B):
+            driver.send(tp, bytes(batch), 1)
+        driver.flush()
+        batch[-1] ^= 1  # damaged before it was sent: the broker refuses it for good
+        driver.send(B, bytes(batch), 1)
+        time.sleep(0.3)  # its refusal has come, and nobody has looked
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            with pytest.raises(DeliveryError, match="t-0"):
+                driver.record_sync(A, b"y", None, 1)
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        with pytest.raises(DeliveryError, match="t-1: a batch of 1 records"):
+            driver.raise_errors()
+        driver.abort()
