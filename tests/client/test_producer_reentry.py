@@ -9,6 +9,7 @@ import os
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 
@@ -118,6 +119,8 @@ def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process
         driver.send(B, bytes(batch), 1)
         time.sleep(0.3)  # its refusal has come, and nobody has looked
         os.kill(broker.pid, signal.SIGSTOP)
+        while Path(f"/proc/{broker.pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.001)
         try:
             with pytest.raises(DeliveryError, match="t-0"):
                 driver.record_sync(A, b"y", None, 1)

@@ -1,4 +1,8 @@
-"""Numbers of `FileWriter`: see direct_write.pyx."""
+"""Numbers of `FileWriter`, and a record on its way through it: see direct_write.pyx."""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint32_t, uint64_t
+
+from kdirect.client.posting cimport large_value_t
 
 cdef enum:
     SINGLE_OVERHEAD = 128      # a batch of one record without headers: 61 + at most 7 varints
@@ -15,3 +19,16 @@ cdef enum:
     C_SENT_AND_ASK = 5         # as SENT, and now is the time to ask for the next file
 
     DUPLICATE_SEQUENCE_NUMBER = 46   # committed before
+
+
+cdef struct record_t:              # one record that is sent as a batch of its own
+    const uint8_t* key
+    int64_t key_length             # -1: there is no key
+    large_value_t large            # the value
+    int64_t value_length           # -1: there is no value
+    int64_t timestamp_ms
+    int64_t producer_id
+    int16_t epoch
+    int32_t sequence
+    uint64_t start                 # of the batch in the send buffer
+    uint32_t length                # of the batch

@@ -35,9 +35,7 @@ There is no lock.  A router and its writers belong to one producer, and every ca
 producer's lock held.
 """
 
-from libc.stdint cimport (
-    INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t,
-)
+from libc.stdint cimport INT64_MAX, int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 
@@ -59,7 +57,6 @@ from kdirect.errors import ProtocolError, QueuePairError, TimedOutError
 SENT, SENT_AND_ASK = C_SENT, C_SENT_AND_ASK
 NO_ROOM_FILE, NO_ROOM_BUFFER = C_NO_ROOM_FILE, C_NO_ROOM_BUFFER
 NOT_GRANTED, BROKEN = C_NOT_GRANTED, C_BROKEN
-
 
 
 cdef class FileWriter(AckReceiver):
@@ -434,72 +431,78 @@ cdef class FileWriter(AckReceiver):
     cpdef int try_record(self, value, key=None, int64_t timestamp_ms=-1, tag=None) except -1:
         """Send one record as a batch of its own.  Returns SENT, SENT_AND_ASK or, when it was not
         taken, one of the others.  `value` and `key`: bytes or None; `timestamp_ms` -1 is now."""
-        cdef const uint8_t* v = NULL
-        cdef const uint8_t* k = NULL
-        cdef int64_t vn = -1, kn = -1, size, producer_id = -1
-        cdef int16_t epoch = -1
-        cdef int32_t sequence = -1
-        cdef uint64_t start = 0, position = 0
-        cdef large_value_t large
+        cdef record_t r
+        cdef uint64_t position = 0
         cdef uint16_t order = 0
         cdef ProducerIdentity identity = self.identity
-        cdef uint8_t* at
         cdef int rc
         self._buffer.drop(self._freed)
+        r.producer_id, r.epoch, r.sequence = -1, -1, -1
         if identity is not None:
-            producer_id, epoch = identity.producer_id, identity.epoch
-            sequence = identity.next_sequence
+            r.producer_id, r.epoch = identity.producer_id, identity.epoch
+            r.sequence = identity.next_sequence
+        r.large.data = r.key = NULL
+        r.value_length = r.key_length = -1
         if value is not None:
             if not PyBytes_CheckExact(value):
                 value = bytes(value)
-            v = <const uint8_t*> PyBytes_AS_STRING(value)
-            vn = PyBytes_GET_SIZE(value)
+            r.large.data = <const uint8_t*> PyBytes_AS_STRING(value)
+            r.value_length = PyBytes_GET_SIZE(value)
         if key is not None:
             if not PyBytes_CheckExact(key):
                 key = bytes(key)
-            k = <const uint8_t*> PyBytes_AS_STRING(key)
-            kn = PyBytes_GET_SIZE(key)
-        size = (vn if vn > 0 else 0) + (kn if kn > 0 else 0) + SINGLE_OVERHEAD
-        large.hole = 0
-        large.data = v
-        large.length = <uint32_t> vn
+            r.key = <const uint8_t*> PyBytes_AS_STRING(key)
+            r.key_length = PyBytes_GET_SIZE(key)
+        r.large.hole, r.timestamp_ms = 0, timestamp_ms
+        r.large.length = <uint32_t> r.value_length
         with nogil:
-            if timestamp_ms < 0:
-                timestamp_ms = kd_wall_ns() // 1000000
-            # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a
-            # stream they come with the acknowledgements.
-            if self.shared or self.appended == self.acknowledged:
-                self._router.c_drain()
-            rc = self.c_reserve(<uint64_t> size, &start)
-            if rc == C_NO_ROOM_BUFFER:
-                self._router.c_drain()
-                rc = self.c_reserve(<uint64_t> size, &start)
-            if rc == C_SENT:
-                at = self._buffer.region.data + start
-                if vn >= INLINE_FROM and self._poster.notices is None:
-                    size = encode_single_around(at, <size_t> size, k, kn, v, vn, timestamp_ms,
-                                                producer_id, epoch, sequence, &large.hole)
-                else:
-                    size = encode_single(at, <size_t> size, k, kn, v, vn, timestamp_ms,
-                                         producer_id, epoch, sequence)
-                if not self.shared:
-                    order = <uint16_t> (self.appended - self._grant_first)
-                    rc = self.c_send(
-                        start, <uint32_t> size, 1, <uint64_t> self.position, order, &large)
-                    if (self.appended & 15) == 0:
-                        self._router.c_drain()
+            rc = self.c_record(&r)
         if rc == C_SENT and self.shared:
-            rc = self._reserve_shared(<uint32_t> size, &position, &order)
+            rc = self._reserve_shared(r.length, &position, &order)
             if rc == C_SENT:
                 with nogil:
-                    rc = self.c_send(start, <uint32_t> size, 1, position, order, &large)
+                    rc = self.c_send(r.start, r.length, 1, position, order, &r.large)
         if rc == C_NO_ROOM_BUFFER and self._buffer.collect(self.acknowledged):
-            return self.try_record(value, key, timestamp_ms, tag)
+            return self.try_record(value, key, r.timestamp_ms, tag)
         if rc != C_SENT:
             return rc
         if identity is not None:
-            identity.c_sent(add_one(sequence))
-        return self._sent(tag, large.hole != 0, value)
+            identity.c_sent(add_one(r.sequence))
+        return self._sent(tag, r.large.hole != 0, value)
+
+    cdef int c_record(self, record_t* r) noexcept nogil:
+        """Encode a record, and send it where no reservation comes between.  SENT or why not."""
+        cdef uint64_t most = SINGLE_OVERHEAD + max(r.value_length, 0) + max(r.key_length, 0)
+        cdef uint8_t* at
+        cdef int rc
+        if r.timestamp_ms < 0:
+            r.timestamp_ms = kd_wall_ns() // 1000000
+        # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a
+        # stream they come with the acknowledgements.
+        if self.shared or self.appended == self.acknowledged:
+            self._router.c_drain()
+        rc = self.c_reserve(most, &r.start)
+        if rc == C_NO_ROOM_BUFFER:
+            self._router.c_drain()
+            rc = self.c_reserve(most, &r.start)
+        if rc != C_SENT:
+            return rc
+        at = self._buffer.region.data + r.start
+        if r.value_length >= INLINE_FROM and self._poster.notices is None:
+            r.length = <uint32_t> encode_single_around(
+                at, most, r.key, r.key_length, r.large.data, r.value_length, r.timestamp_ms,
+                r.producer_id, r.epoch, r.sequence, &r.large.hole)
+        else:
+            r.length = <uint32_t> encode_single(
+                at, most, r.key, r.key_length, r.large.data, r.value_length, r.timestamp_ms,
+                r.producer_id, r.epoch, r.sequence)
+        if self.shared:
+            return C_SENT
+        rc = self.c_send(r.start, r.length, 1, <uint64_t> self.position,
+                         <uint16_t> (self.appended - self._grant_first), &r.large)
+        if (self.appended & 15) == 0:
+            self._router.c_drain()
+        return rc
 
     cpdef int try_batches(self, data, uint32_t records, tag=None) except -1:
         """Send encoded record batches (a contiguous buffer of whole batches) as one request.

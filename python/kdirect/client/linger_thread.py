@@ -1,9 +1,9 @@
 """The thread of a producer, which sends what lingers and takes in answers.
 
-Owns: when the thread looks, and whether it holds the producer.  What may not enter: what a look does
-(`Producer._work`).  The thread ends with its producer: it has a weak reference to it, and a strong
-one only while there are records not delivered, which are sent though nobody else may have the
-producer any longer.
+Owns: when the thread looks, and whether it holds the producer.  What may not enter: what a look
+does (`Producer._work`).  The thread ends with its producer: it has a weak reference to it, and a
+strong one only while there are records not delivered, which are sent though nobody else may have
+the producer any longer.
 """
 
 from __future__ import annotations
