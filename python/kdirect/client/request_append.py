@@ -15,7 +15,7 @@ from kdirect.client.broker_link import BrokerLink, BrokerLinks
 from kdirect.client.direct_append import REQUEST_SENT, Answers, Sending
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.partition_writer import Returned
-from kdirect.client.tcp_append import Append, Route, TcpAppender
+from kdirect.client.tcp_append import Append, LeaderRoute, TcpAppender
 from kdirect.errors import BufferFullError, DeliveryError, KdirectError, TimedOutError
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Connection
@@ -23,7 +23,7 @@ from kdirect.wire.connection import Connection
 log = logging.getLogger("kdirect.client")
 
 
-class MessageRoute(Route):
+class MessageRoute(LeaderRoute):
     """How requests in SENDs come to the leader of a partition: over the queue pair for messages to
     that broker, or over TCP where the broker has none."""
 
@@ -31,16 +31,16 @@ class MessageRoute(Route):
         super().__init__(cluster, tp)
         self._links = links
 
-    def at_hand(self) -> Connection | None:
+    def connection_at_hand(self) -> Connection | None:
         link: BrokerLink | None = self._links.at_hand(self._tp)
         if link is None:
             return None
-        return super().at_hand() if link.messages_refused else link.messages_at_hand
+        return super().connection_at_hand() if link.messages_refused else link.messages_at_hand
 
     @property
-    def reached(self) -> bool:
+    def was_reached(self) -> bool:
         links = self._links
-        return links.messages_reached or (links.messages_refused and super().reached)
+        return links.messages_reached or (links.messages_refused and super().was_reached)
 
     def connect(self, timeout_ms: float | None = None) -> Connection:
         """As `BrokerLink.message_connection`, which waits up to `request.timeout.ms`."""

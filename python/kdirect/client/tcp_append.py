@@ -16,9 +16,9 @@ Invariants:
   gap.  When the broker says so, by refusing the next batch, then that batch and those after it,
   which cannot be in the log, are sent under the next epoch.
 - An error says whether the batch may have been committed nevertheless.
-- No call waits longer than it is told to, except for the very first connection (`Route.reached`).
-  A thread of its own looks for any later connection (`Attempt`), also for an appender that takes
-  the place of one that was given up.
+- No call waits longer than it is told to, except for the very first connection
+  (`LeaderRoute.was_reached`).  A thread of its own looks for any later connection (`Attempt`), also
+  for an appender that takes the place of one that was given up.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class Append:
         return self._appender._wait_done(self)
 
 
-class Route:
+class LeaderRoute:
     """How an appender comes to the leader of its partition: over the cluster's connection for data.
     Thread-safe."""
 
@@ -117,12 +117,12 @@ class Route:
         self._cluster = cluster
         self._tp = tp
 
-    def at_hand(self) -> Connection | None:
+    def connection_at_hand(self) -> Connection | None:
         """A connection for which nobody has to be waited for; None when there is none."""
         return self._cluster.connection_at_hand(self._tp, "data")
 
     @property
-    def reached(self) -> bool:
+    def was_reached(self) -> bool:
         """Was a broker reached on this route, by whichever appender?  Then no call waits for the
         next connection."""
         return self._cluster.has_reached("data")
@@ -150,11 +150,11 @@ class TcpAppender:
         *,
         window: int | None = None,
         identity: ProducerIdentity | None = None,
-        route: Route | None = None,
+        route: LeaderRoute | None = None,
     ) -> None:
         settings = cluster.settings
         self.topic_partition = tp
-        self._route = route or Route(cluster, tp)
+        self._route = route or LeaderRoute(cluster, tp)
         self.acks = ACKS[str(settings["acks"] if acks is None else acks)]
         self.timeout_ms: int = settings["delivery.timeout.ms"] if timeout_ms is None else timeout_ms
         self.window = max(1, window or min(settings["max.in.flight"], MAX_WINDOW))
@@ -407,10 +407,10 @@ class TcpAppender:
         """A connection to the leader; None while it is looked for."""
         if self._reaching is None:
             route = self._route
-            connection = route.at_hand()
+            connection = route.connection_at_hand()
             if connection is not None:
                 return connection
-            if not route.reached:
+            if not route.was_reached:
                 return route.connect()
             connect_ms = self._cluster.settings["connect.timeout.ms"]
             self._reaching = self._environment.spawn(lambda: route.connect(connect_ms))

@@ -70,6 +70,7 @@ class MessageConnection(Connection):
             control.client_id,
             control.timeout_ms,
             control.max_response_bytes,
+            environment.monotonic,
         )
         self._environment = environment
         self._versions = control._versions

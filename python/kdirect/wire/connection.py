@@ -27,6 +27,7 @@ import struct
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from kdirect.errors import (
@@ -89,7 +90,7 @@ class Pending:
     def wait(self, timeout_ms: float) -> bool:
         """Wait for the answer or the failure without giving the request up at the end; True when it
         is here."""
-        self._connection._arrival(self, time.monotonic() + timeout_ms / 1000)
+        self._connection._arrival(self, self._connection._monotonic() + timeout_ms / 1000)
         return self.done
 
     @property
@@ -122,7 +123,7 @@ class Connection:
         max_response_bytes: int = MAX_RESPONSE_BYTES,
     ) -> None:
         self._prepare(host, port, client_id, timeout_ms, max_response_bytes)
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = self._monotonic() + timeout_ms / 1000
         self._socket = dial(host, port, timeout_ms)
         try:
             self._poll_in = select.poll()
@@ -137,9 +138,16 @@ class Connection:
             raise
 
     def _prepare(
-        self, host: str, port: int, client_id: str, timeout_ms: float, max_response_bytes: int
+        self,
+        host: str,
+        port: int,
+        client_id: str,
+        timeout_ms: float,
+        max_response_bytes: int,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        """All but the socket."""
+        """All but the socket.  `monotonic`: the clock (seconds) of waits."""
+        self._monotonic = monotonic
         self.host = host
         self.port = port
         self.client_id = client_id
@@ -235,7 +243,7 @@ class Connection:
             )
             try:
                 pending = self._submit(message, version, deadline)
-                pending.wait((deadline - time.monotonic()) * 1000)
+                pending.wait((deadline - self._monotonic()) * 1000)
                 payload = pending._payload
                 if version and payload is not None and payload[4:6] == _UNSUPPORTED_VERSION:
                     continue  # brokers differ in the rest of this answer, so it is not read
@@ -261,7 +269,7 @@ class Connection:
         """Send `message` and return its response (None for a produce with acks=0) within
         `timeout_ms`.  Errors as in `Pending.result`."""
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
-        deadline = time.monotonic() + timeout_ms / 1000
+        deadline = self._monotonic() + timeout_ms / 1000
         pending = self._submit(message, None, deadline)
         return self._await(pending, timeout_ms, deadline) if message.expect_response() else None
 
@@ -272,7 +280,7 @@ class Connection:
         return self._submit(
             message,
             None,
-            time.monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000,
+            self._monotonic() + (self.timeout_ms if timeout_ms is None else timeout_ms) / 1000,
         )
 
     def submit_later(self, message: Any) -> Pending:
@@ -286,7 +294,7 @@ class Connection:
         if self.closed:
             return False
         if not self._pending:
-            self._read_one(time.monotonic(), None)
+            self._read_one(self._monotonic(), None)
         return not self.closed
 
     def poll(self) -> None:
@@ -294,7 +302,7 @@ class Connection:
         blocking."""
         self._check()
         self._send_rest()
-        while self._pending and self._read_one(time.monotonic(), None):
+        while self._pending and self._read_one(self._monotonic(), None):
             pass
 
     def _submit(self, message: Any, version: int | None, deadline: float | None) -> Pending:
@@ -389,7 +397,7 @@ class Connection:
                 return self._socket.send(view)
             except (BlockingIOError, InterruptedError):
                 pass
-            remaining = deadline - time.monotonic()
+            remaining = deadline - self._monotonic()
             if remaining <= 0:
                 raise TimedOutError(
                     f"the broker at {self.peer} does not take requests",
@@ -403,7 +411,7 @@ class Connection:
         """Wait until the answer of `pending`, or its failure, is here, or until the deadline."""
         self._check_process()
         while not pending.done and (
-            self._read_one(deadline, pending) or pending.done or time.monotonic() < deadline
+            self._read_one(deadline, pending) or pending.done or self._monotonic() < deadline
         ):
             pass
 
@@ -412,7 +420,7 @@ class Connection:
     ) -> Any:
         timeout_ms = self.timeout_ms if timeout_ms is None else timeout_ms
         self._arrival(
-            pending, time.monotonic() + timeout_ms / 1000 if deadline is None else deadline
+            pending, self._monotonic() + timeout_ms / 1000 if deadline is None else deadline
         )
         if not pending.done:
             with self._wake:
@@ -457,7 +465,7 @@ class Connection:
                 if wanted is None:
                     return False
                 taken = self._responses
-                self._wake.wait(max(0.0, deadline - time.monotonic()))
+                self._wake.wait(max(0.0, deadline - self._monotonic()))
                 return self._responses != taken
             self._reading = True
             self._in_syscalls += 1
@@ -537,7 +545,7 @@ class Connection:
                     self._start, self._end = 0, len(left)
                 target = memoryview(self._buffer)[self._end :]
             self._send_rest()
-            left_ms = max(0.0, (deadline - time.monotonic()) * 1000)
+            left_ms = max(0.0, (deadline - self._monotonic()) * 1000)
             events = (self._poll_both if self._unsent else self._poll_in).poll(left_ms)
             if not events:
                 return None
