@@ -88,6 +88,8 @@ log = logging.getLogger("kdirect.client")
 DRAIN_S = 0.1  # how long requests under way over TCP may hold up the return to RDMA
 DIRECT_ATTEMPTS = 5
 EXCLUSIVE_WAIT_S = 1.0  # for an exclusive holder that is about to leave, or was lost
+# As names of the module, which are found faster than members of an enum: for each record over TCP.
+IDLE, OVER_RDMA = State.IDLE, (State.DIRECT, State.LEAVING)
 MODES = {
     "exclusive": layout.PRODUCE_EXCLUSIVE,
     "shared": layout.PRODUCE_SHARED,
@@ -112,8 +114,9 @@ class ProduceDriver:
         self._environment = session.environment
         self._monotonic = session.environment.monotonic
         self._partitions: dict[TopicPartition, WrittenPartition] = {}
-        # Those to which a record may go at once: RDMA access, and nothing is to be repeated before.
-        self._direct: dict[TopicPartition, DirectAppender] = {}
+        # Of those with a way: what a record may go to at once (RDMA access, and nothing is to be
+        # repeated before), or None.
+        self._direct: dict[TopicPartition, DirectAppender | None] = {}
         self._mode = MODES[settings["rdma.produce"]] if settings["produce.path"] == "rdma" else -1
         self._rdma: dict[TopicPartition, bool] = {}  # whether the leader was reached by RDMA
         self._identities = Identities(session, settings)
@@ -170,7 +173,10 @@ class ProduceDriver:
     ) -> bool:
         """Send one record at once as a batch of its own, where the way is RDMA; False: not taken,
         use `send`.  BufferFullError when there is no room within `room_ms`."""
-        appender = self._direct.get(tp) or self._open_direct_way(tp)
+        try:
+            appender = self._direct[tp]
+        except KeyError:
+            appender = self._open_direct_way(tp)
         if appender is None:
             return False
         writer = appender.writer
@@ -374,12 +380,15 @@ class ProduceDriver:
 
     def leads_direct(self, tp: TopicPartition) -> bool:
         """Is `tp` written by RDMA?  Opens a way if there is none yet."""
-        return self._open_way(tp).writer.state in (State.DIRECT, State.LEAVING)
+        p = self._partitions.get(tp)
+        if p is None or p.writer.state is IDLE:
+            p = self._open_way(tp)
+        return p.writer.state in OVER_RDMA
 
     def has_direct(self, tp: TopicPartition) -> bool:
         """Is `tp` written by RDMA now?  Opens nothing."""
         p = self._partitions.get(tp)
-        return p is not None and p.writer.state in (State.DIRECT, State.LEAVING)
+        return p is not None and p.writer.state in OVER_RDMA
 
     def is_direct(self, tp: TopicPartition, timeout_ms: float | None = None) -> bool:
         """Can `tp` be written by RDMA now?  Opens a way; tries again where it was refused a while
@@ -434,15 +443,12 @@ class ProduceDriver:
                     failed = effect.error
                 elif (answer := self._carry_out(p, effect)) is not None:
                     events.append(answer)
-        appender = p.appender
-        if (
-            isinstance(appender, DirectAppender)
-            and p.writer.state is State.DIRECT
-            and not p.writer.backlog
-        ):
-            self._direct[p.tp] = appender
-        else:
+        if p.writer.state is State.IDLE:
             self._direct.pop(p.tp, None)
+        else:
+            at_once = p.writer.state is State.DIRECT and not p.writer.backlog
+            appender = p.appender if at_once else None
+            self._direct[p.tp] = appender if isinstance(appender, DirectAppender) else None
         if failed is not None:
             raise failed
 
@@ -614,7 +620,7 @@ class ProduceDriver:
         ]
         channel.close()
         for p, returned in ended:
-            if p.writer.state in (State.DIRECT, State.LEAVING):
+            if p.writer.state in OVER_RDMA:
                 self._feed(p, replace(returned, broken=False, doubted=True))
 
     # -- brokers that are away ---------------------------------------------------------------------
