@@ -16,7 +16,7 @@ import pytest
 import kdirect
 from kdirect.client import connect
 from kdirect.client.produce_driver import ProduceDriver
-from kdirect.errors import ClosedError, DeliveryError, KdirectError
+from kdirect.errors import BrokerUnavailableError, ClosedError, DeliveryError, KdirectError
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
@@ -128,4 +128,36 @@ def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process
             os.kill(broker.pid, signal.SIGCONT)
         with pytest.raises(DeliveryError, match="t-1: a batch of 1 records"):
             driver.raise_errors()
+        driver.abort()
+
+
+def test_what_expires_is_told_though_no_new_producer_id_can_be_had(broker_process, monkeypatch):
+    broker = broker_process()
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    with connect(settings) as session:
+        session.admin.create_topic("t", 1)
+        producer_id, _ = session.new_producer_id()
+        ids = [(producer_id, 32767)]  # the last epoch
+
+        def new_producer_id():
+            if not ids:
+                raise BrokerUnavailableError("away", hint="wait")
+            return ids.pop()
+
+        monkeypatch.setattr(session, "new_producer_id", new_producer_id)
+        driver = ProduceDriver(session, CLIENT.resolve(session.settings))
+        batch = encode_records([(None, b"x", [], 1)])
+        driver.send(A, batch, 1)
+        driver.flush()
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            driver.send(A, batch, 1, "tag")
+            driver.expire(A)
+            assert [tag for tag, _, error in driver.outcomes() if error is not None] == ["tag"]
+            assert driver.in_flight == 0
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        ids.append((producer_id + 1, 0))
+        driver.send(A, batch, 1, "again")
+        assert driver.finish(A) >= 1
         driver.abort()

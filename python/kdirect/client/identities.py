@@ -12,7 +12,7 @@ from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.producing_session import ProducingSession
-from kdirect.errors import ConfigError
+from kdirect.errors import ConfigError, KdirectError
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.client")
@@ -50,7 +50,12 @@ class Identities:
         identity = self._identities.get(tp)
         if identity is not None:
             log.info("%s: what follows goes on under a new sequence", tp)
-            identity.renew()
+            try:
+                identity.renew()
+            except KdirectError as e:
+                # Whoever waits for this request hears of it all the same.  The broker refuses what
+                # follows the gap, and then a new sequence is begun again.
+                log.warning("%s: no new producer id for now: %s", tp, e)
 
 
 def _idempotent(settings: dict[str, Any]) -> bool:
