@@ -60,7 +60,7 @@ def test_a_signal_handler_may_close_a_producer_that_opens_a_way(held, end):
     with pytest.raises(ClosedError):
         held.produce("t", b"not sent", partition=0)
     assert all(link.channel is None for link in held._driver.links)
-    assert held.statistics()["paths"] == {A: "idle"}
+    assert held.statistics()["paths"] == {"t-0": "idle"}
 
 
 def test_a_signal_handler_may_produce_and_flush_while_a_way_is_opened(held):
