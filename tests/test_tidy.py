@@ -21,14 +21,16 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = {"build", "dist", "__pycache__", "target"}
-LONG, TOO_LONG = 700, 1000
+LONG, TOO_LONG = 700, 840
 WIDTH = 100
 # Where no line is wider than WIDTH: directories with all that is in them, and files.  Add a room
 # here once its last line is broken, and take it out of ruff's exceptions in pyproject.toml.
 WRAPPED = (
     "python/kdirect/format/", "python/kdirect/rdma/", "python/kdirect/machine.h",
     "python/kdirect/machine.pxd", "jvm_shim/", "setup.py", "bench/*.py", "tests/rdma/",
-    "tests/format/", "tests/verbs/",
+    "tests/format/", "tests/verbs/", "python/kdirect/client/", "python/kdirect/log/",
+    "python/kdirect/wire/", "python/kdirect/broker/", "kdirect_spark/", "examples/", "demo/",
+    "tests/simulation/",
 )  # fmt: skip
 
 # What a room may import of kdirect, beside itself and what everyone may.  The same arrows as in

@@ -32,7 +32,7 @@ from kdirect.format.protocol import ErrorCode
 from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
-from kdirect.log.segment_source import Location, SegmentSource
+from kdirect.log.segment_source import FileExtent, SegmentSource
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
 from kdirect.rdma.contract import Access, Memory
 
@@ -53,7 +53,7 @@ class OpenedFile:
     source: SegmentSource | None
     wanted: int  # an offset
     with_slot: bool
-    location: Location | None = None
+    location: FileExtent | None = None
     position: int = 0  # of the batch that holds `wanted`
     base: int = -1  # its base offset
     region: Any = None
@@ -355,7 +355,7 @@ def _readable(partition: Partition, offset: int) -> int:
     return int(partition.skip_gap(wanted))
 
 
-def _register(peer: Peer, at: Location) -> Any:
+def _register(peer: Peer, at: FileExtent) -> Any:
     """A key to what there is of a file."""
     memory = Memory.wrap(at.fd, at.address, at.mapped_length, False, at.owner)
     return peer.domain.register(memory, Access.REMOTE_READ, 0, at.length)

@@ -244,7 +244,8 @@ class MessageConnection(Connection):
         answer = b"".join((_SIZE.pack(sum(len(b) for b in buffers)), *buffers))
         if len(answer) > TWO_SIDED_ANSWER_BYTES:
             self.close(
-                f"an answer of {len(answer)} bytes does not fit its buffer of {TWO_SIDED_ANSWER_BYTES}"
+                f"an answer of {len(answer)} bytes does not fit its buffer of"
+                f" {TWO_SIDED_ANSWER_BYTES}"
             )
             return
         self._ready.append(answer)

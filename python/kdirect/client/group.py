@@ -7,8 +7,8 @@ consumer's; who reads what is `assignors`.
 
 Invariants:
 
-- `join` and `advance` never block longer than the caller says: a rebalance that takes long goes on at
-  the next call.
+- `join` and `advance` never block longer than the caller says: a rebalance that takes long goes on
+  at the next call.
 - The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no
   record passes through it.
 - A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no

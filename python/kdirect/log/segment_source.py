@@ -9,8 +9,8 @@ needs to read the bytes without the broker (`grant`), and the bytes (`read`).  I
 far they may be read: that is the kernel's mark, and the callers pass it as `stop`.
 
 Ownership.  What `read` returns keeps its bytes mapped as long as somebody holds the buffer.  A
-`Location` holds what it names until its `release` was called, exactly once; whoever registered its
-memory ends the key before.
+`FileExtent` holds what it names until its `release` was called, exactly once; whoever registered
+its memory ends the key before.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from kdirect.log.segment import Segment
 Release: TypeAlias = Callable[[Segment], None]
 
 
-class Location(NamedTuple):
+class FileExtent(NamedTuple):
     """What a one-sided reader is granted: today `length` bytes of a local file, mapped at `address`
     (`mapped_length` bytes of it), to be registered in the reader's protection domain.  `owner`
     keeps the mapping; `release` gives it back, and may do file work."""
@@ -59,7 +59,7 @@ class SegmentSource(Protocol):
     def locate(self, offset: int) -> tuple[int, int]:
         """(position, base offset) of the batch that holds `offset`; the end for `end_offset`."""
 
-    def grant(self) -> Location:
+    def grant(self) -> FileExtent:
         """Its bytes for a one-sided reader.  ClosedError when it was deleted."""
 
     def read(
@@ -109,7 +109,7 @@ class LocalSource:
     def locate(self, offset: int) -> tuple[int, int]:
         return self.segment.locate(offset)
 
-    def grant(self) -> Location:
+    def grant(self) -> FileExtent:
         segment = self.segment.acquire()
         mapped = segment.mapped_length  # of a head: what is allocated of it by now
         length = mapped
@@ -117,7 +117,7 @@ class LocalSource:
             # No more than there is: registration may pin pages, and would fill the hole after the
             # records again.
             length = min(mapped, max(1, -(-segment.size // 4096)) * 4096)
-        return Location(segment.fd, segment.address, mapped, length, segment, segment.release)
+        return FileExtent(segment.fd, segment.address, mapped, length, segment, segment.release)
 
     def read(
         self,

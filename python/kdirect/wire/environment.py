@@ -28,8 +28,8 @@ class Environment:
     It has no state, may be shared by threads, and survives a fork.
     """
 
-    # Seconds since some fixed moment, never going back: `monotonic()`.  Python's own function and no
-    # method that calls it, for a producer asks with each record.
+    # Seconds since some fixed moment, never going back: `monotonic()`.  Python's own function and
+    # no method that calls it, for a producer asks with each record.
     monotonic: Callable[[], float] = staticmethod(time.monotonic)
 
     def time_ms(self) -> int:
