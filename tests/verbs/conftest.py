@@ -207,6 +207,15 @@ def bystander(
 eventually = partial(wait_until, timeout_s=WAIT_S)
 
 
+def values_of(
+    session: Session, tp: TopicPartition, start: int = 0, stop: int | None = None
+) -> list[bytes]:
+    """The values of [start, stop) by a reader of the session."""
+    reader = session.reader(tp, start, session.latest_offsets([tp])[tp] if stop is None else stop)
+    with reader:
+        return [value for batch in reader.batches() for value in batch.column("value").to_pylist()]
+
+
 def kafka_values(broker: BrokerProcess, tp: TopicPartition, count: int) -> list[bytes]:
     """What a stock Kafka client reads of the first `count` records."""
     consumer = confluent_kafka.Consumer(
