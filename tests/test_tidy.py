@@ -36,7 +36,7 @@ WRAPPED = (
 # What a room may import of kdirect, beside itself and what everyone may.  The same arrows as in
 # pyproject.toml, where they hold for .py files; here they hold for compiled modules as well,
 # cimports included.
-EVERYONE = {"errors", "model", "options", "metrics", "machine"}
+EVERYONE = {"errors", "model", "option_table", "options", "metrics", "machine"}
 ARROWS = {
     "format": set(),
     "rdma": set(),
@@ -190,14 +190,14 @@ def test_docs_are_fresh() -> None:
 
 
 def test_option_tables_are_well_formed() -> None:
-    from kdirect import docs, options
+    from kdirect import docs, option_table
 
     assert len(docs.option_tables()) >= 3
     for table in docs.option_tables():
         assert table.rows, f"{table.title} has no rows"
         for row in table.rows:
             where = f"{table.title}: {row.name}"
-            assert row.kind in options._PARSERS, f"{where}: kind {row.kind!r}"
+            assert row.kind in option_table._PARSERS, f"{where}: kind {row.kind!r}"
             assert row.help.strip().endswith((".", ")", "?")), f"{where}: the help is a sentence"
             assert bool(row.choices) == (row.kind == "enum"), (
                 f"{where}: choices are for enum, and enum has them"

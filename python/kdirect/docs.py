@@ -17,7 +17,7 @@ from pathlib import Path
 
 from kdirect import errors, metrics, options
 from kdirect.errors import ConfigError, KdirectError
-from kdirect.options import Option, Options
+from kdirect.option_table import Option, Options, config_text
 
 _WRITTEN = (
     "<!-- Written by `make docs` from python/kdirect/{source}; change that file instead. -->\n"
@@ -55,7 +55,7 @@ def _value(row: Option) -> str:
 
 def _kind(row: Option) -> str:
     if row.only is not None:
-        return f"`{options.config_text(row.only)}` only" if row.only != [] else "an empty list only"
+        return f"`{config_text(row.only)}` only" if row.only != [] else "an empty list only"
     if row.choices:
         return ", ".join(f"`{choice}`" for choice in row.choices)
     unit = {

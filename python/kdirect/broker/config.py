@@ -15,7 +15,8 @@ from typing import Any
 
 from kdirect.broker.request_memory import default_limit
 from kdirect.errors import ConfigError
-from kdirect.options import BROKER, Option
+from kdirect.option_table import Option
+from kdirect.options import BROKER
 
 # Properties that stock server.properties files carry and that mean nothing to a broker of this
 # kind; they are accepted with a warning, so that such a file works unchanged.

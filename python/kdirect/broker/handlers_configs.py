@@ -18,7 +18,8 @@ from kdirect.broker.topics import Topic
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
-from kdirect.options import BROKER, TOPIC, Option, config_text
+from kdirect.option_table import Option, config_text
+from kdirect.options import BROKER, TOPIC
 
 TOPIC_RESOURCE = 2
 BROKER_RESOURCE = 4

@@ -12,7 +12,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from kdirect.model import CREATE_TIME, LOG_APPEND_TIME
-from kdirect.options import BROKER, TOPIC, config_text
+from kdirect.option_table import config_text
+from kdirect.options import BROKER, TOPIC
 
 PAGE_BYTES = 4096
 NEVER = (1 << 63) - 1
