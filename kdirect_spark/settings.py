@@ -134,45 +134,12 @@ def source_settings(options: Mapping[str, str], *, streaming: bool | None) -> So
     is a batch or a stream; then only what both refuse is refused.  Raises ConfigError."""
     own, client, warnings = _sort(options, REFUSED_SOURCE, "source")
     given = {SPARK.find(name).name for name in own}
-    for name in _SINK_ONLY:
-        if name in given:
-            raise ConfigError(
-                f"option {name} belongs to a sink",
-                hint="a source names its topics with subscribe, subscribePattern or assign",
-            )
-    if "groupIdPrefix" in given:
-        raise ConfigError(
-            "option groupIdPrefix is not available: kdirect's source joins no consumer group",
-            hint="remove it, or set kafka.group.id to commit what each micro-batch has read",
-        )
-    if streaming is True:
-        for name in _ENDING:
-            if name in given:
-                raise ConfigError(
-                    f"option {name} is for batch queries",
-                    hint="a streaming query has no end; remove it, or read with spark.read",
-                )
-    if streaming is False:
-        for name in _STREAM_ONLY:
-            if name in given:
-                raise ConfigError(
-                    f"option {name} is for streaming queries",
-                    hint="remove it, or read with spark.readStream",
-                )
+    _check_belongs(given, streaming)
     values = SPARK.resolve({"kafka.bootstrap.servers": "-"} | own)
     subscription = _subscription(values, given)
     starting, starting_option = _starting(values, streaming)
     ending, ending_option = _ending(values)
-    if (
-        values["minOffsetsPerTrigger"] is not None
-        and values["maxOffsetsPerTrigger"] is not None
-        and values["minOffsetsPerTrigger"] > values["maxOffsetsPerTrigger"]
-    ):
-        raise ConfigError(
-            f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than "
-            f"maxOffsetsPerTrigger ({values['maxOffsetsPerTrigger']})",
-            hint="choose a number of at most maxOffsetsPerTrigger",
-        )
+    _check_trigger(values)
     task_client = dict(client)
     task_client.setdefault("request.timeout.ms", values["kafkaConsumer.pollTimeoutMs"])
     return SourceSettings(
@@ -313,6 +280,48 @@ def _unknown(name: str) -> ConfigError:
 
 
 # -- their meaning ---------------------------------------------------------------------------------
+
+
+def _check_belongs(given: set[str], streaming: bool | None) -> None:
+    """Raise ConfigError for an option that a source does not have, or not in such a query."""
+    for name in _SINK_ONLY:
+        if name in given:
+            raise ConfigError(
+                f"option {name} belongs to a sink",
+                hint="a source names its topics with subscribe, subscribePattern or assign",
+            )
+    if "groupIdPrefix" in given:
+        raise ConfigError(
+            "option groupIdPrefix is not available: kdirect's source joins no consumer group",
+            hint="remove it, or set kafka.group.id to commit what each micro-batch has read",
+        )
+    if streaming is True:
+        for name in _ENDING:
+            if name in given:
+                raise ConfigError(
+                    f"option {name} is for batch queries",
+                    hint="a streaming query has no end; remove it, or read with spark.read",
+                )
+    if streaming is False:
+        for name in _STREAM_ONLY:
+            if name in given:
+                raise ConfigError(
+                    f"option {name} is for streaming queries",
+                    hint="remove it, or read with spark.readStream",
+                )
+
+
+def _check_trigger(values: dict[str, Any]) -> None:
+    if (
+        values["minOffsetsPerTrigger"] is not None
+        and values["maxOffsetsPerTrigger"] is not None
+        and values["minOffsetsPerTrigger"] > values["maxOffsetsPerTrigger"]
+    ):
+        raise ConfigError(
+            f"option minOffsetsPerTrigger ({values['minOffsetsPerTrigger']}) is larger than "
+            f"maxOffsetsPerTrigger ({values['maxOffsetsPerTrigger']})",
+            hint="choose a number of at most maxOffsetsPerTrigger",
+        )
 
 
 def _subscription(values: dict[str, Any], given: set[str]) -> Subscription:
