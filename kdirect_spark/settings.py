@@ -92,7 +92,7 @@ _SINK = ("kafka.bootstrap.servers", "topic", "checkpointLocation", "queryName", 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceSettings:
-    """A source's checked options.  `client` holds settings for `kdirect.client.connect`, and
+    """A source's checked options.  `client` holds the settings for `kdirect.connect`, and
     `task_client` those for Spark's tasks."""
 
     client: dict[str, Any]

@@ -1,7 +1,7 @@
 """Readers of Spark's Python Data Source API: a batch and a stream of micro-batches.
 
 Law: planning (topics, offsets, ranges) runs in the driver's planner process, and reading runs in
-Spark's tasks.  Both reach the broker through `kdirect.client.connect` only, at first use, because
+Spark's tasks.  Both reach the broker through `worker.session` only, and at first use only, because
 Spark builds readers in one process and uses them in another.  `offsets` decides what is planned;
 this module does the I/O.
 
@@ -56,7 +56,7 @@ GROUP_RETRY_S = 1.0  # between attempts to commit a group's offsets
 
 @dataclass(frozen=True)
 class RangePartition(InputPartition):
-    """What one task reads: records ``start <= offset < stop`` of one topic partition."""
+    """What one task reads: the records of one topic partition with offsets in [start, stop)."""
 
     topic: str
     partition: int
@@ -64,13 +64,14 @@ class RangePartition(InputPartition):
     stop: int
 
 
-# Topics can be deleted and created again between a listing and the question for their offsets.
+# How often topics are listed before UnknownTopicError is raised: a topic can be deleted and created
+# again between a listing and the request for its offsets.
 LISTINGS = 5
 
 
 class BrokerView:
-    """What a planner knows of the broker.  Topics are listed again after a while; offsets are
-    requested each time.  Used from one thread."""
+    """What a planner knows of the broker.  The list of topics is kept for
+    partitionDiscoveryIntervalMs; offsets are requested each time.  Used from one thread."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -80,11 +81,13 @@ class BrokerView:
         self._refreshed = 0.0
 
     def session(self) -> Any:
+        """This process's session for the source's client settings."""
         return worker.session(self._settings.client)
 
     def look(self, call: Any) -> Any:
-        """`call(session)`, repeated after transient failures (options fetchOffset.numRetries and
-        fetchOffset.retryIntervalMs)."""
+        """`call(session)`, repeated after retriable errors as often as fetchOffset.numRetries says,
+        every fetchOffset.retryIntervalMs.  Raises the last error, or the first that is not
+        retriable."""
         for retries_left in range(self._settings.retries, -1, -1):
             try:
                 return call(self.session())
@@ -96,8 +99,9 @@ class BrokerView:
         raise AssertionError("not reached")
 
     def partitions(self, *, must_exist: bool, refresh: bool = False) -> tuple[TopicPartition, ...]:
-        """The partitions of the subscription.  Lists the topics again if `refresh` is set or the
-        last list is older than partitionDiscoveryIntervalMs."""
+        """The partitions of the subscription; see `resolve` of the classes in `offsets` for
+        `must_exist`.  Lists the topics again if `refresh` is set or the last list is older than
+        partitionDiscoveryIntervalMs."""
         now = time.monotonic()
         if (
             refresh
@@ -127,7 +131,8 @@ class BrokerView:
     def watermarks(
         self, partitions: Iterable[TopicPartition]
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """Log start offset and high watermark of each existing partition in `partitions`."""
+        """(log start offset, high watermark) of each partition in `partitions` that exists.  Raises
+        UnknownTopicError if topics keep disappearing between a listing and the request."""
         first = list(partitions)
         if not first:
             return {}
@@ -154,7 +159,8 @@ class BrokerView:
         partitions: Iterable[TopicPartition],
         watermarks: Mapping[TopicPartition, tuple[int, int]],
     ) -> Offsets:
-        """Offsets of a start or an end; see `offsets.resolve_limit`."""
+        """The offset of each partition at the start or the end of the query.  `option` is the name
+        of the option that set it, for errors; see `offsets.resolve_limit`."""
         partitions = list(partitions)
         by_time = None
         if isinstance(limit, AtTimes):
@@ -163,6 +169,8 @@ class BrokerView:
         return offsets.resolve_limit(limit, option, partitions, watermarks, by_time)
 
     def input_partitions(self, plan: Plan) -> list[InputPartition]:
+        """The ranges of `plan` as Spark partitions, split for minPartitions and
+        maxRecordsPerPartition."""
         ranges = offsets.split(
             plan.ranges, self._settings.min_partitions, self._settings.max_records
         )
@@ -173,7 +181,7 @@ class BrokerView:
 
 
 class KdirectBatchReader(DataSourceReader):
-    """Reads once from the starting to the ending offsets."""
+    """A batch query: reads once from the starting to the ending offsets."""
 
     def __init__(self, settings: SourceSettings) -> None:
         self._settings = settings
@@ -223,11 +231,12 @@ class GroupOffsets:
 
 
 class _StreamReader(DataSourceStreamReader):
-    """What all versions of the API share.  Only the planner process changes its state:
+    """What the readers for all versions of Spark's API share.  Only the planner process changes its
+    state:
 
     - `_start`: where a new query starts, and whether a micro-batch has begun since;
     - `_target`: the end that Trigger.AvailableNow fixed;
-    - `_seen`: the high watermarks of the last look at the broker;
+    - `_seen`: the high watermarks that the broker returned last;
     - `_planned`: the start of the last planned micro-batch, with the topics that were found to be
       created again before it, so that planning it again gives the same ranges.
     """
@@ -296,7 +305,7 @@ class _StreamReader(DataSourceStreamReader):
             self._group.commit(done)
 
     def stop(self) -> None:
-        """Best effort: the planner process ends right afterwards."""
+        """Close the session, as far as possible: the planner process ends right afterwards."""
         try:
             if self._seen is not None:
                 self._view.session().close()
@@ -311,7 +320,8 @@ class _StreamReader(DataSourceStreamReader):
         return self._target
 
     def _available(self, start: Offsets) -> tuple[Offsets, Offsets]:
-        """Ends of everything that can be read from `start` on, and the earliest offsets."""
+        """(ends of what can be read from `start` on, earliest offsets), both by partition.  With a
+        fixed end, the earliest offsets are those of partitions that `start` lacks."""
         if self._target is not None:
             partitions: Iterable[TopicPartition] = self._target
             return dict(self._target), {
@@ -325,8 +335,8 @@ class _StreamReader(DataSourceStreamReader):
                 high >= start.get(tp, 0) for tp, (_, high) in watermarks.items()
             ):
                 break
-            # A high watermark below what was read: a leader is just taking over, or the topic was
-            # created again.  Look again before calling it a loss.
+            # A high watermark is below what was read: a leader is just taking over, or the topic
+            # was created again.  Ask again before calling it a loss.
             time.sleep(self._settings.retry_interval_ms / 1000)
         self._seen = {tp: high for tp, (_, high) in watermarks.items()}
         return dict(self._seen), {tp: low for tp, (low, _) in watermarks.items()}
@@ -415,6 +425,7 @@ if ADMISSION_CONTROL:
 
 
 def stream_reader(settings: SourceSettings) -> _StreamReader:
+    """The reader for the installed pyspark.  Raises ConfigError for an option that it lacks."""
     return (
         KdirectStreamReader(settings) if ADMISSION_CONTROL else KdirectLegacyStreamReader(settings)
     )
@@ -425,7 +436,8 @@ def stream_reader(settings: SourceSettings) -> _StreamReader:
 
 def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[pa.RecordBatch]:
     """The records of one RangePartition as Arrow batches with the selected columns of Spark's Kafka
-    row.  A thread decodes them ahead."""
+    row.  A thread decodes them ahead, by at most prefetchBytes.  Raises DataLossError if records
+    are gone, unless failOnDataLoss is false."""
     if not isinstance(partition, RangePartition):
         return  # Spark passes one empty partition for a plan without partitions
     tp = TopicPartition(partition.topic, partition.partition)
@@ -439,8 +451,8 @@ def read_range(settings: SourceSettings, partition: InputPartition) -> Iterator[
 
 
 class _RangeReading:
-    """A task's reading of one range, by one reader after the other where records in between are
-    gone.  `next_offset`: how far it has come.  Of the thread that decodes."""
+    """How a task reads one range.  If records within it are gone, a further reader continues after
+    them.  `next_offset` is the offset after what was read.  One thread runs `batches`."""
 
     def __init__(self, settings: SourceSettings, work: OffsetRange) -> None:
         self.next_offset = work.start
@@ -449,11 +461,11 @@ class _RangeReading:
 
     @property
     def is_done(self) -> bool:
-        """Is there nothing after the batch that was yielded last?"""
+        """Whether the range ends with the batch that was yielded last."""
         return self.next_offset >= self._work.stop
 
     def batches(self) -> Generator[pa.RecordBatch, None, None]:
-        """The wanted columns of the range."""
+        """The range as Arrow batches with the selected columns."""
         while not self.is_done:
             try:
                 yield from self._read()
@@ -473,7 +485,7 @@ class _RangeReading:
                 self.next_offset = earliest
 
     def _read(self) -> Generator[pa.RecordBatch, None, None]:
-        """What one reader brings."""
+        """The batches of one reader, from `next_offset` on."""
         settings, work = self._settings, self._work
         columns = settings.columns and list(settings.columns)
         session = worker.session(settings.task_client)
@@ -493,7 +505,8 @@ class _RangeReading:
                 _note(settings, work, session, reader)
 
     def _lost(self, loss: str, cause: Exception) -> None:
-        """Records of the range are gone; `loss` says so, with {} for the offsets."""
+        """Raise DataLossError, or log a warning if failOnDataLoss is false.  `loss` says what is
+        gone, with {} where the offsets belong."""
         loss = loss.format(f"{self.next_offset} to {self._work.stop}")
         if self._settings.fail_on_data_loss:
             text = f"records are missing: {loss}"
@@ -502,8 +515,8 @@ class _RangeReading:
 
 
 def _note(settings: SourceSettings, work: OffsetRange, session: Any, reader: Any) -> None:
-    """Append one JSON line with what a task's reader did, in the directory of the option
-    taskStatisticsDir."""
+    """With taskStatisticsDir, append one JSON line that says what a task's reader did to a file of
+    this process in that directory."""
     if settings.statistics_dir is None:
         return
     line = {

@@ -1,7 +1,7 @@
 """What a Spark worker process keeps from task to task.
 
 Law: all state belongs to one process id.  Spark forks its workers, so nothing is opened at import
-and nothing of a parent process is used.  `kdirect.client.connect` caches the sessions.
+and nothing of a parent process is used.  `kdirect.client.session.connect` caches the connections.
 """
 
 from __future__ import annotations

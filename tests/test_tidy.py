@@ -532,7 +532,6 @@ DIALECT = {
 # Files whose docstrings are still to be read as a newcomer would.
 UNREAD = frozenset(
     [
-        "kdirect_spark/source.py",
         "python/kdirect/broker/groups.py",
         "python/kdirect/broker/offsets.py",
         "python/kdirect/broker/shared_word.py",
@@ -547,12 +546,8 @@ UNREAD = frozenset(
         "python/kdirect/client/produce_paths.py",
         "python/kdirect/client/producer.py",
         "python/kdirect/client/reading.py",
-        "python/kdirect/client/session.py",
         "python/kdirect/client/tcp_append.py",
         "python/kdirect/client/topics.py",
-        "python/kdirect/format/batch.pxd",
-        "python/kdirect/format/decode.pyx",
-        "python/kdirect/format/protocol.py",
         "python/kdirect/log/commit.pxd",
         "python/kdirect/log/kernel.pxd",
         "python/kdirect/log/recovery.py",

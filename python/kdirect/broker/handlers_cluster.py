@@ -1,9 +1,9 @@
 """Requests about the cluster and its topics: ApiVersions, Metadata, topics, partitions, log
 directories.
 
-Errors are per topic; a request changes everything of a topic or nothing of it.  What changes topics
-is file work: it runs on the admin thread, one request after the other, while the event loop answers
-others.
+An error concerns one topic.  A request changes all that it asks of a topic, or nothing of it.
+Changing topics is file work: it runs on the admin thread, one request after the other, while the
+event loop answers other requests.
 """
 
 from __future__ import annotations
@@ -43,10 +43,11 @@ def _missing(name: str | None) -> dict[str, Any]:
 
 
 class ClusterHandlers:
-    """Handlers about the cluster; one for the broker.
+    """Handlers of requests about the cluster.  A broker has one, used on its event loop.
 
-    `apis()`: what ApiVersions advertises.  `config_rows(topic)`: the properties of a topic, in the
-    form of DescribeConfigs.  `delete_topic(topic)`: end everything that the broker has of it."""
+    `apis()` returns what ApiVersions advertises; `config_rows(topic)` the properties of a topic, in
+    the form of DescribeConfigs.  `delete_topic(topic)` removes everything that the broker holds for
+    a topic."""
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class ClusterHandlers:
         return respond(header, p.ApiVersionsResponse, error_code=0, api_keys=self._api_keys())
 
     def unsupported_version(self) -> Any:
-        """The encoded answer to an ApiVersions request of a version that this broker does not
-        speak: it goes out as version 0, whatever was asked."""
+        """The encoded answer to an ApiVersions request in a version that this broker does not
+        speak.  It is always in version 0."""
         code = ErrorCode.UNSUPPORTED_VERSION
         response = build(p.ApiVersionsResponse, error_code=code, api_keys=self._api_keys())
         return response.encode(version=0)
@@ -109,8 +110,8 @@ class ClusterHandlers:
         topics: list[Topic | PlacedTopic],
         wanted: Any,
     ) -> Answer:
-        """Of `wanted`, or of all topics.  An answer about many partitions takes tens of ms: it is
-        made on a thread, which lets the event loop run."""
+        """Describe the topics of `wanted`, or all of `topics` if it is empty.  An answer about many
+        partitions takes tens of ms to make, so it is made on a thread."""
 
         def answer() -> Answer:
             rows = (
@@ -150,9 +151,10 @@ class ClusterHandlers:
         return self._cluster.nodes(own)
 
     def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
-        """With `create`: on the admin thread."""
+        """The row of one requested topic.  With `create`, a missing one is created; this must run
+        on the admin thread."""
         topics = self._topics
-        # An id goes before a name, as in Kafka: some clients send an empty name with it.
+        # An id takes precedence over a name, as in Kafka: some clients send an empty name with it.
         by_id = getattr(wanted, "topic_id", None)
         if by_id is not None or wanted.name is None:
             topic = topics.find_by_id(by_id)
@@ -207,8 +209,9 @@ class ClusterHandlers:
     def describe_topic_partitions(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        """In name order from the cursor on, at most `response_partition_limit` partitions.  No
-        names: all topics."""
+        """Describe topics in the order of their names, from the request's cursor on, up to
+        `response_partition_limit` and MOST_ROWS partitions.  A request without names asks for all
+        topics."""
         left = max(1, min(request.response_partition_limit, MOST_ROWS))
         asked = {t.name for t in request.topics}
         names = sorted(asked or {t.name for t in self._topics.all_topics() if not t.deleting})
@@ -239,7 +242,7 @@ class ClusterHandlers:
 
     def _described(self, topic: Topic | PlacedTopic, first: int, end: int) -> dict[str, Any]:
         """Partitions [first, end) of a topic, in the form of DescribeTopicPartitions."""
-        # Empty, not null, though the schema allows null: Java's client walks through both.
+        # Empty lists, not null: the schema allows null, but Java's client iterates over both.
         extra: dict[str, list[int]] = {"eligible_leader_replicas": [], "last_known_elr": []}
         rows = [{**self._partition_row(topic.name, i), **extra} for i in range(first, end)]
         return {
@@ -402,8 +405,8 @@ class ClusterHandlers:
             wanted = [(t.name, t.topic_id) for t in request.topics]
         else:
             wanted = [(name, None) for name in request.topic_names]
-        # On a task of its own: a client that goes ends its request, but not a deletion whose files
-        # are going already.
+        # In a task of its own: a client that disconnects cancels its request, but must not cancel a
+        # deletion whose files are being removed already.
         task = asyncio.ensure_future(self._delete_all(header, wanted))
         self._deleting.add(task)
         task.add_done_callback(self._deleting.discard)
@@ -417,14 +420,15 @@ class ClusterHandlers:
         return respond(header, p.DeleteTopicsResponse, responses=rows)
 
     async def _delete(self, name: str | None, topic_id: Any) -> dict[str, Any]:
-        # An empty name with an id is no name.
+        # An empty name that comes with an id does not count as a name.
         named = name is not None and (name != "" or topic_id is None)
         topic = self._topics.get(name or "") if named else self._topics.by_id(topic_id)
         out = {"name": name, "topic_id": topic_id, "error_code": 0, "error_message": None}
         if self._cluster.topics_are_fixed:
             code = ErrorCode.POLICY_VIOLATION
             return {**out, "error_code": code, "error_message": TOPICS_ARE_FIXED}
-        if topic is None:  # a topic whose deletion failed is still there, and may be deleted again
+        # A topic whose deletion failed still exists here, so it can be deleted again.
+        if topic is None:
             code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if named else ErrorCode.UNKNOWN_TOPIC_ID
             return {**out, "error_code": code, "error_message": "there is no such topic"}
         out.update(name=topic.name, topic_id=topic.topic_id)

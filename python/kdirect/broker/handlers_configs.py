@@ -1,7 +1,7 @@
 """Requests about configs: DescribeConfigs, AlterConfigs, IncrementalAlterConfigs,
 ListConfigResources.
 
-Topics have configs of their own that can be changed; the broker's come from its properties and are
+A topic has properties of its own that can be changed.  The broker's are set when it starts, and are
 read-only while it runs.
 """
 
@@ -48,13 +48,13 @@ def _text(value: Any) -> str | None:
 
 
 def _type(row: Option) -> int:
-    """Kafka's number for the type of a property: INT where the bounds are those of 32 bits."""
+    """Kafka's number for the type of a property: INT if its upper bound fits into 32 bits."""
     kind = _TYPES[row.kind]
     return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
 
 
 def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
-    """What to answer for one resource of a request that changes configs."""
+    """The answer for one resource of a request that changes properties."""
     return {
         "error_code": code,
         "error_message": message,
@@ -64,8 +64,8 @@ def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
 
 
 def _changed_list(row: Option, own: str | None, value: str, operation: int) -> str:
-    """The list, or its default, with the elements of `value` added or taken away; what may not be
-    is refused later."""
+    """The list `own`, or the default, with the elements of `value` added or removed.  Whether the
+    result is allowed is checked later."""
     before = (row.default if own is None else row.parse(own)) or []
     given = [x.strip() for x in value.split(",") if x.strip()]
     if operation == APPEND:
@@ -74,7 +74,8 @@ def _changed_list(row: Option, own: str | None, value: str, operation: int) -> s
 
 
 def _changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
-    """The topic's own properties after what IncrementalAlterConfigs asks for; ConfigError."""
+    """The topic's own properties after the operations of an IncrementalAlterConfigs request.
+    Raises ConfigError for an unknown property or an impossible operation."""
     configs = dict(topic.configs)
     for c in resource.configs:
         row = TOPIC.find(c.name)
@@ -102,7 +103,7 @@ def _changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
 
 
 class ConfigHandlers:
-    """Handlers about configs; one for the broker."""
+    """Handlers of requests about properties.  A broker has one, used on its event loop."""
 
     def __init__(self, services: Services) -> None:
         self._config = services.config
@@ -202,7 +203,7 @@ class ConfigHandlers:
     # -- changing ----------------------------------------------------------------------------------
 
     def alter(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        """AlterConfigs: the given properties replace all that the topic had set."""
+        """AlterConfigs: the given properties replace all properties that the topic had set."""
         return later(self._alter(header, request))
 
     async def _alter(self, header: p.RequestHeader, request: Any) -> Answer:
@@ -219,7 +220,7 @@ class ConfigHandlers:
     def alter_incrementally(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        """IncrementalAlterConfigs: the given operations on what the topic had set."""
+        """IncrementalAlterConfigs: apply the given operations to the properties that are set."""
         return later(self._alter_incrementally(header, request))
 
     async def _alter_incrementally(self, header: p.RequestHeader, request: Any) -> Answer:
@@ -235,8 +236,8 @@ class ConfigHandlers:
         return respond(header, p.IncrementalAlterConfigsResponse, responses=rows)
 
     def _takes_back_nothing(self, r: Any) -> bool:
-        """Whether all that is asked of the broker is to have no dynamic properties: it never has
-        any, and Kafka's tools ask."""
+        """Whether the request only deletes dynamic properties of the broker.  It never has any, so
+        this succeeds; Kafka's tools send such requests."""
         if r.resource_type != BROKER_RESOURCE or r.resource_name not in (
             "",
             self._broker_name,

@@ -2,9 +2,9 @@
 InitProducerId.
 
 Law: record bytes are neither copied nor decoded on the event loop.  A produced batch goes from the
-receive buffer to the partition, a fetched one from the segment's mapping to the socket.  What is
-not in memory, or needs a file, is done on a thread first (`kdirect.broker.files`).  Errors are per
-partition and leave the others alone.
+receive buffer to the partition, a fetched one from the segment's mapping to the socket.  Work that
+needs a file, or bytes that are not in memory, runs on a thread first (`kdirect.broker.files`).  An
+error concerns one partition and does not affect the others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 MAX_TIMESTAMP = -3
 EARLIEST_LOCAL = -4
 LATEST_TIERED = -5
-# Epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The session
-# id says which one ends, if any.
+# Session epochs of a Fetch that names all its partitions: 0 asks for a session, -1 for none.  The
+# session id says which session ends, if any.
 _FULL_FETCH = (0, -1)
 _TRANSACTIONS = "transactions are not available; use a producer without transactional.id"
 
@@ -51,8 +51,8 @@ _KERNEL_MESSAGES = {
 
 
 class Collected(NamedTuple):
-    """What a Fetch finds: `size` bytes of records.  `urgent`: an error makes waiting for more
-    pointless."""
+    """What a Fetch finds, by topic: `size` bytes of records in all.  `urgent`: there is an error,
+    so waiting for more records is pointless."""
 
     topics: list[tuple[str, list[Fetched]]]
     size: int
@@ -60,8 +60,9 @@ class Collected(NamedTuple):
 
 
 class _Append:
-    """What a Produce asks of one partition: `done` once there is an answer, `pending` (a future of
-    the kernel's answer) until then.  `gated`: the answer waits for the partition's gate."""
+    """One partition of a Produce request.  `done` is its answer, once there is one; until then
+    `pending` is a future of the kernel's answer.  `gated`: the answer waits for the partition's
+    acknowledgement gate."""
 
     __slots__ = ("done", "gated", "index", "partition", "pending", "size")
 
@@ -74,7 +75,8 @@ class _Append:
         self.size = 0
 
     def waits(self, acks: int) -> bool:
-        """Is the answer to be waited for?  Without acknowledgement nobody waits for the gate."""
+        """Whether the response must wait for this partition.  With acks=0 it never waits for the
+        gate."""
         return self.done is None or (self.gated and acks != 0)
 
     @property
@@ -106,7 +108,7 @@ def _refusal(version: int, request: Any) -> tuple[int, str] | None:
 
 
 class DataHandlers:
-    """Handlers of the data path; one for the broker."""
+    """Handlers of requests about records.  A broker has one, used on its event loop."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
@@ -115,8 +117,8 @@ class DataHandlers:
     # -- Produce -----------------------------------------------------------------------------------
 
     def produce(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        """Later, where something has to be waited for: room in the head, producers before this one,
-        the gate."""
+        """Append to each partition.  The answer comes later if an append must wait for room in the
+        head, for producers before it, or for the gate."""
         refusal = _refusal(header.api_version, request)
         at_ms = self._services.environment.time_ms()
         waits = False
@@ -136,7 +138,7 @@ class DataHandlers:
         return self._acknowledge(connection, header.api_version, request.acks, topics)
 
     def _append(self, name: str, index: int, records: Any, at_ms: int) -> _Append:
-        """Append to one partition now, or take a place among the appends to it."""
+        """Append to one partition now, or queue the append."""
         append = _Append(index)
         try:
             if name in INTERNAL_TOPICS:
@@ -167,7 +169,7 @@ class DataHandlers:
         append.done = _failed(append.index, code, message)
 
     def _appended(self, append: _Append, result: Any) -> None:
-        """The kernel's answer: what to tell the producer, and who reads."""
+        """Turn the kernel's answer into the producer's, and wake the Fetches that wait for it."""
         services, partition = self._services, append.partition
         assert partition is not None
         start = partition.log_start_offset
@@ -192,7 +194,7 @@ class DataHandlers:
         acks: int,
         topics: list[tuple[str, list[_Append]]],
     ) -> Answer:
-        """Answer once the appends that wait have had their turn, and the gate has opened."""
+        """Answer once the queued appends are done and the gate has opened."""
         for name, appends in topics:
             for append in appends:
                 if append.pending is None:
@@ -206,8 +208,8 @@ class DataHandlers:
         return self._acknowledge(connection, version, acks, topics)
 
     async def _wait_for_gate(self, topics: list[tuple[str, list[_Append]]]) -> None:
-        """Return once what was appended may be acknowledged (`kdirect.log.ack_gate`), or its flush
-        has failed."""
+        """Return once the appended records may be acknowledged (`kdirect.log.ack_gate`), or the
+        flush that they wait for has failed."""
         gated = [(name, x) for name, appends in topics for x in appends if x.gated]
         outcomes = await asyncio.gather(
             *(self._services.flusher.flushed(x.partition) for _, x in gated if x.partition),
@@ -246,7 +248,7 @@ class DataHandlers:
 
     def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        # A further request of a session, and this broker gives none out.
+        # An incremental Fetch belongs to a session, and this broker opens no sessions.
         if request.session_epoch not in _FULL_FETCH:
             return Answer(fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ()))
         collected = self._collect(request, wait=False)
@@ -265,7 +267,8 @@ class DataHandlers:
         )
 
     async def _fetch_cold(self, version: int, request: Any) -> Answer:
-        """Something is not in memory: a thread brings it there before the event loop sends it."""
+        """Answer a Fetch of bytes that are not in memory: a thread reads them before the event loop
+        sends them."""
         collected = await self._collected(request)
         if self._is_enough(request, collected):
             return _fetched(version, request, collected.topics)
@@ -280,7 +283,8 @@ class DataHandlers:
         return collected
 
     async def _wait_for_records(self, version: int, request: Any, size: int) -> Answer:
-        """Long poll: look again when records arrive, answer when there are enough or time is up."""
+        """Look again whenever records arrive, and answer once there are min_bytes or max_wait_ms
+        are over.  `size`: how many bytes of records there were at the first look."""
         services = self._services
         partitions = [
             TopicPartition(t.topic, x.partition) for t in request.topics for x in t.partitions
@@ -294,8 +298,9 @@ class DataHandlers:
             try:
                 for tp in partitions:
                     services.watch(tp)
-                # Records that came between the first look and the registration have woken nobody;
-                # those that come while this look waits for a thread wake it at once.
+                # Look once more: records that arrived between the first look and the registration
+                # have woken nobody.  With nothing missing, records that arrive while this look
+                # waits for a thread wake the waiter at once.
                 waiter.missing = 0
                 topics, size, urgent = await self._collected(request)
                 if size >= request.min_bytes or urgent or services.waiters.closed:
@@ -315,8 +320,8 @@ class DataHandlers:
                 return _fetched(version, request, topics)
 
     def _collect(self, request: Any, *, wait: bool) -> Collected | None:
-        """What there is to answer now.  Without `wait`, on the event loop: None when that needs
-        file work."""
+        """What there is to answer now.  Without `wait` it runs on the event loop, and returns None
+        if an answer needs file work; with `wait` it runs on a thread."""
         room = min(request.max_bytes, self._fetch_max_bytes)
         committed_only = request.isolation_level == 1
         total = 0
@@ -372,7 +377,8 @@ class DataHandlers:
                 return None
             buffers: Sequence[Any] = found
             size = sum(len(b) for b in buffers)
-            if size > limit and not first:  # the first batch is larger than what is left: next time
+            # A batch larger than the limit is sent only if the response is empty without it.
+            if size > limit and not first:
                 buffers, size = [], 0
             return Fetched(index, 0, high_watermark, stable, start, buffers, size)
         except UnknownTopicError:
@@ -396,7 +402,7 @@ class DataHandlers:
         return self._look_up(header, request)
 
     async def _look_up_later(self, header: p.RequestHeader, request: Any) -> Answer:
-        """By time, batches have to be opened: on a thread, for they may be large."""
+        """A search by time opens batches.  They may be large, so it runs on a thread."""
         return await self._services.files.look_up(self._look_up, header, request)
 
     def _look_up(self, header: p.RequestHeader, request: Any) -> Answer:
@@ -448,7 +454,8 @@ class DataHandlers:
     def _find_offset(
         self, partition: Partition, timestamp: int, committed_only: bool
     ) -> tuple[int, int] | None:
-        """(offset, its timestamp or -1)."""
+        """(offset, timestamp in ms, or -1 if `timestamp` names an end of the log); None if there is
+        no such record below the end that the client may read."""
         end = partition.last_stable_offset if committed_only else partition.high_watermark
         if timestamp == LATEST_OFFSET:
             return end, -1
@@ -458,7 +465,7 @@ class DataHandlers:
             found = partition.largest_timestamp()
         elif timestamp >= 0:
             found = partition.offset_for_timestamp(timestamp)
-        else:  # of tiered storage, which there is none of
+        else:  # the sentinels of tiered storage, which this broker does not have
             return None
         return found if found is not None and found[0] < end else None
 
@@ -545,7 +552,7 @@ class DataHandlers:
         )
 
     async def _init_producer_id_later(self, header: p.RequestHeader) -> Answer:
-        """The next block of ids has to be written down first."""
+        """Answer after a thread has written down the next block of ids."""
         try:
             producer_id = await self._services.files.admin(self._services.topics.next_producer_id)
         except LogError as e:
@@ -565,7 +572,7 @@ class DataHandlers:
         )
 
     def table(self) -> Iterable[tuple[str, Any, bool]]:
-        """(API name, handler, does it hold up later requests while it waits?)."""
+        """(API name, handler, whether later requests of the connection wait for its answer)."""
         return (
             ("Produce", self.produce, False),
             ("Fetch", self.fetch, False),
@@ -581,7 +588,7 @@ def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]
 
 
 def _epoch_error(partition: Partition, asked: int) -> int:
-    """Is a client's idea of the leader epoch (-1: none) out of date?"""
+    """The error code for a client that believes in the leader epoch `asked` (-1: in none), or 0."""
     if asked < 0 or asked == partition.leader_epoch:
         return 0
     return (

@@ -1,8 +1,8 @@
 """Requests for what this broker does not have: transactions, ACLs, SASL, quotas, credentials,
 reassignments.
 
-They are answered, with the error code that says so, because clients retry without end when a
-connection closes on a request that its broker advertises or that they cannot do without.
+Each is answered with the error code that says so.  If the connection were closed instead, clients
+would retry without end when the broker advertises the request or they cannot do without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NO_REASSIGNMENT = "a partition has one replica here, and cannot move"
 
 
 class RefusedHandlers:
-    """Handlers that say no; one for the broker."""
+    """Handlers that refuse.  A broker has one, used on its event loop."""
 
     def __init__(self, services: Services) -> None:
         self._logs = services.logs
@@ -100,8 +100,7 @@ class RefusedHandlers:
     def describe_producers(
         self, connection: Connection, header: p.RequestHeader, request: Any
     ) -> Answer:
-        """Idempotent producers leave no trace that is worth a look: existing partitions have an
-        empty list."""
+        """Existing partitions get an empty list: idempotent producers are not reported."""
         topics = []
         for t in request.topics:
             rows = []

@@ -1,12 +1,12 @@
 """Topics, their properties, offsets and groups: requests that change or describe the cluster.
 
-Owns: the admin messages and the grouping of many partitions into one request a broker.  No records
-pass here.
+It owns the administrative messages, and groups many partitions into one request for each broker.
+No records pass here.
 
-Invariants: passing errors (a leader or coordinator that moved, a broker that restarts) are waited
-out for `request.timeout.ms`; any other is raised at once and names the topic, partition or group it
-belongs to.  A change that was sent twice because its first answer got lost succeeds when the first
-one did.
+Invariants: after a transient error (a leader or coordinator that moved, a broker that restarts) a
+request is repeated for up to `request.timeout.ms`.  Any other error is raised at once and names the
+topic, partition or group that it concerns.  If a change is sent twice because its first answer was
+lost, it succeeds if the first request did.
 """
 
 from __future__ import annotations
@@ -52,8 +52,8 @@ __all__ = ["EARLIEST_OFFSET", "LATEST_OFFSET", "Admin", "ConfigEntry", "GroupInf
 
 @dataclass(frozen=True, slots=True)
 class TopicInfo:
-    """A topic; `partitions` is their number, `leaders` tells of each, in order; `topic_id` None
-    where the broker has none."""
+    """A topic.  `partitions` is their number; `leaders` describes each partition, in order.
+    `topic_id` is None if the broker does not assign ids."""
 
     name: str
     topic_id: str | None
@@ -63,12 +63,14 @@ class TopicInfo:
 
     @property
     def replication_factor(self) -> int:
+        """The largest number of replicas of a partition."""
         return max((len(p.replicas) for p in self.leaders), default=0)
 
 
 @dataclass(frozen=True, slots=True)
 class ConfigEntry:
-    """A property as the broker has it.  `source`: who set it; `value` None for secret ones."""
+    """A property as the broker reports it.  `value` is None for a secret one.  `source` says where
+    it was set: "topic", "broker", "broker (dynamic)", "default" and others."""
 
     value: str | None
     source: str
@@ -76,12 +78,13 @@ class ConfigEntry:
 
     @property
     def is_default(self) -> bool:
+        """Whether it was set neither on the topic nor dynamically on this broker."""
         return self.source != "topic" and not self.source.startswith("broker (dynamic")
 
 
 @dataclass(frozen=True, slots=True)
 class GroupInfo:
-    """A consumer group; `state` is empty where the broker does not tell it."""
+    """A consumer group.  `state` is empty if the broker does not report it."""
 
     group: str
     protocol_type: str
@@ -89,8 +92,12 @@ class GroupInfo:
 
 
 class Admin:
-    """Thread-safe; usable in forked children, as its cluster is.  `owner` is whatever keeps the
-    cluster's connections open, and lives as long as this."""
+    """Administrative requests.  Thread-safe, and usable in forked children, as its cluster is.
+
+    `owner` is an object that keeps the cluster's connections open.  It lives as long as this one.
+    Each method raises BrokerError with the broker's code if the broker refuses, and
+    BrokerUnavailableError if none can be reached within `request.timeout.ms`.
+    """
 
     def __init__(self, cluster: Cluster, owner: object = None) -> None:
         self._cluster = cluster
@@ -106,9 +113,13 @@ class Admin:
         configs: Mapping[str, Any] | None = None,
         if_not_exists: bool = False,
     ) -> bool:
-        """Create a topic and wait until it has leaders; -1 partitions or replication: the broker's
-        defaults.  True when it is new, False when it exists and `if_not_exists`.  BrokerError
-        TOPIC_ALREADY_EXISTS, INVALID_PARTITIONS, INVALID_CONFIG and others."""
+        """Create a topic and wait until it has leaders.
+
+        -1 as `partitions` or `replication_factor` takes the broker's default.  `configs` are topic
+        properties.  True if the topic is new; False if it exists and `if_not_exists` is set.
+        Raises ConfigError for impossible arguments, and BrokerError (TOPIC_ALREADY_EXISTS,
+        INVALID_PARTITIONS, INVALID_CONFIG and others).
+        """
         check_topic_name(name)
         _check_int("partitions", partitions, 1, 0x7FFFFFFF)
         _check_int("replication_factor", replication_factor, 1, 0x7FFF)
@@ -150,8 +161,8 @@ class Admin:
         return created
 
     def delete_topic(self, name: str, if_exists: bool = False) -> bool:
-        """Delete a topic and its records.  UnknownTopicError when it does not exist, or False with
-        `if_exists`."""
+        """Delete a topic with its records, and wait until it is gone.  True if it was deleted.  If
+        it does not exist: False with `if_exists`, else UnknownTopicError."""
         check_topic_name(name)
         r = protocol.DeleteTopicsRequest
         attempts = 0
@@ -185,8 +196,9 @@ class Admin:
         return deleted
 
     def create_partitions(self, name: str, partitions: int) -> None:
-        """Raise the number of partitions of a topic to `partitions`.  Keys map to other partitions
-        from then on."""
+        """Raise the number of a topic's partitions to `partitions`, and wait until all have
+        leaders.  From then on a key may map to another partition.  Raises UnknownTopicError, and
+        BrokerError INVALID_PARTITIONS if the topic has as many or more."""
         check_topic_name(name)
         _check_int("partitions", partitions, 1, 0x7FFFFFFF)
         r = protocol.CreatePartitionsRequest
@@ -221,12 +233,12 @@ class Admin:
         )
 
     def list_topics(self, internal: bool = False) -> dict[str, TopicInfo]:
-        """All topics by name; the brokers' own ones only with `internal`."""
+        """All topics by name.  The brokers' own topics are included only with `internal`."""
         found = self._cluster.refresh(None)
         return {name: _info(t) for name, t in sorted(found.items()) if internal or not t.internal}
 
     def describe_topic(self, name: str) -> TopicInfo:
-        """UnknownTopicError when it does not exist."""
+        """One topic.  Raises UnknownTopicError if it does not exist."""
         return _info(self._cluster.topic(name, refresh=True))
 
     # -- properties --------------------------------------------------------------------------------
@@ -234,7 +246,8 @@ class Admin:
     def describe_configs(
         self, topic: str | None = None, *, broker: int | None = None
     ) -> dict[str, ConfigEntry]:
-        """All properties of a topic, or of the broker with that node id."""
+        """All properties by name, of a topic or of the broker with the node id `broker`.  Raises
+        ConfigError unless exactly one of both is given."""
         kind, name, subject = _resource(topic, broker)
         r = protocol.DescribeConfigsRequest
 
@@ -263,8 +276,9 @@ class Admin:
     def alter_configs(
         self, topic: str | None, configs: Mapping[str, Any], *, broker: int | None = None
     ) -> None:
-        """Set properties of a topic (or broker); None takes one back to its default.  The others
-        stay as they are."""
+        """Set properties of a topic, or of the broker with the node id `broker`.  The value None
+        returns a property to its default.  Properties that `configs` does not name keep their
+        values."""
         kind, name, subject = _resource(topic, broker)
         if not configs:
             return
@@ -288,7 +302,9 @@ class Admin:
                         )
                     ],
                 )
-            else:  # before Kafka 2.3 a request replaces all properties at once
+            else:
+                # Before Kafka 2.3 a request replaces all properties, so it repeats those that are
+                # set already.
                 a = protocol.AlterConfigsRequest
                 now = {
                     k: e.value
@@ -324,11 +340,12 @@ class Admin:
     def list_offsets(
         self, wanted: Mapping[TopicPartition, int], *, isolation_level: str | None = None
     ) -> dict[TopicPartition, tuple[int, int]]:
-        """``(offset, timestamp ms)`` for each partition, with one request a broker.
+        """``(offset, timestamp in ms)`` of each partition, with one request for each broker.
 
-        `wanted` maps partitions to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms: the first
-        record that is not older. (-1, -1) when there is no such record; the timestamp is -1 for
-        earliest and latest.  With read_committed the latest offset is the last stable one.
+        `wanted` maps a partition to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms since 1970.
+        A timestamp finds the first record of that time or later, or (-1, -1) if there is none.  For
+        the earliest and the latest offset the returned timestamp is -1.  With the isolation level
+        read_committed the latest offset is the last stable one.
         """
         level = int(
             (isolation_level or self._cluster.settings["isolation.level"]) == "read_committed"
@@ -359,8 +376,8 @@ class Admin:
         return self._at_leaders(wanted, build, lambda p: (p.offset, p.timestamp), "offsets of")
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """Delete the records below an offset (-1: all) of each partition; the new log start
-        offsets."""
+        """Delete the records of each partition whose offsets are lower than the given one (-1:
+        all).  Returns the new log start offsets."""
         r = protocol.DeleteRecordsRequest
 
         def build(tps: list[TopicPartition]) -> Any:
@@ -387,8 +404,8 @@ class Admin:
     def commit_offsets(
         self, group: str, offsets: Mapping[TopicPartition, int], metadata: str = ""
     ) -> None:
-        """Store offsets as a group's: the next record it will read.  BrokerError when the group has
-        live members."""
+        """Commit offsets for a group.  An offset is that of the next record to read.  `metadata` is
+        a text that is stored with each.  Raises BrokerError if the group has live members."""
         if not offsets:
             return
         r = protocol.OffsetCommitRequest
@@ -431,8 +448,8 @@ class Admin:
     def committed_offsets(
         self, group: str, tps: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, int | None]:
-        """The offsets a group has committed, None where it has none; all that it has with `tps`
-        None."""
+        """The offsets that a group has committed; None for a partition without one.  If `tps` is
+        None, all partitions for which the group has an offset."""
         r = protocol.OffsetFetchRequest
         wanted = None if tps is None else list(tps)
         if wanted == []:
@@ -468,7 +485,7 @@ class Admin:
         return self._on_coordinator(group, fetch)
 
     def list_groups(self) -> list[GroupInfo]:
-        """The groups of all brokers."""
+        """The groups of all brokers, in order of their names."""
 
         def ask(connection: Connection) -> Any:
             response = connection.request(
@@ -485,7 +502,7 @@ class Admin:
                 found[g.group_id] = GroupInfo(g.group_id, g.protocol_type, g.group_state or "")
         return [found[name] for name in sorted(found)]
 
-    # -- within ------------------------------------------------------------------------------------
+    # -- where a request goes ----------------------------------------------------------------------
 
     def _on_controller(self, use: Callable[[Connection], T]) -> T:
         def attempt(connection: Connection) -> T:
@@ -545,8 +562,9 @@ class Admin:
         read: Callable[[Any], T],
         doing: str,
     ) -> dict[TopicPartition, T]:
-        """Ask the leaders of `tps`, all at once; ask again about those that failed for a passing
-        reason.  `read` takes the value out of a partition of the response."""
+        """Ask the leaders of `tps`, all at the same time, and ask again about partitions that
+        failed for a transient reason.  `build` makes a leader's request; `read` takes the value out
+        of one partition of a response; `doing` begins the text of an error."""
         left = dict.fromkeys(tps)
         out: dict[TopicPartition, T] = {}
         backoff = self._cluster.backoff(self._cluster.timeout_ms)
@@ -602,8 +620,8 @@ class Admin:
         return bool(found.partitions) and all(p.leader >= 0 for p in found.partitions)
 
     def _wait_for(self, condition: Callable[[], bool], otherwise: str) -> None:
-        """A change spreads through the brokers of a cluster: what was just done must be seen by the
-        next call."""
+        """Wait until `condition` holds, or raise BrokerUnavailableError with the text `otherwise`.
+        A change takes time to reach all brokers of a cluster, and the next call must see it."""
         backoff = self._cluster.backoff(self._cluster.timeout_ms)
         while not condition():
             if not backoff.wait():

@@ -1,8 +1,8 @@
-"""Columns on their way into a topic: which rows go to which partition, and the columns of each.
+"""Splits Arrow columns that are sent to topics: which rows go to which partition.
 
-Law: the columns are those of Spark's Kafka sink (value, key, headers, topic, partition) and
-`timestamp`.  No loop over rows but for a partitioner that is the caller's own function; rows of a
-partition keep their order.
+Law: the columns are those of Spark's Kafka sink (value, key, headers, topic, partition), and
+`timestamp`.  There is no loop over rows, unless the caller passes a function of its own as
+partitioner.  Rows of a partition keep their order.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ Columns = dict[str, Any]
 def by_topic(
     data: pa.RecordBatch | pa.Table, topic: str | None
 ) -> Iterator[tuple[str, Columns, int]]:
-    """(topic, columns, rows) of each topic: the argument's, else those that the column `topic`
-    names.  ConfigError without either."""
+    """Yield (topic, columns, number of rows) for each topic: for `topic` if it is given, else for
+    each value of the column `topic`.  Raises ConfigError if both are missing, if a row has no
+    topic, or if there is no column `value`."""
     columns = {name: data.column(name) for name in data.schema.names}
     if "value" not in columns:
         raise ConfigError("the column `value` is missing", hint="name the column to send `value`")
@@ -55,8 +56,10 @@ def by_topic(
 def by_partition(
     topic: str, columns: Columns, rows: int, count: int, keys: Keys, sticky: Callable[[int], int]
 ) -> Iterator[tuple[int, Columns]]:
-    """(partition, columns) of each of the `count` partitions that gets rows.  The column
-    `partition` goes before the keys; rows with neither go where ``sticky(bytes)`` says."""
+    """Yield (partition, columns) for each of the topic's `count` partitions that gets rows.  The
+    column `partition` takes precedence over keys.  Rows with neither go to the partition that
+    ``sticky(bytes)`` returns.  Raises UnknownTopicError if a row names a partition that does not
+    exist."""
     columns = {k: v for k, v in columns.items() if k in CARRIED or k == "partition"}
     for name in ("key", "partition"):
         if name in columns and columns[name].null_count == rows:
@@ -92,7 +95,7 @@ def by_partition(
 
 
 def timestamps_ms(column: Any) -> Any:
-    """A column of timestamps, or of ms since 1970, as ms."""
+    """A column of timestamps, or of integers that are ms since 1970, as integers in ms."""
     if column is None or pa.types.is_integer(column.type):
         return column
     return pc.cast(
@@ -102,5 +105,5 @@ def timestamps_ms(column: Any) -> Any:
 
 
 def _one_array(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """`column` as one array (a table's columns come in chunks)."""
+    """`column` as one array.  (The columns of a table are chunked.)"""
     return column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column

@@ -1,10 +1,10 @@
-"""Who reads which partition: the assignors of Kafka's consumer groups, and the bytes they travel
-in.  Decisions only, no I/O.
+"""Which member of a consumer group reads which partition: Kafka's assignors, and the bytes in which
+subscriptions and assignments are sent.  Pure decisions, no I/O.
 
-The group's leader computes an assignment for all members, so a group may mix clients as long as
-they share an assignor by name: `range` and `roundrobin` are those of Kafka's Java client and of
-librdkafka, member for member and partition for partition.  Both are eager: a member gives
-everything back before it joins again.
+The group's leader computes the assignment of all members.  A group may therefore mix clients, as
+long as they share an assignor by name.  `range` and `roundrobin` give each member exactly the
+partitions that Kafka's Java client and librdkafka give it.  Both are eager: a member gives back all
+its partitions before it joins again.
 
     subscription    int16 version
                     int32 count, string topic each
@@ -38,8 +38,8 @@ def _sorted(members: Members) -> list[tuple[str, str | None, frozenset[str]]]:
 
 
 def range_assignor(members: Members, partitions: Mapping[str, int]) -> Assignment:
-    """Topic by topic, neighbouring partitions to each member; the first members take one more where
-    it does not divide."""
+    """Topic by topic, give each member that reads it neighbouring partitions.  If they do not
+    divide evenly, the first members get one more.  `partitions`: topic -> number of partitions."""
     out: Assignment = {member_id: [] for member_id, _, _ in members}
     for topic in sorted(partitions):
         readers = [m[0] for m in _sorted(members) if topic in m[2]]
@@ -55,7 +55,8 @@ def range_assignor(members: Members, partitions: Mapping[str, int]) -> Assignmen
 
 
 def roundrobin_assignor(members: Members, partitions: Mapping[str, int]) -> Assignment:
-    """All partitions of all topics in turn, each to the next member that reads its topic."""
+    """Give all partitions of all topics in turn, each to the next member that reads its topic.
+    `partitions`: topic -> number of partitions."""
     order = _sorted(members)
     out: Assignment = {member_id: [] for member_id, _, _ in members}
     if not order:
@@ -79,7 +80,7 @@ ASSIGNORS: dict[str, Callable[[Members, Mapping[str, int]], Assignment]] = {
 
 
 def check_strategies(names: Iterable[str]) -> list[str]:
-    """ConfigError for an assignor that there is none of."""
+    """The names of assignors as a list.  Raises ConfigError if one is unknown or there is none."""
     out = list(names)
     for name in out:
         if name not in ASSIGNORS:
@@ -104,11 +105,13 @@ def _text(value: str) -> bytes:
 
 
 def encode_subscription(topics: Iterable[str]) -> bytes:
+    """A member's subscription, in version 0 and without user data."""
     names = sorted(topics)
     return _I16.pack(0) + _I32.pack(len(names)) + b"".join(map(_text, names)) + _I32.pack(-1)
 
 
 def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
+    """A member's assignment, in version 0 and without user data."""
     topics: dict[str, list[int]] = {}
     for tp in sorted(tps):
         topics.setdefault(tp.topic, []).append(tp.partition)
@@ -119,8 +122,8 @@ def encode_assignment(tps: Iterable[TopicPartition]) -> bytes:
 
 
 class _Cursor:
-    """Reads fields in order; ProtocolError at the end of the bytes.  They come from another member
-    of the group, whoever that is."""
+    """Reads fields in order.  The bytes come from another member of the group, so none of them is
+    trusted: a field that does not fit raises ProtocolError."""
 
     def __init__(self, data: bytes, what: str) -> None:
         self.data = bytes(data)
@@ -159,14 +162,15 @@ class _Cursor:
 
 
 def decode_subscription(data: bytes) -> frozenset[str]:
-    """The topics a member reads; what later versions add is left out."""
+    """The topics that a member reads.  Fields of later versions are ignored.  Raises
+    ProtocolError."""
     c = _Cursor(data, "a group member's subscription")
     c.i16()
     return frozenset(c.text() for _ in range(c.count()))
 
 
 def decode_assignment(data: bytes) -> list[TopicPartition]:
-    """The partitions a member was given; empty bytes are none."""
+    """The partitions that a member was given; none for empty bytes.  Raises ProtocolError."""
     if not data:
         return []
     c = _Cursor(data, "the group's assignment")

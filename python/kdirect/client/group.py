@@ -1,23 +1,22 @@
-"""A consumer's place in its group: joining, syncing, heartbeats, committed offsets (Kafka's classic
-group protocol).
+"""A consumer's membership in its group: joining, syncing, heartbeats and committed offsets (Kafka's
+classic group protocol).
 
-Owns: the private connection to the group's coordinator, the member's id and generation, and the one
-thread that keeps the member alive while its owner works.  What is read, and the callbacks, are the
-consumer's; who reads what is `assignors`.
+It owns the private connection to the group's coordinator, the member's id and generation, and the
+one thread that keeps the member alive while the consumer works.  The consumer owns what is read and
+the callbacks.  `assignors` decides which member reads what.
 
 Invariants:
 
-- `join` and `advance` never block longer than the caller says: a rebalance that takes long goes on
-  at the next call.
-- The thread sends heartbeats and sets flags, and does nothing else: no callback runs on it, no
-  record passes through it.
-- A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, holds no
-  partitions any more: `lost` says why, and commits of the old generation are refused by the
-  coordinator.
-- Between `join` and `leave` every commit is a member's: outside of a generation it is refused here,
-  for the coordinator of an empty group takes what nobody in particular commits.
-- The thread ends with the consumer, also when nobody closes it: it holds its owner weakly, and
-  leaves the group when that is gone.
+- `advance` blocks no longer than the caller says: a rebalance that takes longer continues at the
+  next call.  `join` does not block.
+- The thread only sends heartbeats, sets flags and calls the owner's `clock`.  No callback of a user
+  runs on it, and no record passes through it.
+- A member that was fenced, or whose owner did not poll for `max.poll.interval.ms`, has no
+  partitions any more.  `lost` says why, and the coordinator refuses commits of the old generation.
+- Between `join` and `leave` every commit is a member's.  Outside of a generation it is refused
+  here, because the coordinator of an empty group would accept it as a commit without a member.
+- The thread ends with the consumer, even if nobody closes it: it holds its owner weakly, and leaves
+  the group when the owner is gone.
 """
 
 from __future__ import annotations
@@ -76,20 +75,21 @@ _HINTS: dict[int, str] = {
 
 
 class Owner(Protocol):
-    """What the thread asks of its consumer."""
+    """What the thread of a membership calls of its consumer."""
 
     def activity(self) -> int:
-        """A number that moves as long as the consumer is polled."""
+        """A number that changes as long as the consumer is polled."""
 
     def news(self) -> None:
-        """Something happened that the next poll has to look at."""
+        """Something happened that the next poll must look at."""
 
     def clock(self, now: float) -> float:
-        """Called now and then; when to call again (monotonic seconds)."""
+        """Called when its time comes, with the monotonic time in s; returns when to call again."""
 
 
 class Membership:
-    """See the module.  `topics` and offsets come from one thread, the consumer's."""
+    """One consumer's membership; see the module.  Public methods are called on the consumer's
+    thread.  Raises ConfigError for settings that are missing or contradict each other."""
 
     def __init__(self, cluster: Cluster, settings: Mapping[str, Any], owner: Owner) -> None:
         self.group_id: str = settings["group.id"]
@@ -101,7 +101,7 @@ class Membership:
         self.member_id = ""
         self.generation = -1
         self.state = OUT
-        self.lost = ""  # why what was assigned is not ours any more
+        self.lost = ""  # why the assigned partitions are no longer ours; empty if they are
         self.rebalancing = False  # the coordinator wants everybody to join again
         self.is_leader = False
         self.rebalances = 0
@@ -135,8 +135,8 @@ class Membership:
     # -- joining -----------------------------------------------------------------------------------
 
     def join(self, topics: Iterable[str]) -> None:
-        """Begin to join, or to join again, as a reader of `topics`.  What was assigned must have
-        been given up before."""
+        """Begin to join, or to join again, as a reader of `topics`.  The caller must have given up
+        its partitions before.  `advance` does the work."""
         with self._lock:
             self._topics = frozenset(topics)
             self._subscribed = True
@@ -147,11 +147,11 @@ class Membership:
         self.start_thread()
 
     def advance(self, timeout_ms: float) -> list[TopicPartition] | None:
-        """Move on with joining for at most about `timeout_ms`: the partitions assigned, or None
-        when it takes longer.
+        """Continue joining for at most about `timeout_ms`.  Returns the assigned partitions, or
+        None if joining takes longer.
 
-        Errors that pass are waited out; BrokerError when the coordinator refuses the member for
-        good.
+        After a transient error it tries again.  Raises BrokerError if the coordinator refuses the
+        member for another reason.
         """
         deadline = self._environment.monotonic() + timeout_ms / 1000
         while self.state in (JOINING, SYNCING):
@@ -191,8 +191,9 @@ class Membership:
         return None
 
     def _join_again(self) -> None:
-        """A leader's assignments were perhaps not taken: another sync without them would leave the
-        whole group with nothing to read."""
+        """After a failed sync, join instead of syncing again.  The coordinator may not have
+        received this leader's assignments, and a sync without them would leave the group with
+        nothing to read."""
         with self._lock:
             if self.state == SYNCING:
                 self.state = JOINING
@@ -317,7 +318,8 @@ class Membership:
                 self.member_id = ""
 
     def _pause(self, why: str, *, drop: bool) -> None:
-        """Try again a little later, with a new connection if `drop`."""
+        """Set when to try again, after a wait that doubles with each failure.  With `drop`, on a
+        new connection."""
         self._failures += 1
         log.info("group %s: %s; trying again", self.group_id, why)
         settings = self._cluster.settings
@@ -332,8 +334,8 @@ class Membership:
     # -- the coordinator ---------------------------------------------------------------------------
 
     def _to_coordinator(self) -> Connection:
-        """The private connection: a request that waits for the other members must hold up nobody
-        else's."""
+        """The private connection to the coordinator.  It is not shared, because a JoinGroup waits
+        for the other members, and requests on one connection are answered in order."""
         with self._lock:
             connection = self._connection
             if connection is not None and not connection.closed:
@@ -357,8 +359,9 @@ class Membership:
     # -- offsets -----------------------------------------------------------------------------------
 
     def send_commit(self, offsets: Mapping[TopicPartition, int], metadata: str = "") -> Pending:
-        """Send a commit in this member's name (of one that never joined, or left: in the group's);
-        its answer goes to `check_commit`. BrokerError when the member is outside of a generation.
+        """Send a commit as this member, or, if it has not joined or has left, as nobody in
+        particular.  Pass the answer to `check_commit`.  Raises BrokerError if the member is outside
+        of a generation.
         """
         with self._lock:
             state, generation, member_id, member = (
@@ -396,7 +399,8 @@ class Membership:
         )
 
     def check_commit(self, answer: Any) -> None:
-        """Raise what a commit's answer says: BrokerError, retriable where another try may help."""
+        """Raise BrokerError if a commit's answer has an error; it is retriable if another attempt
+        may help."""
         for topic in answer.topics:
             for partition in topic.partitions:
                 code = partition.error_code
@@ -417,8 +421,8 @@ class Membership:
     def commit(
         self, offsets: Mapping[TopicPartition, int], timeout_ms: float | None = None
     ) -> None:
-        """Commit and wait.  Passing errors are tried again until `timeout_ms` (default
-        request.timeout.ms)."""
+        """Commit and wait.  After transient errors it is repeated for up to `timeout_ms` (default:
+        request.timeout.ms).  Raises what `send_commit` and `check_commit` raise."""
         self._patiently(
             lambda left_ms: self.check_commit(self.send_commit(offsets).result(left_ms)), timeout_ms
         )
@@ -426,7 +430,7 @@ class Membership:
     def committed(
         self, tps: Iterable[TopicPartition], timeout_ms: float | None = None
     ) -> dict[TopicPartition, int | None]:
-        """The offsets the group has committed, None where it has none."""
+        """The offsets that the group has committed; None for a partition without one."""
         wanted = list(tps)
         r = p.OffsetFetchRequest
         topics: dict[str, list[int]] = {}
@@ -470,7 +474,7 @@ class Membership:
                 return use(backoff.remaining_ms())
             except KdirectError as e:
                 if isinstance(e, BrokerError) and e.code == ErrorCode.REBALANCE_IN_PROGRESS:
-                    raise  # the caller has to poll for it to end
+                    raise  # a rebalance ends only if the caller polls
                 if not isinstance(e, BrokerError) and e.retriable:
                     self._drop()
                 if not e.retriable or not backoff.wait():
@@ -479,7 +483,7 @@ class Membership:
     # -- staying -----------------------------------------------------------------------------------
 
     def start_thread(self) -> None:
-        """The thread is started with the first join, or for an owner that has timers."""
+        """Start the thread, unless it runs: for the first join, or for an owner that has timers."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._keep, name=f"kdirect-group-{self.group_id}", daemon=True
@@ -548,8 +552,8 @@ class Membership:
         if not code or (generation, member_id) != (self.generation, self.member_id):
             return
         if code == ErrorCode.REBALANCE_IN_PROGRESS:
-            # Heartbeats go on: the owner may still work on what it was handed, and joins again with
-            # its next poll.
+            # Heartbeats continue: the owner may still work on the records that it has, and joins
+            # again with its next poll.
             self.rebalancing = True
             self._tell()
         elif code in _FENCED or code == ErrorCode.FENCED_INSTANCE_ID:
@@ -574,9 +578,8 @@ class Membership:
     # -- leaving -----------------------------------------------------------------------------------
 
     def _send_leave(self) -> None:
-        if (
-            not self.member_id or self._instance_id is not None
-        ):  # a static member comes back within its session, to the same partitions
+        # A static member does not leave: it may return within its session, to the same partitions.
+        if not self.member_id or self._instance_id is not None:
             return
         r = p.LeaveGroupRequest
         message = r(
@@ -585,7 +588,7 @@ class Membership:
             members=[r.MemberIdentity(member_id=self.member_id, group_instance_id=None, reason="")],
         )
         try:
-            # Behind a join that still waits there would be no answer: the connection goes instead.
+            # A request after a join that still waits would get no answer: take a new connection.
             if self._pending is not None:
                 self._drop()
             self._to_coordinator().request(message, min(5000, self._cluster.timeout_ms))
@@ -593,7 +596,7 @@ class Membership:
             log.info("leaving group %s: %s; its session will end by itself", self.group_id, e)
 
     def leave(self) -> None:
-        """Leave the group; `join` may come again."""
+        """Leave the group.  `join` may be called again."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -606,7 +609,7 @@ class Membership:
         self._reset_member()
 
     def close(self) -> None:
-        """Leave, end the thread, give the connection back."""
+        """Leave the group, end the thread and give the connection back."""
         self._stop.set()
         if self._pid != os.getpid():
             return

@@ -1,7 +1,7 @@
-"""`kdirect.connect`: a process's way to the log.
+"""`kdirect.connect` and `Session`, the entry point to reading and administration.
 
-A `Session` is a caller's handle on the connections that its process has for some settings
-(`kdirect.client.connections`), and makes readers and producers over them.
+A `Session` is a caller's handle on the connections that its process holds for one set of settings
+(`kdirect.client.connections`).  It makes readers and producers that use these connections.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from kdirect.model import TopicPartition
 
 
 def connect(settings: Mapping[str, Any] | str) -> Session:
-    """A session for these client settings (a mapping of CLIENT options, or just "host:port").
+    """A session for client settings: a mapping of CLIENT options, or just "host:port".
 
-    Sessions of one process with the same settings share their connections, also between threads;
-    each is closed by itself.  Raises ConfigError for settings that cannot be; the broker is
-    contacted on first use.
+    Sessions of one process with the same settings share their connections, also between threads.
+    Closing one session does not close the others.  Raises ConfigError for an unknown setting or a
+    value that is not allowed.  The broker is contacted at first use.
     """
     return open_handle(settings, Session)
 
 
 class Session(Handle):
-    """A caller's way to the log, over RDMA or over Kafka's protocol.  Made by `connect`.
-    Thread-safe.
+    """Access to the log, over RDMA or over Kafka's protocol.  Made by `connect`.  Thread-safe.
 
-    Use it as a context manager, or `close` it: that ends this caller's use, and nobody else's.
+    Use it as a context manager, or `close` it.  Either ends this caller's use only: other sessions
+    of the process go on.
     """
 
     def __enter__(self) -> Session:
@@ -46,8 +46,11 @@ class Session(Handle):
         target_bytes: int = DEFAULT_TARGET_BYTES,
         timeout_ms: int | None = None,
     ) -> Reader:
-        """Read offsets [start, stop) of one partition as Arrow batches of about `target_rows` rows
-        or `target_bytes` bytes; see `Reader`.  `timeout_ms`: request.timeout.ms if None."""
+        """Read the offsets [start_offset, stop_offset) of one partition as Arrow batches of about
+        `target_rows` rows or `target_bytes` bytes; see `Reader`.
+
+        `timeout_ms`: how long to wait for the broker without progress; request.timeout.ms if None.
+        Raises ClosedError if the session is closed."""
         self.check()
         return Reader(
             self,
@@ -63,7 +66,7 @@ class Session(Handle):
         )
 
     def producer(self, **settings: Any) -> Producer:
-        """A new producer; `settings` override the session's (`acks="1"`, or
-        `compression_type="zstd"` with underscores)."""
+        """A new producer over this session's connections.  `settings` override the session's; write
+        underscores for dots: `acks="1"`, `compression_type="zstd"`.  Raises ConfigError."""
         overrides = {k.replace("_", "."): v for k, v in settings.items()}
         return Producer({**self.settings, **overrides}, session=self)

@@ -48,7 +48,7 @@ cdef enum:
     MAX_BATCH_LENGTH = 0x7FFFFFFF - BATCH_LENGTH_PREFIX_BYTES
 
 
-# -- C face ----------------------------------------------------------------------------------------
+# -- C interface -----------------------------------------------------------------------------------
 
 cdef int parse_batch_header(const uint8_t* p, size_t n, batch_info* out) noexcept nogil:
     cdef uint32_t length
@@ -233,7 +233,8 @@ cdef int64_t encode_single(uint8_t* out, size_t capacity, const uint8_t* key, in
 cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* key,
                                   int64_t key_length, const uint8_t* value, int64_t value_length,
                                   int64_t timestamp, int64_t producer_id, int16_t producer_epoch,
-                                  int32_t base_sequence, uint32_t* hole) noexcept nogil:
+                                  int32_t base_sequence,
+                                  uint32_t* value_position) noexcept nogil:
     cdef uint8_t* place = NULL
     cdef int64_t size = _put_single(out, capacity, key, key_length, value_length, timestamp,
                                     producer_id, producer_epoch, base_sequence, &place)
@@ -244,11 +245,11 @@ cdef int64_t encode_single_around(uint8_t* out, size_t capacity, const uint8_t* 
         crc = kd_crc32c(crc, value, value_bytes)
         place += value_bytes
         kd_put32(out + BATCH_CRC, kd_crc32c(crc, place, out + size - place))
-        hole[0] = <uint32_t> (place - value_bytes - out)
+        value_position[0] = <uint32_t> (place - value_bytes - out)
     return size
 
 
-# -- Python face -----------------------------------------------------------------------------------
+# -- Python interface ------------------------------------------------------------------------------
 
 CODEC_NAMES = ("none", "gzip", "snappy", "lz4", "zstd")
 

@@ -1,4 +1,4 @@
-"""C face of blocks.pyx."""
+"""C interface of blocks.pyx."""
 from libc.stdint cimport uint8_t
 
 cdef class Block:

@@ -1,4 +1,4 @@
-"""C face of chain.pyx: does a batch continue the log?"""
+"""C interface of chain.pyx: does a batch continue the log?"""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from kdirect.format.batch cimport batch_info

@@ -1,2 +1,2 @@
-"""C face of the codec, under the name that other rooms use."""
+"""C interface of the codec, under the name that other rooms use."""
 from kdirect.format.decode cimport ArrowDecoder

@@ -1,4 +1,4 @@
-"""C face of compression.pyx."""
+"""C interface of compression.pyx."""
 from libc.stdint cimport uint64_t
 
 cdef class Decompressor:

@@ -1,20 +1,21 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Kafka's five codecs, bounded.
+"""Kafka's five codecs, with bounded memory.
 
-Owns: the framing that Kafka's clients put around each codec, and the choice of library.  Foreign
+It owns the framing that Kafka's clients put around each codec, and the choice of library.  Foreign
 compression libraries are imported here and nowhere else; their exceptions do not leave this file.
 
-- Nothing is decompressed before its size is known not to exceed the caller's limit: exactly where
-  the frame says it (snappy, zstd with content size), as an upper bound (lz4 and zstd without
-  content size: so much a block), by counting where the bound is too coarse (lz4: the lengths in its
-  tokens), or by the library's own output limit (gzip).  The zstandard library ignores its output
-  limit where the frame states its size, so that one is looked at here, and held against what the
-  frame's blocks can stand for.
-- `pieces` is for callers that need not have everything at once: its memory is that of a piece.
-- Input is the caller's private copy: these libraries need not survive bytes that change under them.
-- lz4: one frame of independent blocks, because Kafka's Java client refuses linked ones.  Linked
-  ones are read.  snappy: written raw, as librdkafka does; the Java client and librdkafka read both
-  that and xerial's framing, and so does this.
+- Nothing is decompressed before its size is known not to exceed the caller's limit.  The size is
+  exact if the frame states it (snappy, zstd with content size).  Otherwise it is an upper bound
+  from the number of blocks (lz4, zstd without content size), a count where that bound is too coarse
+  (lz4: the lengths in its tokens), or the library's own output limit (gzip).  The zstandard library
+  ignores its output limit if the frame states a size.  Here the stated size is therefore checked
+  against the limit, and against what the frame's blocks can decompress to.
+- `pieces` is for callers that do not need everything at once: it takes the memory of one piece.
+- Input must be a private copy of the caller: these libraries may not survive bytes that change
+  while they are read.
+- lz4: one frame of independent blocks is written, because Kafka's Java client refuses linked ones.
+  Linked blocks are read.  snappy: written raw, as librdkafka does; the Java client and librdkafka
+  read both that and xerial's framing, and so does this file.
 """
 
 import zlib
@@ -39,11 +40,11 @@ cdef enum:
     LZ4_HEADER_BYTES = 7
     LZ4_FLAGS_INDEPENDENT = 0x60    # version 1, independent blocks, no checksums, no content size
     ZSTD_BLOCK_MAX = 128 << 10
-    # of a frame that is read piece by piece; zstd's own levels up to 19 need no more
+    # largest window of a frame that is read piece by piece; zstd's levels up to 19 need no more
     ZSTD_WINDOW_MAX = 8 << 20
     PIECE_BYTES = 256 << 10
-    INPUT_BYTES = 64 << 10          # of gzip, at a time
-    SNAPPY_MAX_RATIO = 32           # a copy element of 3 bytes makes 64
+    INPUT_BYTES = 64 << 10          # how much gzip input is passed to the library at a time
+    SNAPPY_MAX_RATIO = 32           # a copy element of 3 bytes decompresses to at most 64
     XERIAL_HEADER_BYTES = 16
 
 cdef uint64_t ZSTD_MAGIC = 0xFD2FB528u
@@ -56,7 +57,7 @@ _LIMIT_HINT = (
 
 
 def codec_of(name):
-    """The number of a codec name; ConfigError for another."""
+    """The number of the codec with this name, or ConfigError if there is none."""
     try:
         return CODEC_NAMES.index(name)
     except ValueError:
@@ -67,7 +68,7 @@ def codec_of(name):
 # -- sizes, counted before anything is decompressed ------------------------------------------------
 
 cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nogil:
-    """Bytes that the tokens of one lz4 block stand for, or BROKEN."""
+    """Decompressed size of one lz4 block, counted from its tokens, or BROKEN."""
     cdef uint64_t total = 0, n
     cdef uint8_t token, more
     while p < end:
@@ -107,8 +108,8 @@ cdef uint64_t _lz4_block_size(const uint8_t* p, const uint8_t* end) noexcept nog
 
 
 cdef uint64_t _lz4_frame_bound(const uint8_t* data, size_t n, uint64_t* block_max) noexcept nogil:
-    """Upper bound of what a frame of independent blocks stands for, and of one block; BROKEN for
-    any other frame."""
+    """Upper bound of the decompressed size of a frame of independent blocks, or BROKEN for any
+    other frame.  `block_max` gets the bound of one block."""
     cdef size_t position
     cdef uint64_t total = 0
     cdef uint32_t size
@@ -174,9 +175,9 @@ cdef uint64_t _lz4_frame_size(const uint8_t* data, size_t n, size_t* frame_bytes
 
 
 cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_bytes) noexcept nogil:
-    """Decompressed size of the zstd frame at `data`, exact where the frame states it, else an upper
-    bound, and the frame's own length; or BROKEN, also for a stated size that its blocks cannot
-    have."""
+    """Decompressed size of the zstd frame at `data`: exact if the frame states it, else an upper
+    bound.  `frame_bytes` gets the length of the frame itself.  BROKEN for a malformed frame, and
+    for a stated size that its blocks cannot reach."""
     cdef size_t position = 5
     cdef uint64_t total = 0, content = BROKEN
     cdef uint32_t header, size
@@ -226,8 +227,8 @@ cdef uint64_t _zstd_frame_bound(const uint8_t* data, size_t n, size_t* frame_byt
 
 
 cdef uint64_t _zstd_window(const uint8_t* data, uint64_t bound) noexcept nogil:
-    """Bytes that reading the frame at `data` piece by piece keeps; `bound` is what
-    `_zstd_frame_bound` said of it."""
+    """How many bytes are kept while the zstd frame at `data` is read piece by piece.  `bound` is
+    what `_zstd_frame_bound` returned for the frame."""
     cdef uint64_t window
     if data[4] & 0x20:                  # a single segment
         return bound
@@ -237,7 +238,7 @@ cdef uint64_t _zstd_window(const uint8_t* data, uint64_t bound) noexcept nogil:
 
 
 cdef uint64_t _snappy_size(const uint8_t* data, size_t n) noexcept nogil:
-    """The size at the head of a raw snappy block, or BROKEN."""
+    """The decompressed size that a raw snappy block states at its start, or BROKEN."""
     cdef uint64_t size = 0
     cdef size_t i
     for i in range(5):
@@ -263,23 +264,26 @@ cdef object _too_large(str name, uint64_t limit):
 
 
 def records_fault(where, error, hint=""):
-    """The error of the batch at `where` whose records raised the FormatError `error`; `hint` where
-    that has none."""
+    """The error to raise for the batch at `where` whose records raised the FormatError `error`:
+    BatchTooLargeError if that is one, else CorruptBatchError.  `hint` is used if `error` has
+    none."""
     kind = BatchTooLargeError if isinstance(error, BatchTooLargeError) else CorruptBatchError
     return kind(f"{where}: {error.message}", hint=error.hint or hint)
 
 
-# contexts, each used by one thread at a time; making one costs more than a small batch
+# Contexts of zstd, each used by one thread at a time.  Making one costs more than a small batch.
 cdef list _idle_zstd = []
 
 
 cdef class Decompressor:
-    """Decompresses one batch's records at a time.  One thread."""
+    """Decompresses the records of one batch at a time.  Used by one thread at a time."""
 
     cpdef object run(self, int codec, bytes data, uint64_t limit):
-        """A bytes-like object with what `data` stands for: at most `limit` bytes, else FormatError.
+        """Decompress `data` to a bytes-like object of at most `limit` bytes.
 
-        It is the caller's; nothing here keeps it or writes to it again."""
+        Raises BatchTooLargeError if it would be longer, and FormatError if `data` is broken or
+        `codec` unknown.  The caller owns the result: nothing here keeps it or writes to it
+        again."""
         if codec == CODEC_ZSTD:
             tool = _idle_zstd.pop() if _idle_zstd else zstandard.ZstdDecompressor()
             try:
@@ -295,9 +299,9 @@ cdef class Decompressor:
         raise FormatError(f"codec {codec} is unknown")
 
     def pieces(self, int codec, bytes data not None, uint64_t limit):
-        """Iterate over what `data` stands for, bytes-like piece by piece: a piece is valid until
-        the next one.  Raises as `run`; too much is noticed no later than with the piece that begins
-        after `limit`."""
+        """Decompress `data` piece by piece: an iterator of bytes-like objects, each valid until the
+        next one is taken.  Raises the errors of `run`.  Output beyond `limit` is noticed no later
+        than with the piece that begins after `limit`."""
         if codec == CODEC_ZSTD:
             return _zstd_pieces(data, limit)
         if codec == CODEC_LZ4:
@@ -315,7 +319,7 @@ cdef object _run_lz4(bytes data, uint64_t limit):
     cdef uint64_t block_max = 0
     cdef uint64_t capacity = _lz4_frame_bound(p, len(data), &block_max)
     if capacity == BROKEN or capacity > limit:
-        # Blocks that refer to the ones before them, or a bound too coarse: count.
+        # Linked blocks, or a bound that is too coarse: count the bytes.
         capacity = _lz4_frame_size(p, len(data), &used)
         if capacity == BROKEN:
             raise _broken("lz4")
@@ -335,8 +339,8 @@ cdef object _run_lz4(bytes data, uint64_t limit):
 
 
 cdef object _lz4_blocks(bytes data, uint64_t capacity, uint64_t block_max):
-    """The independent blocks of a frame that `_lz4_frame_bound` has walked, each to where the one
-    before ended."""
+    """Decompress the independent blocks of a frame that `_lz4_frame_bound` accepted, one after the
+    other into one block of memory."""
     cdef const uint8_t* p = data
     cdef size_t position = LZ4_HEADER_BYTES + (8 if p[4] & 8 else 0)
     cdef uint64_t filled = 0
@@ -390,7 +394,8 @@ def _lz4_pieces(bytes data, uint64_t limit):
                 filled = cramjam.lz4.decompress_block_into(source[position:position + size], out,
                                                            output_len=room)
             except (cramjam.DecompressionError, OSError, ValueError) as e:
-                # The library does not say whether a block is broken or has no room; its lengths do.
+                # The library does not say whether the block is broken or lacks room.  The lengths
+                # in its tokens do.
                 if _lz4_stands_for(data, position, size) > limit - total:
                     raise _too_large("lz4", limit) from e
                 raise _broken("lz4") from e
@@ -403,21 +408,21 @@ def _lz4_pieces(bytes data, uint64_t limit):
 
 
 cdef uint64_t _lz4_stands_for(bytes data, size_t position, uint32_t size):
-    """What the block at `position` stands for; 0 where it is broken."""
+    """Decompressed size of the lz4 block at `position`; 0 if it is broken."""
     cdef const uint8_t* p = data
     cdef uint64_t n = _lz4_block_size(p + position, p + position + size)
     return 0 if n == BROKEN else n
 
 
 cdef list _zstd_frames(bytes data):
-    """[(position, bytes, what it stands for at most, bytes to keep for reading it piece by piece)]
-    of the frames that hold data."""
+    """For each frame that holds data: (position, bytes, bound of its decompressed size, bytes that
+    are kept while it is read piece by piece)."""
     cdef size_t used = 0, position = 0, n = len(data)
     cdef uint64_t bound
     cdef const uint8_t* p = data
     cdef list frames = []
     while position < n:
-        # a skippable frame
+        # a skippable frame holds no data
         if n - position >= 8 and kd_get_le32(p + position) >> 4 == <uint32_t>0x184D2A5:
             if kd_get_le32(p + position + 4) > n - position - 8:
                 raise _broken("zstd")
@@ -445,7 +450,7 @@ cdef object _run_zstd(object tool, bytes data, uint64_t limit):
 
 cdef object _zstd_frame(object tool, bytes data, size_t position, size_t used, uint64_t bound,
                         uint64_t left, uint64_t limit):
-    """One frame at once; `left` bytes of `limit` are."""
+    """Decompress one frame at once.  `left` bytes of `limit` are not used yet."""
     cdef bint stated = _zstd_states_size(data, position)
     if stated and bound > left:
         raise _too_large("zstd", limit)
@@ -459,7 +464,7 @@ cdef object _zstd_frame(object tool, bytes data, size_t position, size_t used, u
         raise _broken("zstd") from e
     except MemoryError:
         raise _too_large("zstd", limit) from None
-    if <uint64_t>len(part) > left:      # nothing left, and the library takes 0 for no limit
+    if <uint64_t>len(part) > left:      # at least 1 is passed above: 0 means no limit there
         raise _too_large("zstd", limit)
     return part
 
@@ -472,7 +477,7 @@ cdef bint _zstd_states_size(bytes data, size_t position):
 def _zstd_pieces(bytes data, uint64_t limit):
     cdef uint64_t total = 0
     source = memoryview(data)
-    # of its own: whoever asks for pieces may stop in the middle
+    # Not from the list of idle ones: a caller may stop in the middle of the pieces.
     tool = zstandard.ZstdDecompressor()
     for position, used, bound, window in _zstd_frames(data):
         if window > ZSTD_WINDOW_MAX:
@@ -494,7 +499,8 @@ def _zstd_pieces(bytes data, uint64_t limit):
 
 
 cdef list _snappy_chunks(bytes data, uint64_t limit):
-    """[(position, bytes, what it stands for)], together at most `limit`."""
+    """For each chunk: (position, bytes, decompressed size).  Together the chunks decompress to at
+    most `limit` bytes."""
     cdef const uint8_t* p = data
     cdef size_t n = len(data), position = 0, chunk
     cdef uint64_t size, total = 0
@@ -584,12 +590,12 @@ cdef object _run_gzip(bytes data, uint64_t limit):
         raise _broken("gzip")
     if not member.unused_data:
         return first
-    return b"".join(_gzip_pieces(data, limit))      # members follow one another
+    return b"".join(_gzip_pieces(data, limit))      # there are several members
 
 
 def _gzip_pieces(bytes data, uint64_t limit):
-    # The input goes in by pieces, too: the library copies what is after the end of a member each
-    # time it finds one.
+    # The input is passed in pieces, too: each time the library finds the end of a member, it copies
+    # the input after that.
     cdef size_t position = 0, n = len(data)
     cdef uint64_t total = 0
     member, rest = None, b""
@@ -628,10 +634,10 @@ cdef object _sized(buffer):
 
 
 cdef class Compressor:
-    """Compresses one batch's records at a time with one codec.  One thread.
+    """Compresses the records of one batch at a time with one codec.  Used by one thread at a time.
 
-    `level` is gzip's 1 to 9 or zstd's 1 to 22 (None: the library's default); lz4 and snappy have
-    none."""
+    `level` is 1 to 9 for gzip and 1 to 22 for zstd (None: the library's default); lz4 and snappy
+    have none."""
 
     def __init__(self, str name not None, level=None):
         self.codec = codec_of(name)

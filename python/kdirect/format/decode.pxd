@@ -1,4 +1,4 @@
-"""C face of decode.pyx."""
+"""C interface of decode.pyx."""
 from libc.stdint cimport int32_t, int64_t, uint8_t, uint64_t
 
 from kdirect.format.batch cimport batch_info
@@ -32,10 +32,10 @@ cdef class ArrowDecoder:
     cdef readonly object schema
     cdef readonly bint include_headers
     cdef bint check_crc
-    cdef bint stopped                       # the columns may not grow further, whatever the targets
+    cdef bint stopped                       # full, because a column may not grow further
     cdef int64_t row_bytes
     cdef columns c
-    cdef batch_info info                    # of the batch under work
+    cdef batch_info info                    # of the batch that is being decoded
     cdef int64_t row_capacity, value_capacity, key_capacity, header_capacity, header_rows_capacity
     cdef bint keys_wanted
     # (first row, timestamp type), a new entry where the type changes

@@ -1,15 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""From the bytes of a segment to Arrow.
+"""Decodes the bytes of a segment into Arrow columns.
 
 It owns the decoder of one topic partition, and the columns that the decoder is building.  Memory is
 reserved batch by batch before the inner loop (`records`) runs, so that loop checks no capacities.
 Columns are blocks; a block returns to its free list when the last Arrow array that shows it is
-gone.  A few records as Python objects: see `record_list`.
+gone.  `record_list` decodes a few records into Python objects instead.
 
 Invariants
 - A batch is taken whole or not at all: an error leaves the pending rows as they were before it.
-- Rows have rising offsets in [start_offset, stop_offset), each at most once, even when bytes are
-  fed twice.
+- Rows have rising offsets in [start_offset, stop_offset).  No offset appears twice, even if the
+  same bytes are fed twice.
 - Input bytes may change while they are read (see `records`); compressed ones are copied first.
 - Columns with the same value in every row (topic, partition, usually timestampType, an absent key)
   are shared, read-only memory, and cost nothing per batch.
@@ -71,9 +71,9 @@ cdef object _INT64 = pa.int64()
 _HEADER_HINT = "read past it with another offset, or restore the segment from a good copy"
 
 
-# -- columns that say the same in every row --------------------------------------------------------
+# -- columns with one value in every row -----------------------------------------------------------
 
-# what -> (rows, buffers); read-only, shared by all decoders of the process
+# value -> (rows, buffers); the buffers are read-only and shared by all decoders of the process
 cdef dict _constants = {}
 cdef enum:
     CONSTANTS_MAX = 64
@@ -142,8 +142,8 @@ cdef Block _grown(Block block, size_t used, size_t need):
 
 
 cdef Block _fitting(Block block, size_t used):
-    """`block`, or a copy of what is used of it where most of it is not: arrays may be kept for
-    long."""
+    """`block`, or a copy of its `used` bytes if they are at most a quarter of a block larger than
+    4 KiB: a caller may keep the arrays for long."""
     cdef Block smaller
     if block.capacity <= 4096 or used * 4 > block.capacity:
         return block
@@ -160,7 +160,8 @@ cdef inline bint crc_is_right(const uint8_t* p, uint32_t size) noexcept nogil:
 cdef inline int check_frame(const uint8_t* p, size_t n, batch_info* info,
                             chain_t* chain) noexcept nogil:
     """Whether a whole batch with an acceptable header lies at the start of [p, p + n): BATCH_OK,
-    BATCH_TRUNCATED when more bytes are needed, or what is wrong.  Its CRC is not looked at."""
+    BATCH_TRUNCATED when more bytes are needed, or what is wrong.  The CRC is not
+    checked here."""
     cdef int code = parse_batch_header(p, n, info)
     if code != BATCH_OK:
         return code
@@ -169,8 +170,8 @@ cdef inline int check_frame(const uint8_t* p, size_t n, batch_info* info,
     if chain != NULL:
         if not continues_dense(chain, info):
             return RUN_BROKEN_CHAIN
-        # Batches of one producer are often of one size: the header of the eighth batch from here is
-        # likely to be there.
+        # Batches of one producer often have one size.  If so, the header of the eighth batch from
+        # here is at this place.
         kd_prefetch(p + 8 * <size_t> info.size)
     elif not offsets_are_possible(info):
         return RUN_HEADER
@@ -182,13 +183,13 @@ cdef class ArrowDecoder:
     Arrow.
 
     ``feed`` takes whole batches until `target_rows` or `target_bytes` (bytes of the columns) is
-    reached, so a batch of rows may be larger than the target by one record batch.  ``take`` gives
-    the pending rows and starts again.  Control batches are skipped.  One thread at a time; no other
-    process's memory is kept: the columns are copies.
+    reached, so a batch of rows may be larger than the target by one record batch.  ``take`` returns
+    the pending rows and starts with none.  Control batches are skipped.  Only one thread at a time
+    may use a decoder.  The columns are copies: no memory of another process is kept.
 
     `next_offset` is the offset after the last record batch consumed (at first `start_offset`): rows
-    below it are never given again.  `next_batch_bytes` is the size of the incomplete batch that the
-    last ``feed`` ended at, or 0: a caller's buffer must be able to hold that many bytes.
+    below it are never returned again.  `next_batch_bytes` is the size of the incomplete batch that
+    the last ``feed`` ended at, or 0: a caller's buffer must be able to hold that many bytes.
 
     A timestamp that microseconds since 1970 cannot hold is clamped to the nearest that they can."""
 
@@ -250,7 +251,7 @@ cdef class ArrowDecoder:
 
     @property
     def full(self):
-        """A target is reached: take() before feeding more."""
+        """Whether a target is reached; if so, call take() before feeding more."""
         return self.c_full()
 
     cdef int64_t c_pending_bytes(self) noexcept nogil:
@@ -267,9 +268,9 @@ cdef class ArrowDecoder:
     def feed(self, data):
         """Decode whole batches from the start of a bytes-like object; returns the bytes consumed.
 
-        0: the first batch is incomplete, or the decoder is full.  Raises CorruptBatchError or
-        UnsupportedFormatError when the first batch is not acceptable; a later one is left for the
-        next call."""
+        It returns 0 if the first batch is incomplete or the decoder is full.  Raises
+        CorruptBatchError or UnsupportedFormatError if the first batch is not acceptable; a later
+        one is left for the next call."""
         cdef Py_buffer view
         PyObject_GetBuffer(data, &view, PyBUF_SIMPLE)
         try:
@@ -282,9 +283,10 @@ cdef class ArrowDecoder:
         return self.c_feed(<const uint8_t*><uintptr_t>address, n, NULL)
 
     cdef Py_ssize_t c_feed(self, const uint8_t* data, size_t n, chain_t* chain) except -1:
-        """`feed`.  Unless `chain` is NULL it is dense, stands at `data`, and moves with what is
-        consumed.  Then batches are taken as far as they continue the log, and 0 may mean too that
-        the first one is not acceptable: `follow_batches` and a call without a chain say why."""
+        """`feed`.  Unless `chain` is NULL, it is dense, stands at `data`, and moves over what is
+        consumed.  With a chain, batches are taken only as far as they continue the log, and 0 may
+        also mean that the first batch is not acceptable: `follow_batches`, or a call without a
+        chain, says why."""
         cdef size_t position = 0, before = 0
         cdef int code
         self.next_batch_bytes = 0
@@ -306,18 +308,18 @@ cdef class ArrowDecoder:
                     raise
                 if code == RUN_DONE:
                     return position
-                if code == RUN_RESERVE:     # taken
+                if code == RUN_RESERVE:     # the batch is taken
                     if chain != NULL:
                         move_dense(chain, &self.info)
                     position += self.info.size
                     continue
             if position or chain != NULL:
-                # the batches before it are good; the next call starts with this one
+                # The batches before this one are good.  The next call starts with this one.
                 return position
             raise self._fault(code, data + position, n - position)
 
     cdef void _passed(self) noexcept nogil:
-        """The batch in `info` is consumed."""
+        """Move `next_offset` after the batch in `info`, which is consumed."""
         cdef int64_t after = self.info.base_offset + self.info.last_offset_delta + 1
         if after > self.next_offset:
             self.next_offset = after
@@ -342,13 +344,13 @@ cdef class ArrowDecoder:
             if code != BATCH_OK:
                 return code
             if info.base_offset >= self.stop_offset:
-                if chain != NULL:   # it does not move over a batch whose CRC nobody checked
+                if chain != NULL:   # a chain never moves over a batch with an unchecked CRC
                     return RUN_DONE
-                self._passed()      # nothing in it is wanted: not even its CRC
+                self._passed()      # no record of it is wanted, so its CRC does not matter
                 position[0] += info.size
                 continue
             if info.base_offset + info.last_offset_delta < self.next_offset:
-                # Nothing in it is wanted.  But only its CRC says that its last offset is right.
+                # No record of it is wanted, but only its CRC shows that its last offset is right.
                 if self.check_crc and not crc_is_right(p, info.size):
                     return BATCH_BAD_CRC
                 if chain != NULL:
@@ -381,8 +383,8 @@ cdef class ArrowDecoder:
         return RUN_DONE
 
     cdef int _take_rows(self, const uint8_t* p, bint wanted) noexcept nogil:
-        """Append the records of the uncompressed batch at p, which is in `info`, if they are
-        wanted: RUN_DONE, or why they cannot be taken."""
+        """Append the records of the uncompressed batch at p, whose header is in `info`, if they are
+        `wanted`.  RUN_DONE, or the code that says why they cannot be taken."""
         cdef int code
         if wanted:
             code = self._decode(p + BATCH_RECORDS, p + self.info.size)
@@ -395,7 +397,7 @@ cdef class ArrowDecoder:
         return RUN_DONE
 
     cdef bint _has_room(self, int64_t rows, int64_t section_bytes) noexcept nogil:
-        """No column can grow past its memory with so many more rows and bytes of records."""
+        """Whether each column has memory for `rows` more rows out of `section_bytes` bytes."""
         if self.c.rows + rows > self.row_capacity:
             return False
         if self.c.value.used + section_bytes + COPY_SLACK > self.value_capacity:
@@ -408,7 +410,8 @@ cdef class ArrowDecoder:
             and self.c.header_rows + section_bytes // 2 <= self.header_rows_capacity)
 
     cdef int _decode(self, const uint8_t* p, const uint8_t* end) noexcept nogil:
-        """The records of the batch in `info`; the columns have room.  All of them, or none."""
+        """Append all records of the batch in `info`, which are [p, end), or none of them.  The
+        columns have room.  Returns a code of records.pxd."""
         cdef columns before = self.c
         cdef section s
         cdef int code, kind
@@ -432,8 +435,9 @@ cdef class ArrowDecoder:
         return RECORDS_OK
 
     cdef int _take_compressed(self, const uint8_t* p) except -100:
-        """RUN_RESERVE: the compressed batch in `info` at p is taken; RUN_DONE: it does not fit this
-        time; else a fault's code."""
+        """Append the records of the compressed batch at p, whose header is in `info`.  RUN_RESERVE:
+        it is taken.  RUN_DONE: it does not fit into the pending columns.  Else the code of a
+        fault."""
         cdef batch_info* info = &self.info
         cdef uint32_t size = info.size - BATCH_HEADER_BYTES
         cdef bytes private = PyBytes_FromStringAndSize(NULL, size)
@@ -479,8 +483,8 @@ cdef class ArrowDecoder:
         return RUN_RESERVE
 
     cdef int _reserve(self, size_t section_bytes, size_t n) except -1:
-        """Room for the batch in `info`, whose records are section_bytes long, and, where n bytes
-        lie before us, for what is likely to follow."""
+        """Make room for the batch in `info`, whose records are section_bytes long, and for what is
+        likely to follow it in the n bytes that are still to be decoded."""
         cdef int64_t rows = self.c.rows + self.info.records_count, likely_rows
         cdef int64_t ahead = min(<int64_t>n, self.target_bytes - self.c_pending_bytes())
         cdef size_t bytes_ = section_bytes
@@ -597,7 +601,8 @@ cdef class ArrowDecoder:
     # -- Arrow out ---------------------------------------------------------------------------------
 
     def take(self):
-        """The pending rows (0 or more) as a pyarrow.RecordBatch of `schema`; starts a new one."""
+        """The pending rows (0 or more) as a pyarrow.RecordBatch of `schema`.  Afterwards no rows
+        are pending."""
         cdef int64_t rows = self.c.rows
         if rows == 0:
             self._reset()
@@ -645,7 +650,7 @@ cdef class ArrowDecoder:
         try:
             keys.validate(full=True)
         except pa.ArrowInvalid:
-            # Not UTF-8: replace what is malformed, as Kafka's Java client does.
+            # Not UTF-8: replace malformed bytes, as Kafka's Java client does.
             keys = pa.array([key.decode("utf-8",
                                         "replace") for key in keys.view(_BINARY).to_pylist()],
                                         _STRING)

@@ -1,4 +1,4 @@
-"""C face of encode.pyx: the frame of a batch whose records are in place."""
+"""C interface of encode.pyx: the frame of a batch whose records are in place."""
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t
 
 cdef enum:

@@ -1,14 +1,17 @@
-"""The Kafka protocol's messages, and kdirect's own access messages.
+"""The messages of Kafka's protocol, and kdirect's own access messages.
 
-The only file that imports ``kafka.protocol`` (kafka-python, pinned exactly: internals are used).
-It holds no sockets.  Message classes are kafka-python's, generated from Kafka's JSON schemas;
-kdirect's four access messages are schemas of the same form in ``kdirect/format/messages``.
+This is the only file that imports ``kafka.protocol`` (kafka-python, whose version is pinned because
+internals are used).  It has no sockets.  The message classes are kafka-python's, generated from
+Kafka's JSON schemas.  kdirect's four access messages are schemas of the same form in
+``kdirect/format/messages``.
 
-Traps of the library, handled here and in ``kdirect.format.schema``: minimum versions come from
-``_json['validVersions']``, because the classes pretend 0; request headers are parsed here without
-copying the body; bodies are decoded by our own checked decoder, because the library's trusts
-lengths; nested classes are made without a version, because one that the version lacks would be
-refused.
+Traps of the library, which this file and ``kdirect.format.schema`` avoid:
+
+- The classes report 0 as the lowest version.  The real one is in the schema's ``validVersions``.
+- Request headers are parsed here, without copying the body.
+- The library's decoder trusts lengths.  Bodies are decoded by a checked decoder of ours.
+- A nested class with a version refuses fields that this version lacks.  Nested classes are
+  therefore made without a version.
 """
 
 from __future__ import annotations
@@ -195,7 +198,7 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
 
 # -- registry --------------------------------------------------------------------------------------
 class Api(NamedTuple):
-    """One API: its classes and the versions that we speak, `low` to `high` inclusive."""
+    """One API: its message classes and the versions that we speak, `low` to `high` inclusive."""
 
     key: int
     name: str
@@ -205,7 +208,7 @@ class Api(NamedTuple):
     high: int
 
     def flexible(self, version: int) -> bool:
-        """Does `version` have compact types and tagged fields?"""
+        """Whether `version` has compact types and tagged fields."""
         return bool(self.request.flexible_version_q(version))
 
 
@@ -262,7 +265,8 @@ _CORRELATION = struct.Struct(">i")
 
 
 class RequestHeader(NamedTuple):
-    """`body` is the position of the body in the frame; `api` is None for an unknown key."""
+    """The header of a request.  `body` is the index of the body's first byte in the frame; `api` is
+    None for an unknown key."""
 
     api_key: int
     api_version: int
@@ -273,8 +277,9 @@ class RequestHeader(NamedTuple):
 
 
 def parse_request_header(frame: memoryview) -> RequestHeader:
-    """The header of a request frame (without its size).  A known API of an unknown version gets a
-    header whose `body` is not to be used.  ProtocolError when the bytes are no header."""
+    """The header of a request frame (without its size prefix).  If the API is known but not the
+    version, `body` of the result is meaningless.  Raises ProtocolError if the bytes are not a
+    header."""
     end = len(frame)
     if end < 10:
         raise ProtocolError(f"request of {end} bytes is shorter than a request header")
@@ -298,8 +303,8 @@ def parse_request_header(frame: memoryview) -> RequestHeader:
 
 
 def decode_request(header: RequestHeader, frame: memoryview) -> Any:
-    """The body of a request whose version we speak; ProtocolError for anything malformed.  Fields
-    of type records are views of `frame`."""
+    """The body of a request.  Raises ProtocolError if we do not speak its version or it is
+    malformed.  Fields of type records are views of `frame`."""
     api = header.api
     if api is None or not api.low <= header.api_version <= api.high:
         raise ProtocolError(
@@ -309,8 +314,8 @@ def decode_request(header: RequestHeader, frame: memoryview) -> Any:
 
 
 def response_header(api: Api, version: int, correlation_id: int) -> bytes:
-    """The header of a response.  That of ApiVersions is never flexible: a client reads it before
-    versions are agreed."""
+    """The bytes of a response's header.  That of ApiVersions is never flexible, because a client
+    reads it before versions are agreed."""
     if api.key != API_VERSIONS and api.flexible(version):
         return _CORRELATION.pack(correlation_id) + b"\0"
     return _CORRELATION.pack(correlation_id)
@@ -318,13 +323,13 @@ def response_header(api: Api, version: int, correlation_id: int) -> bytes:
 
 # -- the client's side of a message ----------------------------------------------------------------
 def version_range(message: Any) -> tuple[int, int]:
-    """Lowest and highest version of a request (class or object) that this build speaks."""
+    """(lowest, highest) version of a request, given as class or object, that this build speaks."""
     api = APIS[message.API_KEY]
     return api.low, api.high
 
 
 def encode_request(message: Any, version: int, correlation_id: int, client_id: str) -> bytearray:
-    """The frame of a request, length prefix included."""
+    """The frame of a request, with its length prefix."""
     message.API_VERSION = version
     message.with_header(correlation_id, client_id)
     return message.encode(version=version, header=True, framed=True)
@@ -333,10 +338,9 @@ def encode_request(message: Any, version: int, correlation_id: int, client_id: s
 def decode_response(
     api_key: int, version: int, payload: bytes | bytearray | memoryview
 ) -> tuple[int, Any]:
-    """``(correlation id, response)`` of a frame without its length prefix; ProtocolError when it is
-    malformed.
+    """``(correlation id, response)`` of a frame without its length prefix.
 
-    Fields of type records are views of `payload`.
+    Raises ProtocolError if it is malformed.  Fields of type records are views of `payload`.
     """
     api = APIS[api_key]
     frame = memoryview(payload)
@@ -345,7 +349,7 @@ def decode_response(
     correlation_id = _CORRELATION.unpack_from(frame)[0]
     pos = 4
     if api_key == API_VERSIONS:
-        # An error comes in version 0, whatever was asked.
+        # A broker reports an error in version 0, whatever version was asked for.
         if len(frame) >= 6 and frame[4:6] != b"\0\0":
             version = 0
     elif api.flexible(version):
@@ -446,8 +450,8 @@ class ErrorCode(enum.IntEnum):
 
 
 class ErrorKind(NamedTuple):
-    """What an error code means.  `stale`: the leader or coordinator moved; refresh metadata before
-    the next attempt."""
+    """What an error code means.  `stale`: the leader, the coordinator or the controller has moved,
+    so metadata must be refreshed before the next attempt."""
 
     name: str
     retriable: bool
@@ -469,7 +473,7 @@ ERRORS: dict[int, ErrorKind] = {
 
 
 def error_kind(code: int) -> ErrorKind:
-    """The row of `code`; a code that this build does not know is named by its number and is not
+    """What `code` means.  A code that this build does not know is named by its number and is not
     retriable."""
     return ERRORS.get(code) or ErrorKind(
         f"ERROR_{code}", False, False, "an error code of a newer broker"

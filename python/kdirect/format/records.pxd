@@ -1,4 +1,4 @@
-"""C face of records.pyx: the records of one batch, uncompressed, into columns under construction.
+"""C interface of records.pyx: from the uncompressed records of one batch to columns that grow.
 """
 from libc.stdint cimport int32_t, int64_t, uint8_t
 

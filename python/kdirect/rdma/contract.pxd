@@ -1,4 +1,4 @@
-"""C face of the verbs contract: see contract.pyx."""
+"""C interface of the verbs contract: see contract.pyx."""
 from libc.stdint cimport uint8_t, uint32_t, uint64_t, int64_t
 
 cdef enum:

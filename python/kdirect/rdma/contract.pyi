@@ -1,4 +1,4 @@
-"""Types of `kdirect.rdma.contract`, which is compiled: its Python face.  See contract.pyx."""
+"""Types of `kdirect.rdma.contract`, which is compiled: its Python interface.  See contract.pyx."""
 
 import enum
 from typing import Any

@@ -2,7 +2,7 @@
 """The verbs contract: what every transport of kdirect offers, in the words of ibverbs.
 
 Law of the room: everything above ``kdirect.rdma`` is written against these classes; nothing above
-imports a provider.  Providers (`shm`, `verbs`, `sim`) subclass them.  There are two faces:
+imports a provider.  Providers (`shm`, `verbs`, `sim`) subclass them.  There are two interfaces:
 
 - the Python methods (``post_read`` ...), which raise `kdirect.errors` exceptions;
 - the C methods (``c_post_read`` ...), which hot loops call without the GIL.  They return 0 or an
@@ -446,7 +446,7 @@ cdef class QueuePair:
         """Disconnect: the peer's queue pair moves to ERROR, what is outstanding here is flushed."""
         raise NotImplementedError
 
-    # Python face: a local buffer is (region, position within the region's memory range, length)
+    # Python interface: a local buffer is (region, position in the region's memory range, length)
     def post_read(self, wr_id, MemoryRegion local, uint64_t position, uint32_t length,
                   uint64_t remote_address, uint32_t rkey):
         """READ `length` bytes at (`remote_address`, `rkey`) into `local` at `position`."""

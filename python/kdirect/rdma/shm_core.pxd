@@ -1,4 +1,4 @@
-"""C face of the engine of the shm provider: see shm_core.pyx.
+"""C interface of the engine of the shm provider: see shm_core.pyx.
 
 Everything here is private memory of one process.  What two processes share is in shm_ring.h.
 """

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Hot loops that measure and stress a provider; for bench/ and tests/ only.
 
-Law of the room: nothing in the product imports this.  Loops use the C face of the contract, without
-the GIL, and bare machine operations (memcpy, eventfd) to compare with.  Times are in ns.
+Law of the room: nothing in the product imports this.  Loops use the C interface of the contract,
+without the GIL, and bare machine operations (memcpy, eventfd) to compare with.  Times are in ns.
 """
 
 from libc.errno cimport ENOMEM

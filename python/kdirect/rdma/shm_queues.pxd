@@ -1,4 +1,4 @@
-"""C face of the shm provider's queues: see shm_queues.pyx."""
+"""C interface of the shm provider's queues: see shm_queues.pyx."""
 from libc.stdint cimport int64_t, uint32_t, uint64_t
 from kdirect.rdma.contract cimport (
     REMOTE_ATOMIC, REMOTE_READ, REMOTE_WRITE, CompletionQueue, QueuePair)

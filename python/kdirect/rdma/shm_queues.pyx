@@ -1,8 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
 """Completion queues and queue pairs of the shm provider.
 
-Law of the room: the contract's two faces over the engine (shm_core), and a queue pair's part in the
-handshake (shm_link).  Life cycles and ownership: see shm.pyx.
+Law of the room: this file offers the contract's Python and C interfaces on top of the engine
+(shm_core), and does a queue pair's part of the handshake (shm_link).  Life cycles and ownership:
+see shm.pyx.
 """
 
 from libc.errno cimport EAGAIN, ECONNRESET, EINVAL, EPIPE
@@ -50,7 +51,7 @@ def reopen_read_only(fd):
 
 
 cdef class KeyTable:
-    """Owns the key table of a protection domain (queue pairs hold references to it)."""
+    """Owns the key table of a protection domain, whose queue pairs hold references to it."""
     def __cinit__(self):
         self.core = domain_new()
         if self.core == NULL:
@@ -78,16 +79,16 @@ cdef class KeyTable:
             kd_store32(&self.core.keys[index], key)
 
     def withdraw(self, uint32_t index):
-        """Full fences: a request that looks at the key from here on fails."""
+        """Take a key back, with full fences: a request that looks it up from now on fails."""
         kd_exchange32(&self.core.locals[index].key, 0)
         kd_exchange32(&self.core.keys[index], 0)
 
 
 cdef class ShmCompletionQueue(CompletionQueue):
     """See CompletionQueue.  Completions stay in the rings of the queue pairs until they are polled,
-    so the queue cannot overrun; `depth` is kept for the contract's sake.  `arm()` also returns True
-    while requests of its queue pairs wait for a receiver, because somebody of this process has to
-    bring them on."""
+    so the queue cannot overrun; `depth` only fulfils the contract.  `arm()` also returns True while
+    requests of its queue pairs wait for a receiver, because a thread of this process must run
+    them."""
 
     def __cinit__(self):
         self.event_fd = -1
@@ -110,7 +111,7 @@ cdef class ShmCompletionQueue(CompletionQueue):
         return cq_poll(self.core, out, n)
 
     def poll(self, int n=16):
-        """As the contract says; from Python any number of threads may poll and wait."""
+        """See the contract.  From Python any number of threads may poll and wait."""
         cdef work_completion[64] wcs
         cdef int i, k
         self._check()
@@ -160,7 +161,7 @@ cdef class ShmCompletionQueue(CompletionQueue):
         return there
 
     def wake(self):
-        """Sticky: with no sleeper, the next `wait()` returns False at once."""
+        """Wake a sleeper.  If there is none, the next `wait()` returns False at once."""
         self._check()
         kd_exchange32(&self.core.wake, 1)
         kd_signal(self.event_fd)
@@ -195,7 +196,7 @@ cdef class ShmCompletionQueue(CompletionQueue):
             raise ClosedError("the completion queue is closed", hint="create another")
 
     def _abandon(self):
-        """In a forked child."""
+        """Called in a forked child."""
         self.core.forked = 1
         fd = self.event_fd
         self.event_fd = self.core.event_fd = -1
@@ -204,7 +205,7 @@ cdef class ShmCompletionQueue(CompletionQueue):
 
 
 cdef class ShmRemoteView(RemoteView):
-    """Holds a reference to the mapping it looks into."""
+    """See RemoteView.  Holds a reference to the mapping, which therefore stays mapped."""
     cdef kd_mapping* mapping
 
     def close(self):
@@ -271,7 +272,7 @@ cdef class ShmQueuePair(QueuePair):
         if self.core != NULL:
             qp_unref(self.core)
 
-    # -- the C face --------------------------------------------------------------------------------
+    # -- the C interface ---------------------------------------------------------------------------
     cdef int c_state(self) noexcept nogil:
         return kd_load32(&self.core.state)
 
@@ -359,9 +360,9 @@ cdef class ShmQueuePair(QueuePair):
                                 self.device._service.name).pack()
 
     def connect(self, peer_address, active, timeout_ms=shm_link.CONNECT_TIMEOUT_MS):
-        """Connect to the queue pair at `peer_address`.  Passive: remember whom to expect and
-        return; state becomes RTS once that peer arrived.  Active: connect within `timeout_ms`, or
-        TransportError."""
+        """Connect to the queue pair at `peer_address`.  A passive end remembers whom to expect and
+        returns; its state becomes RTS once that peer has arrived.  An active end connects within
+        `timeout_ms`, or raises TransportError."""
         self._check()
         address = shm_link.Address.unpack(peer_address)
         address.check_reachable()
@@ -430,7 +431,7 @@ cdef class ShmQueuePair(QueuePair):
             self.device._service.watch(sock.fileno(), self)
 
     cdef _adopt(self, peer, int memfd, int event_fd, int keys_fd, bint active):
-        """Map what the peer sent; takes over `event_fd`, closes the two others."""
+        """Map what the peer sent.  Takes over `event_fd` and closes the two other descriptors."""
         cdef int rc
         cdef uint32_t recv_wr = peer.max_recv_wr, send_bytes = peer.max_send_bytes
         cdef bint light = peer.fences
@@ -459,7 +460,8 @@ cdef class ShmQueuePair(QueuePair):
         return self.expected
 
     def _greet(self, sock, peer, fds):
-        """A peer proved the token: make the pair memory.  True: `sock` is this queue pair's now."""
+        """A peer proved that it knows the token: make the memory of the pair.  True if `sock` now
+        belongs to this queue pair."""
         cdef uint64_t n = pair_bytes(self.core.max_recv_wr, peer.max_send_bytes, peer.max_recv_wr,
                                      self.core.max_send_bytes)
         cdef int memfd = -1
@@ -487,8 +489,8 @@ cdef class ShmQueuePair(QueuePair):
         return True
 
     def _welcome(self):
-        """The peer announced all it has: answer, announce ours, and go to RTS before the peer does.
-        """
+        """The peer announced its regions: answer, announce ours, and go to RTS before the peer
+        does."""
         keys_fd = reopen_read_only(self.domain._keys.fd())
         try:
             with self.lock:
@@ -528,7 +530,7 @@ cdef class ShmQueuePair(QueuePair):
 
     @property
     def cut_reason(self):
-        """What rule the peer broke, as the log tells it; None: none."""
+        """Which rule the peer broke, as a text for the log; None if it broke none."""
         return CUT_REASONS.get(self.core.cut, str(self.core.cut)) if self.core.cut else None
 
     def _link_error(self):
@@ -543,7 +545,7 @@ cdef class ShmQueuePair(QueuePair):
             self.sock.shutdown(socket.SHUT_WR)
 
     def _link_close(self):
-        """The link is over: nothing of the peer is touched from here on."""
+        """The link has ended: from here on no memory of the peer is touched."""
         with nogil:
             qp_set_error(self.core)
             qp_quiesce(self.core)
@@ -605,8 +607,8 @@ cdef class ShmQueuePair(QueuePair):
             raise QueuePairError(f"queue pair {self.qp_num} is closed", hint="create another")
 
     def _abandon(self):
-        """In a forked child: it may neither poll the parent's rings nor keep its connection open.
-        """
+        """Called in a forked child, which may neither poll the parent's rings nor keep its
+        connection open."""
         self.core.forked = 1
         self.core.state = QPS_ERROR
         self.core.sock = -1
@@ -625,8 +627,7 @@ cdef class ShmQueuePair(QueuePair):
 
 
 cdef int tell(ShmQueuePair qp, kd_message* m, int fd, int64_t timeout_ns) except -1:
-    """Send a control message; 1 when it is on its way.  A peer that leaves its socket full is cut
-    off."""
+    """Send a control message; 1 once it is sent.  A peer that leaves its socket full is cut off."""
     cdef int rc
     m.magic = KD_MSG_MAGIC
     m.flags = KD_MSG_FLAG_SWEEP if qp.core.need_sweep else 0
@@ -636,7 +637,7 @@ cdef int tell(ShmQueuePair qp, kd_message* m, int fd, int64_t timeout_ns) except
         qp.core.need_sweep = 0
         return 1
     if m.type == KD_MSG_REVOKE:
-        qp.core.need_sweep = 1      # a hint only: the key table says it too
+        qp.core.need_sweep = 1      # only a hint: the key table says the same
     else:
         if rc == EAGAIN:
             log.error("queue pair %d disconnects its peer: it does not take in announcements",

@@ -1,4 +1,4 @@
-"""C face of the data side of the shm engine: see shm_work.pyx."""
+"""C interface of the data side of the shm engine: see shm_work.pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from kdirect.rdma.contract cimport work_completion
 from kdirect.rdma.shm_core cimport kd_cq, kd_inline, kd_mapping, kd_qp, kd_wr

@@ -1,9 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False
-"""Engine of the shm provider, data side: work requests and completions, without the GIL.
+"""The data side of the shm provider's engine: work requests and completions, without the GIL.
 
 Law of the room: plain structs and nogil functions.  No Python object is touched and the GIL is
-never taken (a caller may hold it).  Nothing read from shared memory is used twice or unchecked.  A
-peer that writes impossible values is cut: its queue pair goes to ERROR, the others do not notice.
+never taken (a caller may hold it).  A value from shared memory is read once, and checked before it
+is used.  A peer that writes impossible values is cut: its queue pair goes to ERROR, and the other
+queue pairs are not affected.
 
 The *executor* of a work request is the thread that runs it.  When nothing is deferred, it is the
 posting thread; otherwise it is any thread that polls the send CQ or waits on either CQ.  (A thread
@@ -14,13 +15,13 @@ only when done == posted, and publishes `done` before `posted`.  So the role pas
 stores, and the posting thread needs no lock.
 
 A poller enters a CQ by setting a flag; a thread that changes the CQ's attachments (shm_core) waits
-until the poller is outside.  Light and heavy fences pair up in three places: executor and
-revocation (shm_core), poller and changer, a completion and a thread that goes to sleep for it.  A
-poller inside a CQ never waits for a thread that waits for it.
+until the poller has left.  A light fence on one side pairs with a heavy fence on the other in three
+places: executor and revocation (shm_core), poller and changer, and a completion and the thread that
+goes to sleep for it.  A poller inside a CQ never waits for a thread that waits for it.
 
-Local memory of a request belongs to the transport until its completion is polled.  (READ, WRITE,
-atomics and SEND are done with it when the post returns, unless they were deferred; receives need it
-until their completion.)
+Local memory of a request belongs to the transport until its completion is polled.  (In fact READ,
+WRITE, atomics and SEND no longer use it when the post returns, unless they were deferred.  Receives
+use it until their completion.)
 """
 
 from libc.errno cimport EAGAIN, EBADF, ECHILD, EINTR, EINVAL, ENOMEM, ENOTCONN, errno
@@ -65,21 +66,21 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
     if wr.length and not local_ok(qp, wr.lkey, wr.local, wr.length, 0):
         return WC_LOC_PROT_ERR
     if wr.length > kd_load32(&qp.out_lengths[qp.sent & qp.out_mask]):
-        # the target's completion says it too
+        # The target's completion reports the same error.
         publish(qp, WC_RECV, wr.length, 0, qp.byte_tail)
         return WC_REM_INV_REQ_ERR
     start = qp.byte_tail
     if wr.length:
         head = kd_load64(&qp.out.byte_head)
-        # it went backwards, or past what was sent
+        # The peer moved its head backwards, or past what was sent.
         if head - qp.byte_head > qp.byte_tail - qp.byte_head:
             cut(qp, CUT_CREDITS)
             return WC_RETRY_EXC_ERR
         qp.byte_head = head
         if head < qp.byte_floor:
-            head = qp.byte_floor                # what was skipped is not in use
+            head = qp.byte_floor                # bytes that were skipped hold nothing
         if head == qp.byte_tail:
-            # an empty ring restarts where its pages are warm
+            # An empty ring starts again at its first byte, where its pages are warm.
             head = start = kd_round_up(start, ring)
         elif (start & (ring - 1)) + wr.length > ring:
             start = kd_round_up(start, ring)
@@ -95,8 +96,9 @@ cdef int execute_send(kd_qp* qp, kd_wr* wr) noexcept nogil:
 
 
 cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """Run one request while busy; `piece`: what a WRITE takes from elsewhere, or NULL.  A WC_*
-    status, or RUN_* when it did nothing yet."""
+    """Run one request, between `enter` and `leave`.  `piece`: the part of a WRITE whose bytes come
+    from another place than the local buffer, or NULL.  Returns a WC_* status, or a RUN_* code if it
+    has done nothing yet."""
     cdef uint8_t* at
     cdef uint32_t after
     cdef uint64_t old
@@ -154,8 +156,8 @@ cdef inline int execute(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept n
 
 
 cdef int run_again(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """The key is unknown.  Its announcement may wait in the control socket, where it was put before
-    anybody was told the key: take that in and look again."""
+    """Run a request again whose key was unknown.  The key's announcement may wait in the control
+    socket, where it was put before anybody was told the key, so the socket is read first."""
     cdef int status
     link_drain(qp)
     enter(qp)
@@ -181,7 +183,7 @@ cdef inline void complete(kd_qp* qp, uint64_t at, uint64_t wr_id, uint32_t lengt
 
 
 cdef inline void signal_local(kd_cq* cq) noexcept nogil:
-    """After a completion was stored: wake a sleeper of another thread."""
+    """Wake a thread that sleeps on the queue; called after a completion was stored."""
     light_fence(cq.light)
     if kd_load32(&cq.armed) and kd_exchange32(&cq.armed, 0):
         kd_signal(cq.event_fd)
@@ -192,8 +194,8 @@ cdef inline int not_ready(kd_qp* qp) noexcept nogil:
 
 
 cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
-    """Post one send-side request; `wr` stays the caller's, and so does the `piece` that a WRITE
-    takes from elsewhere (NULL: none), so that such a request cannot be deferred.  0 or an errno of
+    """Post one send-side request.  `wr` and `piece` (see `execute`) remain the caller's memory.  A
+    request with a piece can therefore not be deferred: EAGAIN instead.  Returns 0 or an errno of
     the contract."""
     cdef uint64_t posted = qp.posted
     cdef int status
@@ -221,8 +223,8 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
         qp.rnr_deadline = 0
     if piece != NULL:
         return EAGAIN
-    # Deferred: any thread that waits on either CQ runs it, in order.  One that sleeps there has to
-    # look repeatedly from now on, so it is woken.
+    # Deferred: any thread that waits on either CQ runs it, in order.  A thread that sleeps there
+    # must look repeatedly from now on, so it is woken.
     qp.send_ring[posted & qp.send_mask] = wr[0]
     kd_store64(&qp.posted, posted + 1)
     signal_local(qp.send_cq)
@@ -233,7 +235,7 @@ cdef int qp_post(kd_qp* qp, kd_wr* wr, const kd_inline* piece) noexcept nogil:
 
 cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint32_t length,
                  uint64_t remote, uint32_t rkey) noexcept nogil:
-    """READ: the common case in few instructions and stores; whatever is out of the ordinary, by
+    """Post a READ.  The common case takes few instructions and stores; all other cases go through
     qp_post."""
     cdef uint64_t posted = qp.posted
     cdef uint8_t* at
@@ -268,8 +270,8 @@ cdef int qp_read(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey, uint3
 
 cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey, kd_mapping** hold,
                      uint8_t** base) noexcept nogil:
-    """The checks of a READ without its copy.  With `hold`: a reference to the mapping, and where
-    `remote` lies in it; without: the READ is counted.  A WC_* status."""
+    """The checks of a READ without its copy.  With `hold`, take a reference to the mapping and say
+    where `remote` lies in it; without it, count the READ.  Returns a WC_* status."""
     cdef uint8_t* at = NULL
     cdef kd_remote* r
     cdef int status = WC_SUCCESS
@@ -281,7 +283,7 @@ cdef int qp_in_place(kd_qp* qp, uint64_t remote, uint64_t length, uint32_t rkey,
             at = remote_at(qp, rkey, remote, length, REMOTE_READ, &status)
             if at != NULL:
                 status = WC_SUCCESS
-                # a region is not retired while we are busy, so its mapping is there
+                # No region is retired between enter and leave, so the mapping still exists.
                 if hold != NULL:
                     r = <kd_remote*> kd_load_pointer(&qp.remotes[rkey & KD_KEY_INDEX_MASK])
                     mapping_hold(r.mapping)
@@ -302,10 +304,10 @@ cdef inline bint deferred(kd_qp* qp) noexcept nogil:
 
 
 cdef bint progress(kd_qp* qp, bint of_send_cq) noexcept nogil:
-    """Run what is deferred, as far as it goes, unless another thread is at it.  True while
-    something stays deferred.  `of_send_cq`: the caller polls the send CQ; else it waits on the
-    receive CQ, tells whoever sleeps on the send CQ, and leaves a queue pair in ERROR alone, whose
-    send CQ may be closed."""
+    """Run deferred requests as far as possible, unless another thread is doing so.  True while
+    requests remain deferred.  With `of_send_cq` the caller polls the send CQ.  Without it the
+    caller waits on the receive CQ: it wakes a thread that sleeps on the send CQ, and does nothing
+    for a queue pair in ERROR, whose send CQ may be closed."""
     cdef bint left = False
     if kd_exchange32(&qp.progressing, 1):
         return True
@@ -319,14 +321,15 @@ cdef bint progress(kd_qp* qp, bint of_send_cq) noexcept nogil:
 
 
 cdef bint run_deferred(kd_qp* qp) noexcept nogil:
-    """Within `progress`."""
+    """The loop of `progress`, called while `progressing` is set."""
     cdef uint64_t posted, done
     cdef kd_wr* wr
     cdef int status
     cdef int64_t now
     while True:
         posted = kd_load64(&qp.posted)
-        # in this order: what the posting thread runs in between is not ours, and `done` is past it
+        # `posted` is loaded before `done`: a request that the posting thread runs in between is not
+        # ours, and `done` has passed it.
         done = kd_load64(&qp.done)
         if <int64_t> (posted - done) <= 0:
             return False
@@ -373,20 +376,20 @@ cdef int qp_post_recv(kd_qp* qp, uint64_t wr_id, uint64_t local, uint32_t lkey,
     kd_unlock(&qp.recv_lock)
     light_fence(qp.recv_cq.light)
     if kd_load32(&qp.state) == QPS_ERROR:
-        kd_signal(qp.recv_cq.event_fd)      # it will be flushed: let a sleeper see
+        kd_signal(qp.recv_cq.event_fd)      # it will be flushed: wake a sleeper
     return 0
 
 
 cdef inline int arrived(kd_qp* qp) noexcept nogil:
-    """1: an entry is there; 0: none; -1: what is there cannot be, and the peer was cut."""
+    """1: there is an entry.  0: there is none.  -1: it is impossible, and the peer was cut."""
     cdef uint64_t n
     cdef uint64_t sequence
     while True:
         n = kd_load64(&qp.received)
         sequence = kd_load64(&qp.in_entries[n & qp.in_mask].sequence)
         if kd_load64(&qp.received) == n:
-            # else another thread polled in between, and the slot may hold a later turn's entry by
-            # now
+            # Otherwise another thread has polled in between, and the slot may already hold an entry
+            # of a later turn.
             break
     if sequence == n + 1:
         if n >= kd_load64(&qp.recv_posted):
@@ -394,21 +397,22 @@ cdef inline int arrived(kd_qp* qp) noexcept nogil:
             return -1
         return 1
     if sequence == (0 if n <= qp.in_mask else n - qp.in_mask):
-        return 0                # what the slot held a turn ago
+        return 0                # the entry of the turn before
     cut(qp, CUT_SEQUENCE)
     return -1
 
 
 cdef inline bint deliverable(kd_qp* qp) noexcept nogil:
-    """Whether an entry is there and counts.  It counts in ERROR too, since what arrived before the
-    peer left has completed there; not after a failed receive, a cut or a close."""
+    """Whether there is an entry that may be delivered.  In ERROR it may be, since what arrived
+    before the peer left has completed at the peer.  After a failed receive, a cut or a close it may
+    not."""
     return (qp.into != NULL and not qp.recv_failed and not qp.cut and not qp.closed
             and arrived(qp) == 1)
 
 
 cdef int take_payload(kd_qp* qp, kd_recv* r, uint32_t byte_len, uint64_t position) noexcept nogil:
-    """Copy a SEND's payload into the posted receive.  A status; a forged position or length cuts.
-    """
+    """Copy a SEND's payload into the posted receive.  Returns a WC_* status.  A forged position or
+    length cuts the peer."""
     cdef uint64_t ring = qp.in_ring
     cdef int status = WC_SUCCESS
     if byte_len > r.length:
@@ -477,7 +481,7 @@ cdef int recv_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
     if k < n and kd_load32(&qp.state) == QPS_ERROR and not deliverable(qp):
         posted = kd_load64(&qp.recv_posted)
         if qp.received < posted:
-            # from here on `received` counts flushed receives, and says nothing of entries any more
+            # From here on `received` counts flushed receives, not entries.
             qp.recv_failed = 1
         while k < n and qp.received < posted:
             r = &qp.recv_ring[qp.received & qp.recv_mask]
@@ -500,7 +504,7 @@ cdef inline bint recv_ready(kd_qp* qp) noexcept nogil:
 
 # -- completion queues -----------------------------------------------------------------------------
 cdef inline void poll_enter(kd_cq* cq) noexcept nogil:
-    """The poller goes in, unless somebody is changing the attachments: then after them."""
+    """Enter the queue as its poller, after waiting for a thread that changes the attachments."""
     while True:
         kd_store32(&cq.polling, 1)
         light_fence(cq.light)
@@ -531,7 +535,7 @@ cdef int send_poll(kd_qp* qp, work_completion* out, int n) noexcept nogil:
 
 
 cdef inline bint spent(kd_attachment* a) noexcept nogil:
-    """A closed queue pair with nothing left for this CQ."""
+    """Whether the queue pair is closed and has nothing left for this CQ."""
     if not kd_load32(&a.qp.closed):
         return False
     if a.is_recv:
@@ -568,7 +572,7 @@ cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
             gone = a.qp
             cq.count -= 1
             cq.attachments[i] = cq.attachments[cq.count]
-            visits -= 1         # one fewer to visit, too
+            visits -= 1         # and there is one attachment fewer to visit
             qp_unref(gone)
         else:
             i += 1
@@ -578,8 +582,8 @@ cdef int cq_poll(kd_cq* cq, work_completion* out, int n) noexcept nogil:
 
 
 cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil:
-    """For callers from Python, who need not keep to one poller a queue (cq_wait and cq_arm are
-    guarded)."""
+    """cq_poll for callers from Python, which may be several threads at once.  (cq_wait and cq_arm
+    are guarded in themselves.)"""
     cdef int k
     kd_lock(&cq.guard)
     k = cq_poll(cq, out, n)
@@ -588,7 +592,7 @@ cdef int cq_poll_guarded(kd_cq* cq, work_completion* out, int n) noexcept nogil:
 
 
 cdef int scan(kd_cq* cq, bint set_sleeping) noexcept nogil:
-    """1: a completion or an error is there; 2: something is deferred (may be combined)."""
+    """Bits: 1 if there is a completion or an error, 2 if a request is deferred."""
     cdef int i, r = 0
     cdef uint32_t errors
     cdef kd_qp* qp
@@ -627,12 +631,13 @@ cdef bint cq_arm(kd_cq* cq) noexcept nogil:
     kd_drain_signal(cq.event_fd)
     kd_store32(&cq.armed, 1)
     kd_heavy_fence(cq.light, False)
-    return scan(cq, True) != 0      # what is deferred needs polls, so it counts as there
+    return scan(cq, True) != 0      # a deferred request needs polls, so it counts as ready
 
 
 cdef int cq_wait(kd_cq* cq, int64_t deadline, int64_t spin_until) noexcept nogil:
-    """1 ready, 0 timeout, WAIT_WOKEN, WAIT_INTERRUPTED (call again), -ECHILD, -EBADF (closed).
-    `deadline` in ns of the monotonic clock, or negative for none."""
+    """Wait until the queue is ready: 1 if it is, 0 at the deadline, WAIT_WOKEN, WAIT_INTERRUPTED
+    (call again), -ECHILD or -EBADF (the queue is closed).  `deadline` is in ns of the monotonic
+    clock; a negative one means none."""
     cdef int r, i
     cdef int64_t now, limit
     cdef pollfd p
