@@ -302,9 +302,7 @@ class Admin:
                         )
                     ],
                 )
-            else:
-                # Before Kafka 2.3 a request replaces all properties, so it repeats those that are
-                # set already.
+            else:  # before Kafka 2.3 a request replaces all properties: repeat those that are set
                 a = protocol.AlterConfigsRequest
                 now = {
                     k: e.value
