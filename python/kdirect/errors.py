@@ -7,11 +7,17 @@ when the same call may succeed later without a change by the user.
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class KdirectError(Exception):
     """The root of all errors.  ``str()`` returns ``message; hint``."""
 
     retriable = False
+    # A consumer sets both on an error of one partition: its TopicPartition, and the offset at which
+    # it would be read next.  (`model` imports this module, so the type cannot be named here.)
+    topic_partition: Any = None
+    offset: int | None = None
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)

@@ -52,6 +52,7 @@ ArrowDecoder("t", "0")
 encode_records(["v"])
 reveal_type(open_device("shm").create_cq().poll())
 open_device("shm").alloc_pd().register(b"", 1)
+reveal_type(kdirect.OffsetOutOfRangeError("deleted").offset)
 """
 REVEALED = {
     5: "builtins.int",
@@ -70,6 +71,7 @@ REVEALED = {
     33: "builtins.bytes",
     34: "builtins.int",
     37: "builtins.list[kdirect.rdma.contract.WorkCompletion]",
+    39: "builtins.int | None",
 }
 ERRORS = {
     7: "arg-type",

@@ -446,8 +446,8 @@ class Reading:
             )
             self._move(tp, offset)
             return
-        error.topic_partition = tp  # type: ignore[attr-defined]
-        error.offset = self._cursors[tp].next_offset  # type: ignore[attr-defined]
+        error.topic_partition = tp
+        error.offset = self._cursors[tp].next_offset
         self.failed[tp] = error
         self.untold.append(error)
         self._wait(tp)
