@@ -1,7 +1,7 @@
 """libibverbs through pyverbs: the one file that imports it.
 
 It owns the import, the differences between pyverbs 44 of Debian (`pyverbs.enums`) and 59
-(`pyverbs.libibverbs_enums`), and a thin face in plain types that the rest of the provider is
+(`pyverbs.libibverbs_enums`), and a thin layer of plain types that the rest of the provider is
 written against (`verbs_device`, `verbs_completions`, `verbs_queue_pairs`).  pyverbs is imported at
 first use, so a process that does not use RDMA does not load it.  What may not enter: the contract's
 classes, policy, accounting.

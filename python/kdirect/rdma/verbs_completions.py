@@ -6,7 +6,7 @@ cannot overrun, whatever depth the device allows.
 
 Law of the room: the depths that the contract promises ("outstanding until polled") and the waiting.
 A queue pair attaches itself, interprets its completions (`Attached.completed`) and says when it
-ends.  What may not enter: pyverbs itself (`kdirect.rdma.verbs` is its face), registration, sockets.
+ends.  What may not enter: pyverbs itself (use `kdirect.rdma.verbs`), registration, sockets.
 
 Locks, in this order: completion queue, queue pair.  `VerbsCompletionQueue._lock` guards the
 device's queues and what was drained from them.  It is not held while anything blocks.

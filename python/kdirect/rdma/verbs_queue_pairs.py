@@ -4,7 +4,7 @@ Law of the room: the accounting that the contract promises on top of what the de
 device moves the bytes and orders the completions.  Here are the depths ("outstanding until
 polled"), the sizes (a READ or WRITE beyond the device's largest message is posted in pieces) and
 the end (flushed requests, sleepers that wake).  What may not enter: pyverbs itself
-(`kdirect.rdma.verbs` is its face), registration, sockets other than the link.
+(use `kdirect.rdma.verbs`), registration, sockets other than the link.
 
 Every work request has an entry in its queue pair's FIFO from post to completion.  The device's
 wr_id is ``tag << 34 | sequence << 1 | is receive``.  A completion is believed only if it is the
