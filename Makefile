@@ -1,5 +1,6 @@
-# What one does with this tree.  Every target that runs something builds .venv first, with all that any of them needs;
-# nothing has to be activated.  Needed beforehand: Python 3.10 to 3.13 (with venv and headers), gcc, make, and Java 17 for Spark.
+# What one does with this tree.  Every target that runs something builds .venv first, with all that
+# any of them needs; nothing has to be activated.  Needed beforehand: Python 3.10 to 3.13 (with venv
+# and headers), gcc, make, and Java 17 for Spark.
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
 .DEFAULT_GOAL := help
@@ -8,11 +9,13 @@ SHELL := /bin/bash
 
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
-# A python that starts, is of a supported version, and has venv and its C headers; 3.11 is what everything is tested on.
+# A python that starts, is of a supported version, and has venv and its C headers; 3.11 is what
+# everything is tested on.
 ifndef PYTHON
 PYTHON := $(shell for p in python3.11 python3.12 python3.13 python3.10 python3; do \
 	"$$p" -c 'import ensurepip, os, sys, sysconfig, venv; \
-	sys.exit(not ((3, 10) <= sys.version_info < (3, 14) and os.path.exists(sysconfig.get_path("include") + "/Python.h")))' \
+	header = sysconfig.get_path("include") + "/Python.h"; \
+	sys.exit(not ((3, 10) <= sys.version_info < (3, 14) and os.path.exists(header)))' \
 	>/dev/null 2>&1 && command -v "$$p" && break; done)
 endif
 
@@ -26,7 +29,8 @@ export SPARK_LOCAL_IP ?= 127.0.0.1
 unexport PYTHONPATH PYTHONHOME VIRTUAL_ENV SPARK_HOME SPARK_CONF_DIR PYSPARK_SUBMIT_ARGS
 
 SOURCES := $(sort $(shell find python kdirect_spark jvm_shim/src -type f \
-	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' -o -name '*.json' -o -name py.typed -o -path 'jvm_shim/*' \)))
+	\( -name '*.py' -o -name '*.pyx' -o -name '*.pxd' -o -name '*.pyi' -o -name '*.h' \
+	-o -name '*.json' -o -name py.typed -o -path 'jvm_shim/*' \)))
 
 ARGS ?=
 ROWS ?=
@@ -36,22 +40,27 @@ QUICK ?=
 
 .PHONY: help
 help: ## Name the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2} \
+		/^## / {printf "%23s%s\n", "", substr($$0, 4)}' $(firstword $(MAKEFILE_LIST))
 	@echo "  Variables: PYTHON, VENV; ARGS for test and demo; ROWS, JSON, PIN, QUICK for bench."
 
 .PHONY: demo
-demo: install ## Stream real flights through a broker and Spark, check the result (the first run fetches Delta's jars: a minute)
-	@echo "demo: a broker, 336,776 flights, one streaming query; Spark looks up Delta's jars first (a minute on the first run)"
+demo: install ## Stream real flights through a broker and Spark, check the result
+## (the first run fetches Delta's jars: a minute)
+	@echo "demo: a broker, 336,776 flights, one streaming query;" \
+		"Spark looks up Delta's jars first (a minute on the first run)"
 	@$(BIN)/python demo/run.py $(ARGS)
 
 .PHONY: test
-test: install ## Run all tests against the installed package; ARGS="-m 'not spark' tests/log" narrows it down
+test: install ## Run all tests against the installed package;
+## ARGS="-m 'not spark' tests/log" narrows it down
 	$(BIN)/pytest $(ARGS)
 
 GUEST := $(BIN)/python tests/guest/run.py
 
 .PHONY: test-rdma
-test-rdma: install ## Run the tests over real verbs in soft-RoCE guests (Debian packages: docs/rdma.md); ARGS goes to the pytest in the guest
+test-rdma: install ## Run the tests over real verbs in soft-RoCE guests
+## (Debian packages: docs/rdma.md); ARGS goes to the pytest in the guest
 	@$(GUEST) --check
 	@status=0; \
 	echo "test-rdma: the contract over verbs, then broker and clients, in a guest with soft-RoCE"; \
@@ -79,20 +88,26 @@ layout: install ## Write layout.pxd from layout.py
 	cd python && PYTHONPATH=. $(BIN)/python -m kdirect.format.layout
 
 .PHONY: docs
-docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md from the tables in the code
+docs: install ## Write docs/options.md, docs/metrics.md and docs/errors.md
+## from the tables in the code
 	PYTHONPATH=$(CURDIR)/python $(BIN)/python -m kdirect.docs docs
 
 .PHONY: bench
-bench: install ## Measure: ROWS="codec-decode slot-poll" JSON=out.json (none: all rows); PIN=0 leaves the cores to the scheduler
-	$(BIN)/python bench/run.py --rows "$(ROWS)" --json "$(JSON)" $(if $(filter 0,$(PIN)),--no-pin) $(if $(QUICK),--quick)
+bench: install ## Measure: ROWS="codec-decode slot-poll" JSON=out.json (none: all rows);
+## PIN=0 leaves the cores to the scheduler
+	$(BIN)/python bench/run.py --rows "$(ROWS)" --json "$(JSON)" \
+		$(if $(filter 0,$(PIN)),--no-pin) $(if $(QUICK),--quick)
 
 .PHONY: bench-compare
 bench-compare: JSON := bench/out/compare.json
-bench-compare: install ## Measure in turns with another installed checkout: BEFORE=its root; ROWS, JSON as bench; ROUNDS=3, SECONDS=10
-	$(BIN)/python bench/compare.py --before "$(BEFORE)" --rows "$(ROWS)" --json "$(JSON)" --rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),10)
+bench-compare: install ## Measure in turns with another installed checkout: BEFORE=its root;
+## ROWS, JSON as bench; ROUNDS=3, SECONDS=10
+	$(BIN)/python bench/compare.py --before "$(BEFORE)" --rows "$(ROWS)" --json "$(JSON)" \
+		--rounds $(or $(ROUNDS),3) --seconds $(or $(SECONDS),10)
 
 .PHONY: bench-vs-kafka
-bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connector (jars from Maven Central); ROWS, JSON, QUICK as bench; writes a report too
+bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connector
+## (jars from Maven Central); ROWS, JSON, QUICK as bench; writes a report too
 	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick)
 
 .PHONY: bench-list
@@ -103,48 +118,59 @@ bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma
 
 .PHONY: bench-rdma
 bench-rdma: JSON := bench/out/rdma.json
-bench-rdma: install ## Measure READs over real verbs beside perftest's, in a soft-RoCE guest; JSON, QUICK as bench
+bench-rdma: install ## Measure READs over real verbs beside perftest's, in a soft-RoCE guest;
+## JSON, QUICK as bench
 	@$(GUEST) --check
-	$(GUEST) --limit 400 --share bench/out -- $(BIN)/python bench/verbs.py --json bench/out/rdma.json --no-pin $(if $(QUICK),--quick)
+	$(GUEST) --limit 400 --share bench/out -- \
+		$(BIN)/python bench/verbs.py --json bench/out/rdma.json --no-pin $(if $(QUICK),--quick)
 	@test "$(JSON)" -ef bench/out/rdma.json || cp bench/out/rdma.json "$(JSON)"
 
 .PHONY: build
 build: install ## Put a wheel and a source distribution into dist/
-	$(BIN)/python -c "from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
+	$(BIN)/python -c \
+		"from setuptools import build_meta as b; b.build_sdist('dist'); b.build_wheel('dist')"
 	@ls -l dist
 
 .PHONY: install
 install: $(VENV)/.installed ## Create .venv, or bring it up to date with the sources
+
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
 # The list of sources, rewritten only when a file comes or goes.
 $(VENV)/.sources: FORCE
 	@mkdir -p $(VENV)
 	@echo $(SOURCES) | cmp -s - $@ || echo $(SOURCES) > $@
 
-# Dependencies when pyproject.toml changed, else the package alone; build/ keeps compiled modules between the two.
+# Dependencies when pyproject.toml changed, else the package alone; build/ keeps compiled modules
+# between the two.
 $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
 	@test -x $(BIN)/python || $(MAKE) -s --no-print-directory python > /dev/null
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@if [ -f $(VENV)/.dependencies ] && ! [ pyproject.toml -nt $(VENV)/.dependencies ]; then \
 		echo "sources changed: building kdirect into $(VENV)"; \
-		$(BIN)/python -m pip --disable-pip-version-check install -q --no-deps --no-build-isolation --force-reinstall .; \
+		$(PIP) -q --no-deps --no-build-isolation --force-reinstall .; \
 	else \
-		echo "installing kdirect and what it is tested with into $(VENV) (the first time this fetches about 500 MB, mostly Spark)"; \
-		$(BIN)/python -m pip --disable-pip-version-check install '.[spark,delta,dev,bench]'; \
+		echo "installing kdirect and what it is tested with into $(VENV)" \
+			"(the first time this fetches about 500 MB, mostly Spark)"; \
+		$(PIP) '.[spark,delta,dev,bench]'; \
 		touch $(VENV)/.dependencies; \
 	fi
-	@echo "compiling the JVM shim for this Spark, unless it is there: $$($(BIN)/python -m kdirect_spark.shim 2>&1 || true)"
+	@echo "compiling the JVM shim for this Spark, unless it is there:" \
+		"$$($(BIN)/python -m kdirect_spark.shim 2>&1 || true)"
 	@touch $@
 
 .PHONY: jar
-jar: install ## Put the JVM shim's jar into dist/, for spark-submit --jars (build.sbt makes the same with sbt)
+jar: install ## Put the JVM shim's jar into dist/, for spark-submit --jars
+## (build.sbt makes the same with sbt)
 	@mkdir -p dist
 	@$(BIN)/python -m kdirect_spark.shim --output dist/kdirect-spark-shim.jar
 
 .PHONY: clean
 clean: ## Remove what builds and runs leave behind, but for .venv
-	rm -rf build dist bench/out spark-warehouse metastore_db derby.log .pytest_cache .hypothesis .mypy_cache .ruff_cache .import_linter_cache
-	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name '*.egg-info' \) -print0 | xargs -0 rm -rf
+	rm -rf build dist bench/out spark-warehouse metastore_db derby.log .pytest_cache .hypothesis \
+		.mypy_cache .ruff_cache .import_linter_cache
+	find . -path ./$(VENV) -prune -o -type d \( -name __pycache__ -o -name '*.egg-info' \) -print0 \
+		| xargs -0 rm -rf
 	find python -name '*.so' -delete -o -name '*.pyx' -print | sed -n 's/\.pyx$$/.c/p' | xargs rm -f
 
 .PHONY: distclean
@@ -154,7 +180,8 @@ distclean: clean ## Remove .venv too
 .PHONY: python
 python: ## Say which Python the environment is made with
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.10-3.13 with venv and headers found;" \
-		"install python3.11-venv and python3.11-dev, or name one: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+		"install python3.11-venv and python3.11-dev, or name one:" \
+		"make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@echo "$(PYTHON)"
 
 .PHONY: FORCE

@@ -63,7 +63,10 @@ def _forbid_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
     reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
     if not reason.removeprefix("Skipped: ").startswith(MAY_SKIP):
         report.outcome = "failed"
-        report.longrepr = f"{report.nodeid}: {reason}; KDIRECT_NO_SKIPS=1 makes a skip a failure: install what is missing"
+        report.longrepr = (
+            f"{report.nodeid}: {reason}; KDIRECT_NO_SKIPS=1 makes"
+            " a skip a failure: install what is missing"
+        )
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -103,7 +106,8 @@ def pytest_make_collect_report(collector: pytest.Collector):
 
 @pytest.fixture
 def seed(request: pytest.FixtureRequest) -> int:
-    """A seed of this test's own, the same whenever KDIRECT_SEED is; printed, so a failure shows it."""
+    """A seed of this test's own, the same whenever KDIRECT_SEED is; printed, so a failure shows
+    it."""
     own = random.Random(f"{SEED}:{request.node.nodeid}").randrange(2**32)
     print(f"seed {own} (KDIRECT_SEED={SEED})")
     return own
@@ -130,7 +134,8 @@ def _jars(kind: str) -> list[Path]:
         return jars.jars(kind)
     except jars.MissingJarsError as e:
         pytest.skip(
-            f"Kafka's jars cannot be fetched from Maven Central (bench/versus/jars.txt): {str(e).splitlines()[0]}"
+            "Kafka's jars cannot be fetched from Maven Central"
+            f" (bench/versus/jars.txt): {str(e).splitlines()[0]}"
         )
 
 

@@ -23,7 +23,8 @@ PATTERN = "[organisation]-[artifact]-[revision].[ext]"
 
 
 class MissingJarsError(RuntimeError):
-    """Jars are not kept here, and cannot be fetched: there is no network, no such jar, or no Java."""
+    """Jars are not kept here, and cannot be fetched: there is no network, no such jar, or no
+    Java."""
 
 
 def jars(kind: str) -> list[Path]:
@@ -39,13 +40,15 @@ def jars(kind: str) -> list[Path]:
         path = _path(folder, coordinates)
         if not path.exists():
             raise MissingJarsError(
-                f"{coordinates} was not fetched; is Maven Central reachable, or its mirror in Maven's settings.xml?"
+                f"{coordinates} was not fetched; is Maven Central reachable,"
+                " or its mirror in Maven's settings.xml?"
             )
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != expected:
             path.unlink()
             raise RuntimeError(
-                f"{path.name} has the SHA-256 {found}, not {expected}: removed; run again to fetch it anew"
+                f"{path.name} has the SHA-256 {found}, not {expected}:"
+                " removed; run again to fetch it anew"
             )
     return [_path(folder, c) for c in wanted]
 
@@ -140,7 +143,8 @@ def _fetch(coordinates: list[str], folder: Path) -> None:
         fetched = list(Path(scratch, "jars").glob("*.jar"))
         if not fetched:
             raise MissingJarsError(
-                f"{len(coordinates)} jars cannot be fetched: Ivy says\n{(run.stdout + run.stderr)[-2000:]}"
+                f"{len(coordinates)} jars cannot be fetched: Ivy says\n"
+                f"{(run.stdout + run.stderr)[-2000:]}"
             )
         for path in fetched:
             partial = folder / f"{path.name}.{os.getpid()}"

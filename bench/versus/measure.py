@@ -113,7 +113,8 @@ def rate_figure(
 
 
 def figure(
-    row: str, unit: str, value: float, against: float | None, pair: Pair, results: Mapping[str, Any], *,
+    row: str, unit: str, value: float, against: float | None, pair: Pair,
+    results: Mapping[str, Any], *,
     lower_is_better: bool = False, bar: float | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
     factor = (

@@ -34,10 +34,14 @@ TITLES = {
     "spark-read": "Spark batch read",
     "spark-available-now": "Spark stream, AvailableNow",
     "spark-sink": "Spark batch write (Kafka's sink tuned)",
-    "spark-available-now.one-record": "Spark stream, AvailableNow, over one record: starting and ending a query",
+    "spark-available-now.one-record": (
+        "Spark stream, AvailableNow, over one record: starting and ending a query"
+    ),
     "micro-batch": "Micro-batches of one row, each as it comes",
     "micro-batch.same-session": "Micro-batches of one row, the same settings of Spark",
-    "micro-batch.async-progress": "Micro-batches of one row, asynchronous progress tracking on both sides",
+    "micro-batch.async-progress": (
+        "Micro-batches of one row, asynchronous progress tracking on both sides"
+    ),
     "event-delay": "Delay of events, 400 a second (p50)",
     "event-delay.bursts": "Delay of events, with 2000 more every ten seconds (p50)",
     "consumer-scaling": "CPU of the broker for 1 to 64 consumers",
@@ -45,41 +49,50 @@ TITLES = {
     "backlog.partitions": "Seconds a GB over more partitions",
 }
 # The setting by which the figures of a row differ, and what to call it.
-AXES = {"record_bytes": "bytes a record", "value_bytes": "bytes a value", "partitions": "partitions", "consumers": "consumers",
+AXES = {"record_bytes": "bytes a record", "value_bytes": "bytes a value",
+        "partitions": "partitions", "consumers": "consumers",
         "backlog_bytes": "bytes of backlog"}  # fmt: skip
 PANELS = {
-    "produce": ("produce-latency", "produce-latency.after-silence", "produce-bandwidth", "produce-bandwidth.batched",
+    "produce": ("produce-latency", "produce-latency.after-silence", "produce-bandwidth",
+                "produce-bandwidth.batched",
                 "produce-bandwidth.columns", "produce-scaling"),
-    "consume": ("consume-latency", "consume-bandwidth", "end-to-end", "empty-fetch", "consumer-scaling", "backlog"),
-    "spark": ("spark-read", "spark-available-now", "spark-sink", "micro-batch", "event-delay", "event-delay.bursts"),
+    "consume": ("consume-latency", "consume-bandwidth", "end-to-end", "empty-fetch",
+                "consumer-scaling", "backlog"),
+    "spark": ("spark-read", "spark-available-now", "spark-sink", "micro-batch", "event-delay",
+              "event-delay.bursts"),
 }  # fmt: skip
 NOT_MEASURED = """\
-- **RDMA hardware.** No RNIC was there. kdirect ran over its `shm` transport, whose READs and WRITEs are copies that the initiator
-  makes in mapped memory; Kafka ran over loopback TCP. Neither crossed a network, so no figure here is one of InfiniBand or RoCE,
-  and `ib_read_bw` is no limit of it. `make bench-rdma` holds kdirect's READs over `verbs` beside `ib_read_bw` and `ib_read_lat`, in a
+- **RDMA hardware.** No RNIC was there. kdirect ran over its `shm` transport, whose READs and WRITEs
+  are copies that the initiator makes in mapped memory; Kafka ran over loopback TCP. Neither crossed
+  a network, so no figure here is one of InfiniBand or RoCE, and `ib_read_bw` is no limit of it.
+  `make bench-rdma` holds kdirect's READs over `verbs` beside `ib_read_bw` and `ib_read_lat`, in a
   guest with soft-RoCE; docs/rdma.md has its figures.
-- **Replication.** One broker on both sides, so the paper's figures 14 to 17 have no counterpart here.
+- **Replication.** One broker on both sides, so the paper's figures 14 to 17 have no counterpart
+  here.
 - **OSU's RDMA-Kafka and the original KafkaDirect.** Both need an RNIC; the paper has their figures.
-- **Several machines and many cores.** Broker and clients share this machine's cores; with more than two the brokers get the upper
-  half.
+- **Several machines and many cores.** Broker and clients share this machine's cores; with more than
+  two the brokers get the upper half.
 - **Security, compression, transactions.** Off on both sides.
 - **Spark in a cluster.** One JVM, one task slot (`local[1]`)."""
-METHOD = """Both brokers run at the same time, each in a process of its own, with their logs on tmpfs, and take turns (A B A B)
-within each figure; a figure is the median of its rounds, and the rounds are in the JSON. What is idle costs nothing
-(kdirect) or about a hundredth of a core (Kafka). Everything is warmed up first: connections, topics, the brokers' JVM,
-and the JVM of Kafka's own perf tools, which stays the same for a whole row. Latencies are in HDR histograms of three
-digits; those of paced work count from the moment a record was due (no coordinated omission), those of one-at-a-time
-work are the calls themselves. Fields of results have the names of OpenMessaging's benchmark, latencies in milliseconds.
+METHOD = """Both brokers run at the same time, each in a process of its own, with their logs on
+tmpfs, and take turns (A B A B) within each figure; a figure is the median of its rounds, and the
+rounds are in the JSON. What is idle costs nothing (kdirect) or about a hundredth of a core (Kafka).
+Everything is warmed up first: connections, topics, the brokers' JVM, and the JVM of Kafka's own
+perf tools, which stays the same for a whole row. Latencies are in HDR histograms of three digits;
+those of paced work count from the moment a record was due (no coordinated omission), those of
+one-at-a-time work are the calls themselves. Fields of results have the names of OpenMessaging's
+benchmark, latencies in milliseconds.
 
-Kafka's side has the fastest client for each purpose: librdkafka one at a time and end to end, a bare socket for a
-single Fetch, Kafka's own ProducerPerformance and ConsumerPerformance for bandwidth, Spark's Kafka connector with a
-tuned sink. kdirect's side is its public Python API.
+Kafka's side has the fastest client for each purpose: librdkafka one at a time and end to end, a
+bare socket for a single Fetch, Kafka's own ProducerPerformance and ConsumerPerformance for
+bandwidth, Spark's Kafka connector with a tuned sink. kdirect's side is its public Python API.
 
-Both logs lie on the same tmpfs, whose pages are small unless it was mounted otherwise. kdirect's broker asks the kernel for huge
-pages for its segments, as it does for every user; Kafka's files have what the mount gives. Topics are emptied between turns;
-before a turn of the sink twice the memory that it writes is touched and freed, since a virtual machine's host takes free memory
-back. Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which serve both, unless a
-row says otherwise."""
+Both logs lie on the same tmpfs, whose pages are small unless it was mounted otherwise. kdirect's
+broker asks the kernel for huge pages for its segments, as it does for every user; Kafka's files
+have what the mount gives. Topics are emptied between turns; before a turn of the sink twice the
+memory that it writes is touched and freed, since a virtual machine's host takes free memory back.
+Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which
+serve both, unless a row says otherwise."""
 
 
 def write(target: Path) -> Path:
@@ -139,20 +152,27 @@ def _bars(figures: list[Figure]) -> str:
     for f in figures:
         s = f["settings"]
         if "bar" in s:
-            lines.append((TITLES.get(f["row"], f["row"]), _at(s), quantity(f["value"], f["unit"]), quantity(f["against_value"], f["unit"]),
-                          _factor(s["factor"]), f"{s['bar']:g}x", _verdict(s["bar_met"])))  # fmt: skip
+            lines.append((TITLES.get(f["row"], f["row"]), _at(s), quantity(f["value"], f["unit"]),
+                          quantity(f["against_value"], f["unit"]),
+                          _factor(s["factor"]), f"{s['bar']:g}x",
+                          _verdict(s["bar_met"])))  # fmt: skip
         if "memcpy_bar" in s:
             limit = s["limits"]["memcpy_bytes_per_s"]
-            lines.append((TITLES[f["row"]] + ", of memcpy", _at(s), quantity(f["value"], f["unit"]), quantity(limit, "B/s"),
+            lines.append((TITLES[f["row"]] + ", of memcpy", _at(s), quantity(f["value"], f["unit"]),
+                          quantity(limit, "B/s"),
                           f"{100 * s['ratio_to_memcpy']:.0f} %", f"{100 * s['memcpy_bar']:.0f} %",
                           _verdict(s["memcpy_bar_met"])))  # fmt: skip
         if "ratio_to_ready" in s:
             limit = s["limits"][next(iter(s["limits"]))]
-            lines.append((TITLES[f["row"]] + ", of ready batches", _at(s), quantity(f["value"], f["unit"]), quantity(limit, "rows/s"),
-                          f"{100 * s['ratio_to_ready']:.0f} %", "95 %", _verdict(s["ratio_to_ready"] >= 0.95)))  # fmt: skip
+            lines.append((TITLES[f["row"]] + ", of ready batches", _at(s),
+                          quantity(f["value"], f["unit"]), quantity(limit, "rows/s"),
+                          f"{100 * s['ratio_to_ready']:.0f} %", "95 %",
+                          _verdict(s["ratio_to_ready"] >= 0.95)))  # fmt: skip
         if "cpu_bar" in s:
-            lines.append((TITLES[f["row"]] + ", broker's CPU", "", f"{s['kdirect_broker_cpu_s']:g} s",
-                          f"{s['kafka_broker_cpu_us_per_fetch']:g} us a fetch", "", "0 s", _verdict(s["cpu_bar_met"])))  # fmt: skip
+            lines.append((TITLES[f["row"]] + ", broker's CPU", "",
+                          f"{s['kdirect_broker_cpu_s']:g} s",
+                          f"{s['kafka_broker_cpu_us_per_fetch']:g} us a fetch", "", "0 s",
+                          _verdict(s["cpu_bar_met"])))  # fmt: skip
     return _table(("what", "at", "kdirect", "Kafka (or the limit)", "factor", "bar", ""), lines)
 
 
@@ -192,9 +212,8 @@ def _rows(figures: list[Figure]) -> str:
         ]
         for name, limit in s.get("limits", {}).items():
             unit = "B/s" if name.endswith("per_s") else "rows/s"
-            more.append(
-                f"{name.split(',')[0].removesuffix('_bytes_per_s').replace('_', ' ')} {quantity(limit, unit)}"
-            )
+            of = name.split(",")[0].removesuffix("_bytes_per_s").replace("_", " ")
+            more.append(f"{of} {quantity(limit, unit)}")
         if "mb_per_s" in s:
             more.append(f"{s['mb_per_s']} and {s['kafka_mb_per_s']} MB/s")
         durations = {
@@ -204,7 +223,8 @@ def _rows(figures: list[Figure]) -> str:
             f"{key}: " + ", ".join(f"{k} {v:g}" for k, v in d.items()) + " ms"
             for key, d in durations.items()
         ]
-        lines.append((_at(s), quantity(f["value"], f["unit"]), _spread(f, "kdirect"), quantity(f["against_value"], f["unit"]),
+        lines.append((_at(s), quantity(f["value"], f["unit"]), _spread(f, "kdirect"),
+                      quantity(f["against_value"], f["unit"]),
                       _spread(f, "kafka"), _factor(s["factor"]), "; ".join(more)))  # fmt: skip
     how = figures[0]["settings"].get("how")
     return (f"{how[0].upper()}{how[1:]}.\n\n" if how else "") + _table(
@@ -213,7 +233,8 @@ def _rows(figures: list[Figure]) -> str:
 
 
 def _at(settings: dict[str, Any]) -> str:
-    return ", ".join(f"{settings[key]:,} {label}" for key, label in AXES.items() if key in settings and not
+    return ", ".join(f"{settings[key]:,} {label}" for key, label in AXES.items()
+                     if key in settings and not
                      (key == "partitions" and settings[key] == 1))  # fmt: skip
 
 

@@ -152,7 +152,8 @@ def consume_latency(seconds: float, quick: bool) -> Figures:
                         both,
                         bar=100.0,
                         record_bytes=size,
-                        how="kdirect: slot READ, data READ, CRC, Message; Kafka: Fetch v4 of one record over a bare socket",
+                        how="kdirect: slot READ, data READ, CRC, Message;"
+                        " Kafka: Fetch v4 of one record over a bare socket",
                     )
                 )
                 fetches.close()
@@ -380,8 +381,10 @@ def empty_fetch(seconds: float, quick: bool) -> Figures:
             ("poll", "empty-fetch.poll", "Consumer.poll(0)"),
         ):
             found = rate_figure(
-                row, "1/s", "consumeRate", {"kdirect": rates[key], "kafka": rates["kafka"]}, both, bar=1000.0 if key == "kdirect" else None,
-                how=how, kdirect_broker_cpu_s=round(cpu[key], 2), kafka_broker_cpu_us_per_fetch=round(per_fetch, 1),
+                row, "1/s", "consumeRate", {"kdirect": rates[key], "kafka": rates["kafka"]}, both,
+                bar=1000.0 if key == "kdirect" else None,
+                how=how, kdirect_broker_cpu_s=round(cpu[key], 2),
+                kafka_broker_cpu_us_per_fetch=round(per_fetch, 1),
                 kafka_fetches_per_core_of_broker=round(1e6 / max(per_fetch, 1e-3)),
             )  # fmt: skip
             if key == "kdirect":
@@ -436,5 +439,6 @@ def _seconds_per_gb(
         key: {"consumeRate": 1e9 / size / statistics.median(t), "runs": [round(x, 4) for x in t]}
         for key, t in times.items()
     }
-    return figure(row, "s/GB", value, against, both, results, lower_is_better=True, record_bytes=size, backlog_bytes=records * size,
+    return figure(row, "s/GB", value, against, both, results, lower_is_better=True,
+                  record_bytes=size, backlog_bytes=records * size,
                   partitions=partitions)  # fmt: skip

@@ -35,7 +35,8 @@ def open_consumer(system: System, topic: str, name: str, **more: Any) -> Any:
     from confluent_kafka import Consumer, TopicPartition
 
     theirs = Consumer(
-        {"bootstrap.servers": system.address, "group.id": name, "enable.auto.commit": False, "fetch.wait.max.ms": 500, "fetch.min.bytes": 1,
+        {"bootstrap.servers": system.address, "group.id": name, "enable.auto.commit": False,
+         "fetch.wait.max.ms": 500, "fetch.min.bytes": 1,
          "socket.nagle.disable": True, "fetch.error.backoff.ms": 1}
     )  # fmt: skip
     theirs.assign([TopicPartition(topic, 0, 0)])
@@ -114,8 +115,8 @@ def end_to_end(seconds: float, quick: bool) -> Figures:
                     bar=10.0,
                     record_bytes=size,
                     rate_per_s=500,
-                    how=how
-                    + "kdirect spins longer than records are apart, at the consumer and at the broker, which takes their cores",
+                    how=how + "kdirect spins longer than records are apart, at the consumer"
+                    " and at the broker, which takes their cores",
                     settings_of_kdirect={**CONSUMER_SPINS, **BROKER_SPINS},
                     **{
                         name: cores
@@ -213,7 +214,8 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
             samples = turns(rounds, {s.key: lambda s=s: run(s) for s in both.both})
             value, against = (sum(cpu[s.key]) / rounds for s in both.both)
             results = {
-                s.key: {**latencies("endToEnd", samples[s.key]), "consumeRate": sum(received[s.key]) / rounds,
+                s.key: {**latencies("endToEnd", samples[s.key]),
+                        "consumeRate": sum(received[s.key]) / rounds,
                         "broker_cpu_cores": [round(c, 4) for c in cpu[s.key]]}
                 for s in both.both
             }  # fmt: skip
@@ -232,7 +234,8 @@ def consumer_scaling(seconds: float, quick: bool) -> Figures:
                         f"{s.key}_p50_us": round(results[s.key]["endToEndLatency50pct"] * 1e3)
                         for s in both.both
                     },
-                    how="CPU of the broker, the producer's records included; latency as seen by one process that polls all consumers",
+                    how="CPU of the broker, the producer's records included;"
+                    " latency as seen by one process that polls all consumers",
                 )
             )
     return out

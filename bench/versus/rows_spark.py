@@ -31,7 +31,8 @@ Figures = list[dict[str, Any]]
 READ_SIZES = ((100, 160 << 20, 3.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 2.0))
 STREAM_SIZES = ((100, 512 << 20, 3.0), (1024, 3 << 30, 2.7), (10240, 3 << 30, 1.8))
 SINK_SIZES = ((100, 256 << 20, 1.5), (1024, 512 << 20, 3.0), (10240, 512 << 20, 3.0))
-TUNED_SINK = {"kafka.linger.ms": "20", "kafka.batch.size": str(1 << 20), "kafka.buffer.memory": str(128 << 20),
+TUNED_SINK = {"kafka.linger.ms": "20", "kafka.batch.size": str(1 << 20),
+              "kafka.buffer.memory": str(128 << 20),
               "kafka.max.request.size": str(4 << 20)}  # fmt: skip
 READY = "a Python source that yields the same batches ready"
 _session: Any = None
@@ -69,7 +70,8 @@ def _stop() -> None:
 
 
 def scratch() -> str:
-    """A new directory on tmpfs, for a checkpoint, inside the brokers' own, which goes in the end."""
+    """A new directory on tmpfs, for a checkpoint, inside the brokers' own, which goes in the
+    end."""
     return tempfile.mkdtemp(prefix="spark-", dir=systems.directory())
 
 

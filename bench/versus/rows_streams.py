@@ -66,7 +66,8 @@ def micro_batch(seconds: float, quick: bool) -> Figures:
                 ),
                 (
                     "micro-batch",
-                    "as each comes: kdirect with asynchronous progress tracking, Kafka with Spark's defaults",
+                    "as each comes: kdirect with asynchronous progress tracking,"
+                    " Kafka with Spark's defaults",
                     PAIRED,
                     3.0,
                 ),
@@ -213,7 +214,8 @@ def _delays(both: Pair, system: System, seconds: float, burst: int) -> tuple[lis
 
     def take(frame: Any, _: int) -> None:
         due = frame.selectExpr(
-            "from_json(CAST(value AS STRING), 'due_us bigint, flow int, speed double').due_us AS due"
+            "from_json(CAST(value AS STRING),"
+            " 'due_us bigint, flow int, speed double').due_us AS due"
         ).toArrow()
         now = time.time_ns()
         delays.extend(now - us * 1000 for us in due.column(0).to_pylist() if us > 0)

@@ -28,7 +28,8 @@ from versus import jars
 
 HEAP = "2g"
 # What Kafka's own start script gives its JVM, with a fixed heap.
-JVM = ["-server", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20", "-XX:InitiatingHeapOccupancyPercent=35",
+JVM = ["-server", f"-Xms{HEAP}", f"-Xmx{HEAP}", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20",
+       "-XX:InitiatingHeapOccupancyPercent=35",
        "-XX:+ExplicitGCInvokesConcurrent", "-Djava.awt.headless=true"]  # fmt: skip
 KAFKA = {
     "process.roles": "broker,controller",
@@ -165,7 +166,8 @@ class Kafka(System):
         self.address = f"127.0.0.1:{client_port}"
         properties = {
             **KAFKA,
-            "listeners": f"PLAINTEXT://127.0.0.1:{client_port},CONTROLLER://127.0.0.1:{controller_port}",
+            "listeners": f"PLAINTEXT://127.0.0.1:{client_port},"
+            f"CONTROLLER://127.0.0.1:{controller_port}",
             "controller.quorum.voters": f"1@127.0.0.1:{controller_port}",
             "log.dirs": f"{directory}/kafka",
         }
@@ -206,7 +208,8 @@ class Kafka(System):
         while True:
             if self.process.poll() is not None:
                 raise RuntimeError(
-                    f"Kafka ended with status {self.process.returncode}: {self.errors.read_text()[-2000:]}"
+                    f"Kafka ended with status {self.process.returncode}:"
+                    f" {self.errors.read_text()[-2000:]}"
                 )
             try:
                 if self.admin.list_topics(timeout=1).brokers:

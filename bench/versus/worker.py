@@ -152,7 +152,8 @@ def _record(moment: int, size: int, epoch: int) -> bytes:
     if size:
         return STAMP.pack(moment) + b"x" * (size - STAMP.size)
     return (
-        b'{"id":"GEO01_HWAY_%d","lat":52.0433,"long":5.1124,"lane":"lane%d","due_us":%d,"accuracy":50.0,"num_lanes":3,"flow":%d,"speed":%d.5}'
+        b'{"id":"GEO01_HWAY_%d","lat":52.0433,"long":5.1124,"lane":"lane%d","due_us":%d,'
+        b'"accuracy":50.0,"num_lanes":3,"flow":%d,"speed":%d.5}'
     ) % (moment % 30, moment % 4, (moment + epoch) // 1000, moment % 1200, 60 + moment % 60)
 
 

@@ -60,7 +60,8 @@ class Raw:
         key, version, correlation_id = self.waiting.pop(0)
         frame = self.receive_frame()
         assert frame, (
-            f"the broker closed the connection instead of answering {p.APIS[key].name} version {version}"
+            "the broker closed the connection instead of answering"
+            f" {p.APIS[key].name} version {version}"
         )
         got, response = p.decode_response(key, version, frame)
         assert got == correlation_id

@@ -15,7 +15,8 @@ from kdirect.format.schema import build
 
 def create(connection, name, partitions=1, version=7, **configs):
     topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [],
-             "configs": [{"name": k.replace("_", "."), "value": str(v)} for k, v in configs.items()]}  # fmt: skip
+             "configs": [{"name": k.replace("_", "."), "value": str(v)}
+                         for k, v in configs.items()]}  # fmt: skip
     request = build(p.CreateTopicsRequest, topics=[topic], timeout_ms=1000, validate_only=False)
     (row,) = connection.call(request, version).topics
     return row
@@ -74,10 +75,13 @@ def test_no_names_are_all_topics_in_pages(raw):
 
 # -- Fetch sessions --------------------------------------------------------------------------------
 def fetch(connection, session_id, epoch, version=12, isolation=0):
-    part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1, "log_start_offset": -1,
+    part = {"partition": 0, "current_leader_epoch": -1, "fetch_offset": 0, "last_fetched_epoch": -1,
+            "log_start_offset": -1,
             "partition_max_bytes": 1 << 20}  # fmt: skip
-    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=isolation,
-                    session_id=session_id, session_epoch=epoch, topics=[{"topic": "t", "partitions": [part]}],
+    request = build(p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20,
+                    isolation_level=isolation,
+                    session_id=session_id, session_epoch=epoch,
+                    topics=[{"topic": "t", "partitions": [part]}],
                     forgotten_topics_data=[], rack_id="")  # fmt: skip
     return connection.call(request, version)
 

@@ -49,8 +49,9 @@ def fetch(cluster, offset):
         partition=0, fetch_offset=offset, partition_max_bytes=1 << 20
     )
     answer = cluster.connection_for(TP).request(
-        r(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, isolation_level=0, session_id=0, session_epoch=-1,
-          forgotten_topics_data=[], rack_id="", topics=[r.FetchTopic(topic="t", partitions=[partition])])
+        r(replica_id=-1, max_wait_ms=100, min_bytes=1, max_bytes=1 << 20, isolation_level=0,
+          session_id=0, session_epoch=-1, forgotten_topics_data=[], rack_id="",
+          topics=[r.FetchTopic(topic="t", partitions=[partition])])
     )  # fmt: skip
     return answer.responses[0].partitions[0]
 

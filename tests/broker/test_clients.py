@@ -161,7 +161,8 @@ def test_kcat(broker, kcat):
 
 
 def test_an_idempotent_producer_over_a_lost_connection(broker):
-    """librdkafka repeats what it does not know to be committed; the log has it once and in order."""
+    """librdkafka repeats what it does not know to be committed; the log has it once and in
+    order."""
 
     def cut_all(server):
         for connection in list(server._connections):
@@ -191,7 +192,8 @@ def test_two_members_share_a_topic_and_one_takes_over(broker):
     servers = broker.bootstrap_servers
     client = confluent_admin.AdminClient({"bootstrap.servers": servers})
     client.create_topics([confluent_admin.NewTopic("t", 4, 1)])["t"].result(10)
-    settings = {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False,
+    settings = {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
                 "session.timeout.ms": 6000, "heartbeat.interval.ms": 200}  # fmt: skip
     members = [confluent_kafka.Consumer(settings) for _ in range(2)]
     for m in members:
@@ -231,7 +233,8 @@ def test_two_members_share_a_topic_and_one_takes_over(broker):
 def test_strategies_of_assignment(broker, strategy):
     servers = broker.bootstrap_servers
     deliver(confluent_producer(servers), "t", [(None, b"x")])
-    settings = {"bootstrap.servers": servers, "group.id": "g", "partition.assignment.strategy": strategy, "auto.offset.reset": "earliest",
+    settings = {"bootstrap.servers": servers, "group.id": "g",
+                "partition.assignment.strategy": strategy, "auto.offset.reset": "earliest",
                 "heartbeat.interval.ms": 200, "session.timeout.ms": 6000}  # fmt: skip
     consumers = [confluent_kafka.Consumer(settings) for _ in range(2)]
     got = []
@@ -282,8 +285,10 @@ def test_kafka_python_groups_commit_and_resume(broker):
     deliver(confluent_producer(servers), "t", [(None, b"%d" % i) for i in range(20)], partition=0)
 
     def consumer():
-        return kafka.KafkaConsumer("t", bootstrap_servers=servers, group_id="g", auto_offset_reset="earliest", enable_auto_commit=False,
-                                   consumer_timeout_ms=8000, heartbeat_interval_ms=300, session_timeout_ms=6000)  # fmt: skip
+        return kafka.KafkaConsumer("t", bootstrap_servers=servers, group_id="g",
+                                   auto_offset_reset="earliest", enable_auto_commit=False,
+                                   consumer_timeout_ms=8000, heartbeat_interval_ms=300,
+                                   session_timeout_ms=6000)  # fmt: skip
 
     first = consumer()
     assert [m.value for _, m in zip(range(10), first)] == [b"%d" % i for i in range(10)]

@@ -62,7 +62,8 @@ listeners=PLAINTEXT://:9092,CONTROLLER://:9093
 inter.broker.listener.name=PLAINTEXT
 advertised.listeners=PLAINTEXT://localhost:9092,CONTROLLER://localhost:9093
 controller.listener.names=CONTROLLER
-listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
+listener.security.protocol.map=CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT,SSL:SSL,\
+SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
 num.network.threads=3
 num.io.threads=8
 socket.send.buffer.bytes=102400
@@ -147,7 +148,8 @@ def test_keywords_have_underscores_for_dots_and_go_first():
 
 # -- the embedded broker ---------------------------------------------------------------------------
 def test_importing_kdirect_loads_next_to_nothing():
-    code = "import sys, kdirect; print([m for m in ('kafka', 'pyarrow', 'asyncio', 'kdirect.broker', 'kdirect.client') if m in sys.modules])"
+    heavy = ("kafka", "pyarrow", "asyncio", "kdirect.broker", "kdirect.client")
+    code = f"import sys, kdirect; print([m for m in {heavy} if m in sys.modules])"
     assert (
         subprocess.run(
             [sys.executable, "-c", code], capture_output=True, text=True, check=True
@@ -247,10 +249,13 @@ def one_line_error(result, status):
 
 def test_the_command_starts_with_flags_file_and_settings(broker_process, tmp_path):
     (tmp_path / "server.properties").write_text(
-        f"num.partitions=2\nlog.dirs={tmp_path / 'elsewhere'}\nnum.io.threads=8\nmessage.max.bytes=2000\n"
+        f"num.partitions=2\nlog.dirs={tmp_path / 'elsewhere'}\n"
+        "num.io.threads=8\nmessage.max.bytes=2000\n"
     )
-    command = [sys.executable, "-m", "kdirect.cli", "broker", "--config", tmp_path / "server.properties", "--listeners", "127.0.0.1:0",
-               "--log-dirs", tmp_path / "log", "--num-partitions", "3", "--set", "auto.create.topics.enable=false"]  # fmt: skip
+    command = [sys.executable, "-m", "kdirect.cli", "broker", "--config",
+               tmp_path / "server.properties", "--listeners", "127.0.0.1:0",
+               "--log-dirs", tmp_path / "log", "--num-partitions", "3", "--set",
+               "auto.create.topics.enable=false"]  # fmt: skip
     process = subprocess.Popen(
         [str(c) for c in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

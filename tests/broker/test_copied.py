@@ -33,7 +33,8 @@ def segment(directory, base, offsets, record=lambda o: (b"k%d" % o, b"v%d" % o),
 
 
 def test_consumers_go_on_behind_what_kafkas_cleaner_removed(tmp_path):
-    """Over Kafka's protocol and over RDMA, from an offset that is there and from one that is not."""
+    """Over Kafka's protocol and over RDMA, from an offset that is there and from one that is
+    not."""
     segments = {0: [*range(5), 20, 21], 50: range(50, 80), 100: range(100, 105)}
     for base, offsets in segments.items():
         segment(tmp_path / "t-0", base, offsets)

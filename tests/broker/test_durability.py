@@ -109,8 +109,10 @@ def test_a_kill_in_full_flight_loses_nothing_acknowledged(broker_process, flush)
     once."""
     b = broker_process(**{"log.segment.bytes": 65536, "log.flush.before.ack": flush})
     acknowledged: list[bytes] = []
-    producer = confluent_kafka.Producer({"bootstrap.servers": b.bootstrap_servers, "linger.ms": 0, "batch.num.messages": 20,
-                                         "message.timeout.ms": 60000, "enable.idempotence": True})  # fmt: skip
+    producer = confluent_kafka.Producer({"bootstrap.servers": b.bootstrap_servers, "linger.ms": 0,
+                                         "batch.num.messages": 20,
+                                         "message.timeout.ms": 60000,
+                                         "enable.idempotence": True})  # fmt: skip
     stop = threading.Event()
 
     def run():
@@ -152,8 +154,10 @@ def test_a_group_goes_on_over_a_restart(broker_process):
     b = broker_process()
     assert produce(b.bootstrap_servers, "t", [b"1"]) == []
     rebalances = []
-    consumer = confluent_kafka.Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": "g", "auto.offset.reset": "earliest",
-                                         "heartbeat.interval.ms": 200, "reconnect.backoff.max.ms": 200})  # fmt: skip
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": b.bootstrap_servers, "group.id": "g",
+                                         "auto.offset.reset": "earliest",
+                                         "heartbeat.interval.ms": 200,
+                                         "reconnect.backoff.max.ms": 200})  # fmt: skip
     consumer.subscribe(["t"], on_assign=lambda c, ps: rebalances.append(len(ps)))
     deadline = time.monotonic() + 15
     while (m := consumer.poll(0.2)) is None or m.error():
@@ -440,8 +444,10 @@ def test_an_idle_broker_uses_no_cpu(broker_process, raw):
         "partition_max_bytes": 1000,
         "log_start_offset": -1,
     }
-    waiting = build(p.FetchRequest, replica_id=-1, max_wait_ms=60000, min_bytes=1, max_bytes=1000, isolation_level=0, session_id=0,
-                    session_epoch=-1, topics=[{"topic": "t", "partitions": [part]}], forgotten_topics_data=[], rack_id="")  # fmt: skip
+    waiting = build(p.FetchRequest, replica_id=-1, max_wait_ms=60000, min_bytes=1, max_bytes=1000,
+                    isolation_level=0, session_id=0,
+                    session_epoch=-1, topics=[{"topic": "t", "partitions": [part]}],
+                    forgotten_topics_data=[], rack_id="")  # fmt: skip
     for c in connections[1:]:
         c.send(waiting, 11)
     time.sleep(0.5)

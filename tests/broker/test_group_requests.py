@@ -26,8 +26,10 @@ def broker():
 def join(
     connection, group, *, version=7, instance=None, protocol="range", session=300, client="raw"
 ):
-    message = build(p.JoinGroupRequest, group_id=group, session_timeout_ms=session, rebalance_timeout_ms=60000, member_id="",
-                    group_instance_id=instance, protocol_type="consumer", protocols=[{"name": protocol, "metadata": b""}])  # fmt: skip
+    message = build(p.JoinGroupRequest, group_id=group, session_timeout_ms=session,
+                    rebalance_timeout_ms=60000, member_id="",
+                    group_instance_id=instance, protocol_type="consumer",
+                    protocols=[{"name": protocol, "metadata": b""}])  # fmt: skip
     connection.next_id += 1
     connection.waiting.append((message.API_KEY, version, connection.next_id))
     connection.socket.sendall(p.encode_request(message, version, connection.next_id, client))
@@ -63,7 +65,8 @@ def test_names_that_are_too_long_are_refused_and_other_groups_go_on(broker, raw,
         "committed_metadata": None,
         "committed_leader_epoch": -1,
     }
-    commit = build(p.OffsetCommitRequest, group_id=LONG, generation_id_or_member_epoch=-1, member_id="",
+    commit = build(p.OffsetCommitRequest, group_id=LONG, generation_id_or_member_epoch=-1,
+                   member_id="",
                    topics=[{"name": "t", "partitions": [part]}])  # fmt: skip
     connection.call(
         build(p.MetadataRequest, topics=[{"name": "t"}], allow_auto_topic_creation=True), 8

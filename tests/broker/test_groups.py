@@ -1,4 +1,5 @@
-"""The group coordinator's decisions, on a clock of the test's own, and a random walk through them."""
+"""The group coordinator's decisions, on a clock of the test's own, and a random walk through
+them."""
 
 from __future__ import annotations
 

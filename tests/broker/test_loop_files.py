@@ -35,7 +35,8 @@ class Watch:
     Python tells of most of it by audit events; the calls that it does not tell of are wrapped."""
 
     EVENTS = frozenset(
-        ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.listdir", "os.scandir", "os.link", "shutil.rmtree",
+        ("open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.truncate", "os.listdir",
+         "os.scandir", "os.link", "shutil.rmtree",
          "mmap.__new__")
     )  # fmt: skip
     CALLS = (
@@ -142,8 +143,10 @@ def test_the_watch_sees_file_work_on_the_loop(
 
 def started(directory: Path, **properties: Any) -> kdirect.Broker:
     return kdirect.Broker(
-        directory, log_segment_bytes=SEGMENT_BYTES, num_partitions=2, offsets_topic_num_partitions=2,
-        log_retention_check_interval_ms=50, log_flush_scheduler_interval_ms=50, log_flush_offset_checkpoint_interval_ms=50, **properties,
+        directory, log_segment_bytes=SEGMENT_BYTES, num_partitions=2,
+        offsets_topic_num_partitions=2,
+        log_retention_check_interval_ms=50, log_flush_scheduler_interval_ms=50,
+        log_flush_offset_checkpoint_interval_ms=50, **properties,
     )  # fmt: skip
 
 
@@ -160,7 +163,8 @@ def drop_from_memory(directory: Path) -> None:
 def produce(connection: Any, topic: str, value: bytes, *, acks: int = -1) -> None:
     request = build(
         p.ProduceRequest, transactional_id=None, acks=acks, timeout_ms=30_000,
-        topic_data=[{"name": topic, "partition_data": [{"index": 0, "records": encode_single_bytes(value)}]}],
+        topic_data=[{"name": topic,
+                     "partition_data": [{"index": 0, "records": encode_single_bytes(value)}]}],
     )  # fmt: skip
     if acks == 0:
         connection.socket.sendall(p.encode_request(request, 9, 0, "raw"))
@@ -231,8 +235,10 @@ def fetch_all(connection: Any, topic: str) -> int:
             "log_start_offset": -1,
         }
         request = build(
-            p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20, isolation_level=0, session_id=0,
-            session_epoch=-1, topics=[{"topic": topic, "partitions": [part]}], forgotten_topics_data=[], rack_id="",
+            p.FetchRequest, replica_id=-1, max_wait_ms=0, min_bytes=1, max_bytes=1 << 20,
+            isolation_level=0, session_id=0,
+            session_epoch=-1, topics=[{"topic": topic, "partitions": [part]}],
+            forgotten_topics_data=[], rack_id="",
         )  # fmt: skip
         records = bytes(connection.call(request, 11).responses[0].partitions[0].records or b"")
         if not records:

@@ -27,7 +27,8 @@ def broker():
 
 
 def large_request(size: int = LARGEST - 4096) -> bytes:
-    """A Produce to a topic that is not there: its answer is an error, but it has to be taken whole."""
+    """A Produce to a topic that is not there: its answer is an error, but it has to be taken
+    whole."""
     message = build(
         p.ProduceRequest, transactional_id=None, acks=1, timeout_ms=1000,
         topic_data=[{"name": "none", "partition_data": [{"index": 0, "records": bytes(size)}]}],

@@ -27,14 +27,17 @@ from kdirect.log.partition import Partition
 
 def create(connection, name="t", partitions=1, **configs):
     topic = {"name": name, "num_partitions": partitions, "replication_factor": 1, "assignments": [],
-             "configs": [{"name": k.replace("_", "."), "value": str(v)} for k, v in configs.items()]}  # fmt: skip
+             "configs": [{"name": k.replace("_", "."), "value": str(v)}
+                         for k, v in configs.items()]}  # fmt: skip
     answer = connection.call(build(p.CreateTopicsRequest, topics=[topic], timeout_ms=1000), 5)
     assert answer.topics[0].error_code == 0, answer.topics[0].error_message
 
 
 def produce(records, topic="t", partition=0, acks=-1, transactional_id=None):
     return build(p.ProduceRequest, transactional_id=transactional_id, acks=acks, timeout_ms=1000,
-                 topic_data=[{"name": topic, "partition_data": [{"index": partition, "records": records}]}])  # fmt: skip
+                 topic_data=[{"name": topic,
+                              "partition_data": [{"index": partition, "records": records}]}]
+                 )  # fmt: skip
 
 
 def fetch(
@@ -49,14 +52,18 @@ def fetch(
     session_id=0,
     session_epoch=-1,
 ):
-    part = {"partition": partition, "current_leader_epoch": epoch, "fetch_offset": offset, "partition_max_bytes": partition_max_bytes,
+    part = {"partition": partition, "current_leader_epoch": epoch, "fetch_offset": offset,
+            "partition_max_bytes": partition_max_bytes,
             "log_start_offset": -1, "last_fetched_epoch": -1}  # fmt: skip
-    return build(p.FetchRequest, replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=min_bytes, max_bytes=max_bytes, isolation_level=0,
-                 session_id=session_id, session_epoch=session_epoch, topics=[{"topic": topic, "partitions": [part]}],
+    return build(p.FetchRequest, replica_id=-1, max_wait_ms=max_wait_ms, min_bytes=min_bytes,
+                 max_bytes=max_bytes, isolation_level=0,
+                 session_id=session_id, session_epoch=session_epoch,
+                 topics=[{"topic": topic, "partitions": [part]}],
                  forgotten_topics_data=[], rack_id="")  # fmt: skip
 
 
-JOIN = {"group_id": "g", "session_timeout_ms": 10000, "rebalance_timeout_ms": 60000, "group_instance_id": None, "protocol_type": "consumer",
+JOIN = {"group_id": "g", "session_timeout_ms": 10000, "rebalance_timeout_ms": 60000,
+        "group_instance_id": None, "protocol_type": "consumer",
         "protocols": [{"name": "range", "metadata": b"m"}]}  # fmt: skip
 
 

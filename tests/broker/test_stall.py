@@ -76,7 +76,8 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowDisk]:
 @pytest.fixture
 def broker(tmp_path: Any, disk: SlowDisk) -> Iterator[kdirect.Broker]:
     with kdirect.Broker(
-        tmp_path / "log", log_segment_bytes=SEGMENT_BYTES, log_index_size_max_bytes=4096, num_partitions=1, auto_create_topics_enable=False,
+        tmp_path / "log", log_segment_bytes=SEGMENT_BYTES, log_index_size_max_bytes=4096,
+        num_partitions=1, auto_create_topics_enable=False,
         offsets_topic_num_partitions=1,
     ) as b:  # fmt: skip
         yield b
@@ -109,7 +110,8 @@ def create(raw: Any, *names: str, partitions: int = 1, **configs: str) -> None:
     response = raw.call(
         build(
             p.CreateTopicsRequest, timeout_ms=30_000,
-            topics=[{"name": n, "num_partitions": partitions, "replication_factor": 1, "assignments": [], "configs": rows} for n in names],
+            topics=[{"name": n, "num_partitions": partitions, "replication_factor": 1,
+                     "assignments": [], "configs": rows} for n in names],
         ),
         5,
     )  # fmt: skip

@@ -125,7 +125,8 @@ def commit(connection, name, offset, group="g"):
         "committed_metadata": None,
         "committed_leader_epoch": -1,
     }
-    request = build(p.OffsetCommitRequest, group_id=group, generation_id_or_member_epoch=-1, member_id="",
+    request = build(p.OffsetCommitRequest, group_id=group, generation_id_or_member_epoch=-1,
+                    member_id="",
                     topics=[{"name": name, "partitions": [part]}])  # fmt: skip
     return connection.call(request, 6).topics[0].partitions[0].error_code
 

@@ -212,7 +212,7 @@ def test_a_producer_that_dies_or_stops_with_the_next_file_in_its_hands(served, e
     wait_until(lambda: len(leftovers(broker)) <= 3, f"files are left behind: {leftovers(broker)}")
 
 
-def test_a_broker_that_is_killed_keeps_what_it_acknowledged_and_forgets_files_that_were_granted_ahead(
+def test_a_killed_broker_keeps_what_it_acknowledged_and_forgets_files_granted_ahead(
     served, endless
 ):
     session, broker = served()

@@ -60,7 +60,8 @@ class Log:
         assert [len(found) for _, _, found in self.files] == [batches, batches]
 
     def flips(self, rng: random.Random) -> Iterator[tuple[int, int, int, Any]]:
-        """(segment, position, bit, batch): every bit of every header, and one of each other byte."""
+        """(segment, position, bit, batch): every bit of every header, and one of each other
+        byte."""
         for i, (_, _, batches) in enumerate(self.files):
             for batch in batches:
                 for at in range(batch.size):
@@ -181,7 +182,10 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(log, seed, kind, transport
                         or f"position {batch.position} of the segment" in found
                     ), found
                 except (AssertionError, KdirectError, TimeoutError) as e:
-                    byte = f"byte {position - batch.position} bit {bit} of the batch at {batch.position} of {path.name}"
+                    byte = (
+                        f"byte {position - batch.position} bit {bit} of the batch at"
+                        f" {batch.position} of {path.name}"
+                    )
                     wrong.append(f"{byte}, from {start}: {e!r:.300}")
                     found = ""
                 errors += found.startswith("error")

@@ -141,7 +141,8 @@ def read(partition):
         finally:
             reader.close()
             session.close()
-    consumer = kdirect.Consumer({**settings, "group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False})
+    group = {"group.id": "g", "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    consumer = kdirect.Consumer({**settings, **group})
     try:
         consumer.assign([tp])
         return len(consumer.poll_arrow(timeout=20) if how == "columns" else consumer.consume(1, 20))

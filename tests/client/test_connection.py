@@ -481,9 +481,9 @@ def test_kafkas_error_codes_become_one_error_each():
         True,
     )
     e = broker_error(36, "creating topic 't'", "Topic 't' already exists.")
-    assert (
-        str(e)
-        == "creating topic 't': Topic 't' already exists. (TOPIC_ALREADY_EXISTS); choose another name, or ask for if_not_exists"
+    assert str(e) == (
+        "creating topic 't': Topic 't' already exists. (TOPIC_ALREADY_EXISTS);"
+        " choose another name, or ask for if_not_exists"
     )
     assert not e.retriable
     assert isinstance(broker_error(3, "t-9"), UnknownTopicError)

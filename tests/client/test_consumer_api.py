@@ -232,9 +232,9 @@ def test_assignors_agree_with_kafka_pythons(seed):
             for _ in range(rng.randrange(1, 6))
         ]
         static = rng.randrange(3)
-        if (
-            turn % 2
-        ):  # what kafka-python's roundrobin can do: members that read the same topics, and no static ones
+        if turn % 2:
+            # What kafka-python's roundrobin can do: members that read the same topics, and no
+            # static ones.
             read, static = [frozenset(counts)] * len(read), 0
         members = [
             (f"m{rng.randrange(1000)}-{i}", f"i{i}" if i < static else None, topics)
@@ -376,7 +376,8 @@ def test_commits_and_where_a_group_goes_on(made, transport):
 
 
 def test_auto_commit_holds_back_what_is_being_worked_on(made):
-    """A record counts as done when the next poll asks for another: a crash in between repeats it."""
+    """A record counts as done when the next poll asks for another: a crash in between repeats
+    it."""
     broker, make = made
     (tp,) = fill(broker, "t", 1, 10)
     consumer = make(group_id="g", auto_commit_interval_ms=50)

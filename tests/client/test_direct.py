@@ -439,7 +439,8 @@ def test_a_forged_file_id_is_cut_and_others_go_on(embedded):
 
 @pytest.mark.parametrize(
     ("size", "file_id", "length", "why"),
-    [(7, 0, 8, "no produce request"), (9, 0, 8, "no produce request"), (0, 0, 8, "no produce request"), (8, 1, 8, "not granted"),
+    [(7, 0, 8, "no produce request"), (9, 0, 8, "no produce request"),
+     (0, 0, 8, "no produce request"), (8, 1, 8, "not granted"),
      (8, 0, 0, "announced"), (8, 0, 1 << 31, "announced")],
 )  # fmt: skip
 def test_a_malformed_notice_is_cut_and_others_go_on(embedded, caplog, size, file_id, length, why):
@@ -583,7 +584,7 @@ def test_wrong_transport_and_wrong_places_are_told(served):
     with pytest.raises(UnknownTopicError, match="partition 3"):
         session.producer().produce("t", b"x", partition=3)
     with pytest.raises(TransportError, match="verbs"):
-        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "verbs"}).transport  # noqa: B018
+        _ = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "verbs"}).transport
     with pytest.raises(kdirect.errors.ConfigError, match="transport"):
         connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "smoke-signals"})
 
@@ -604,7 +605,7 @@ def test_rdma_can_be_switched_off_on_the_broker_and_auto_says_why(broker_process
         consumer.assign({TP: 95})
         assert [consumer.poll(2).value() for _ in range(5)] == [b"95", b"96", b"97", b"98", b"99"]
     with pytest.raises(TransportError, match="shm"):
-        connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}).transport  # noqa: B018
+        _ = connect({"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}).transport
     session.close()
 
 

@@ -48,7 +48,8 @@ def forge(monkeypatch, method, field, value, of):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("slot_index", FAR), ("slot_index", 1 << 20), ("address", -(1 << 62)), ("address", (1 << 63) - 1), ("rkey", -1), ("rkey", 1 << 32),
+    [("slot_index", FAR), ("slot_index", 1 << 20), ("address", -(1 << 62)),
+     ("address", (1 << 63) - 1), ("rkey", -1), ("rkey", 1 << 32),
      ("length", -1), ("start_position", -1), ("last_readable_position", 1 << 40)],
 )  # fmt: skip
 def test_a_forged_read_grant_concerns_its_partition_alone(session, monkeypatch, field, value):
@@ -86,8 +87,10 @@ def test_a_forged_slot_region_is_refused(session, monkeypatch, field, value):
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("file_id", 1 << 16), ("file_id", FAR), ("file_id", -1), ("address", -1), ("address", (1 << 63) - 1), ("rkey", -1), ("rkey", 1 << 32),
-     ("length", -1), ("position", -1), ("word_address", -8), ("word_address", 4), ("word_rkey", 1 << 32)],
+    [("file_id", 1 << 16), ("file_id", FAR), ("file_id", -1), ("address", -1),
+     ("address", (1 << 63) - 1), ("rkey", -1), ("rkey", 1 << 32),
+     ("length", -1), ("position", -1), ("word_address", -8), ("word_address", 4),
+     ("word_rkey", 1 << 32)],
 )  # fmt: skip
 def test_a_forged_write_grant_is_refused(session, monkeypatch, field, value):
     with (

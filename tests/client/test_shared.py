@@ -33,7 +33,8 @@ import sys, time
 from kdirect.client import connect
 servers, name, count, size = sys.argv[1], sys.argv[2].encode(), int(sys.argv[3]), int(sys.argv[4])
 settings = dict(x.split("=") for x in sys.argv[5:])
-session = connect({"bootstrap.servers": servers, "transport": "shm", "rdma.produce": "shared", **settings})
+settings = {"transport": "shm", "rdma.produce": "shared", **settings}
+session = connect({"bootstrap.servers": servers, **settings})
 producer = session.producer()
 i = 0
 while count == 0 or i < count:
@@ -45,10 +46,13 @@ while count == 0 or i < count:
     producer.flush()
     print(i, flush=True)
     if count == 0 or count > 5000:
-        time.sleep(0.002)  # endless, and read line by line; or to be under way for as long as what happens to the broker
+        # Endless, and read line by line; or to be under way for as long as what happens to the
+        # broker.
+        time.sleep(0.002)
 statistics = producer.statistics()
 producer.close()
-print("rdma", statistics.get("rdma_records", 0), "tcp", statistics.get("tcp_records", 0), flush=True)
+rdma, tcp = (statistics.get(name, 0) for name in ("rdma_records", "tcp_records"))
+print("rdma", rdma, "tcp", tcp, flush=True)
 """
 
 
@@ -363,7 +367,8 @@ order, position = reserved
 writer, qp = path.writer, path.channel.qp
 def write(filler):
     memoryview(memory.memory)[:500] = filler * 500
-    qp.post_write_imm(0, memory, 0, 500, writer.address + position, writer.rkey, writer.file_id << 16 | order)
+    address, immediate = writer.address + position, writer.file_id << 16 | order
+    qp.post_write_imm(0, memory, 0, 500, address, writer.rkey, immediate)
 if sys.argv[2] == "rubbish":
     write(b"\\xa5")
 print("reserved", n, flush=True)

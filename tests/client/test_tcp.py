@@ -399,7 +399,8 @@ def test_a_garbled_answer_is_final(behind, proxy, new_topic):
 
 
 def test_what_was_acknowledged_survives_a_killed_broker(broker_process):
-    """SIGKILL under load; every acknowledged batch is read afterwards, at the offset that was told."""
+    """SIGKILL under load; every acknowledged batch is read afterwards, at the offset that was
+    told."""
     b = broker_process()
     tp = TopicPartition("t", 0)
     with Cluster({"bootstrap.servers": b.bootstrap_servers, "connect.timeout.ms": 20000}) as c:

@@ -15,12 +15,15 @@ SEGMENT_BYTES = 64 << 10
 # What the topic allows, the bytes of a value it does not take, Kafka's code for it, and the
 # property to raise.  Kafka looks at the size of the batch before it looks at the segment.
 CASES = [
-    pytest.param({"max.message.bytes": 10_000}, 20_000, ErrorCode.MESSAGE_TOO_LARGE, "max.message.bytes", id="over max.message.bytes"),
+    pytest.param({"max.message.bytes": 10_000}, 20_000, ErrorCode.MESSAGE_TOO_LARGE,
+                 "max.message.bytes", id="over max.message.bytes"),
     pytest.param(
-        {"segment.bytes": SEGMENT_BYTES}, 2 * SEGMENT_BYTES, ErrorCode.RECORD_LIST_TOO_LARGE, "segment.bytes", id="over segment.bytes"
+        {"segment.bytes": SEGMENT_BYTES}, 2 * SEGMENT_BYTES, ErrorCode.RECORD_LIST_TOO_LARGE,
+        "segment.bytes", id="over segment.bytes"
     ),
     pytest.param(
-        {"segment.bytes": SEGMENT_BYTES, "max.message.bytes": SEGMENT_BYTES}, 2 * SEGMENT_BYTES, ErrorCode.MESSAGE_TOO_LARGE,
+        {"segment.bytes": SEGMENT_BYTES, "max.message.bytes": SEGMENT_BYTES}, 2 * SEGMENT_BYTES,
+        ErrorCode.MESSAGE_TOO_LARGE,
         "max.message.bytes", id="over both",
     ),
 ]  # fmt: skip

@@ -84,7 +84,8 @@ class Ends:
         """The broker's answer to the first request overtakes the completion of its WRITE."""
         entry = memoryview(self.staging.memory)
         struct.pack_into("=IHHhHI", entry, 0, 0, FILE_ID, 0, 0, 0, 1)
-        self.broker_qp.post_write_imm(1, self.staging, 0, layout.ACK_BYTES, self.ring.address, self.ring.rkey,
+        self.broker_qp.post_write_imm(1, self.staging, 0, layout.ACK_BYTES, self.ring.address,
+                                      self.ring.rkey,
                                       FILE_ID << layout.IMM_FILE_ID_SHIFT | 1)  # fmt: skip
         assert self.writer.wait_acknowledged(0, 10_000)
 

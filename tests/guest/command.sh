@@ -1,9 +1,12 @@
-# Second process of the guest: network, soft-RoCE, the command; its exit status goes to the port "status".
+# Second process of the guest: network, soft-RoCE, the command; its exit status goes to the port
+# "status".
 b=/run/guest/busybox
 export PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 say() { echo "<3>guest: $*" > /dev/kmsg; }
 . /run/guest/settings
-for p in /sys/class/virtio-ports/*; do $b ln -s "/dev/${p##*/}" "/run/guest/port.$($b cat "$p/name")"; done
+for p in /sys/class/virtio-ports/*; do
+    $b ln -s "/dev/${p##*/}" "/run/guest/port.$($b cat "$p/name")"
+done
 # Whatever happens to the machine's side, the guest does not outlive its time.
 ($b sleep "$LIMIT_S"; say "out of time"; $b poweroff -f) < /dev/null > /dev/null 2>&1 &
 

@@ -1,10 +1,14 @@
 """The client of two hosts: runs in one guest against a broker in the other, told what to do line by
 line (test_two_hosts.py).
 
-    start TOPIC   make the topic; produce numbers without end and consume them, both over RDMA       -> started TRANSPORT REASON
-    status        how far both are                                                                   -> status ACKNOWLEDGED READ OVER_RDMA
-    probe         ask the broker for its topics over a connection of its own, within a few seconds   -> probe ok | probe ERROR
-    stop          no more; wait for what is under way, read everything again                         -> stopped {JSON}
+    start TOPIC   make the topic; produce numbers without end and consume them, both over RDMA
+                  -> started TRANSPORT REASON
+    status        how far both are
+                  -> status ACKNOWLEDGED READ OVER_RDMA
+    probe         ask the broker for its topics over a connection of its own, within a few seconds
+                  -> probe ok | probe ERROR
+    stop          no more; wait for what is under way, read everything again
+                  -> stopped {JSON}
 
 What kdirect's client logs is printed too, as ``log ...``.
 """
@@ -47,7 +51,8 @@ def say(*words: object) -> None:
 
 
 class Stream:
-    """A producer and a consumer of one topic, each on a thread of its own, from `start` to `stop`."""
+    """A producer and a consumer of one topic, each on a thread of its own, from `start` to
+    `stop`."""
 
     def __init__(self, session: Any, topic: str) -> None:
         self._session = session

@@ -132,7 +132,8 @@ def prepare() -> Image:
     missing = missing_packages()
     if missing:
         raise GuestError(
-            f"Debian packages are missing: {' '.join(missing)}; apt-get install --no-install-recommends {' '.join(missing)}"
+            f"Debian packages are missing: {' '.join(missing)};"
+            f" apt-get install --no-install-recommends {' '.join(missing)}"
         )
     release = kernel_release()
     assert release is not None
@@ -175,8 +176,10 @@ def _pyverbs(home: Path) -> Path | None:
             or "nothing"
         )
         raise GuestError(
-            f"python3-pyverbs is built for {built}, the environment runs Python {platform.python_version()};"
-            " make the environment with that version (make PYTHON=...), or install pyverbs into it (extra [rdma])"
+            f"python3-pyverbs is built for {built},"
+            f" the environment runs Python {platform.python_version()};"
+            " make the environment with that version (make PYTHON=...),"
+            " or install pyverbs into it (extra [rdma])"
         )
     directory = home / "pyverbs"
     directory.mkdir(parents=True, exist_ok=True)
@@ -229,7 +232,8 @@ def load_order(release: str) -> list[str]:
             continue
         if name not in by_name:
             raise GuestError(
-                f"kernel {release} has no module {name}; install linux-image-amd64 (a cloud kernel has no soft-RoCE)"
+                f"kernel {release} has no module {name};"
+                " install linux-image-amd64 (a cloud kernel has no soft-RoCE)"
             )
         # modules.dep lists what a module needs nearest first
         order += [

@@ -1,5 +1,6 @@
 #!/bin/busybox sh
-# First process of the guest: modules, the machine's root file system read-only under a tmpfs, then command.sh there.
+# First process of the guest: modules, the machine's root file system read-only under a tmpfs, then
+# command.sh there.
 b=/bin/busybox
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
@@ -10,10 +11,12 @@ say "loading modules"
 while read -r m; do $b insmod "/modules/$m" || say "cannot load $m"; done < /modules/order
 . /job/settings
 
-$b mount -t 9p machine /lower -o ro,trans=virtio,version=9p2000.L,msize=512000,cache=loose || die "cannot mount the machine's root"
+p9=trans=virtio,version=9p2000.L,msize=512000
+$b mount -t 9p machine /lower -o "ro,$p9,cache=loose" || die "cannot mount the machine's root"
 $b mount -t tmpfs -o size=80% tmpfs /rw
 $b mkdir /rw/upper /rw/work
-$b mount -t overlay overlay /root -o lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work,xino=off || die "cannot mount the overlay"
+layers=lowerdir=/lower,upperdir=/rw/upper,workdir=/rw/work,xino=off
+$b mount -t overlay overlay /root -o "$layers" || die "cannot mount the overlay"
 for d in dev proc sys; do $b mkdir -p "/root/$d"; $b mount --move "/$d" "/root/$d"; done
 $b mkdir -p /root/run /root/dev/shm /root/dev/pts
 $b mount -t tmpfs tmpfs /root/run
@@ -25,7 +28,7 @@ for n in 0,stdin 1,stdout 2,stderr; do $b ln -s "fd/${n%,*}" "/root/dev/${n#*,}"
 i=0
 while read -r d; do
     $b mkdir -p "/root$d"
-    $b mount -t 9p "share$i" "/root$d" -o trans=virtio,version=9p2000.L,msize=512000,cache=mmap || die "cannot mount $d"
+    $b mount -t 9p "share$i" "/root$d" -o "$p9,cache=mmap" || die "cannot mount $d"
     i=$((i + 1))
 done < /job/shares
 $b mkdir -p /root/run/guest/tmp

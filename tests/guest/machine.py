@@ -38,12 +38,14 @@ from tests.guest.image import GuestError, Image
 
 # Fewer mitigations, no randomness, no timer calibration: an emulated boot in seconds.
 KERNEL_ARGUMENTS = (
-    "console=ttyS0 quiet panic=-1 mitigations=off nokaslr nopti nosmap no_timer_check tsc=reliable audit=0 apparmor=0 selinux=0"
+    "console=ttyS0 quiet panic=-1 mitigations=off nokaslr nopti nosmap"
+    " no_timer_check tsc=reliable audit=0 apparmor=0 selinux=0"
     " nowatchdog rcupdate.rcu_expedited=1 random.trust_cpu=on cgroup_disable=memory"
 )
 # Not PYTHONDONTWRITEBYTECODE: what is compiled once inside serves every process there.
 PASSED_ON = re.compile(
-    r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|XDG_CACHE_HOME|LANG|LC_.*|TERM|CI|JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
+    r"PATH|LD_LIBRARY_PATH|RDMAV_DRIVERS|HOME|XDG_CACHE_HOME|LANG|LC_.*|TERM|CI|"
+    r"JAVA_HOME|PYTHON(PATH|SAFEPATH|UNBUFFERED)|(KDIRECT|SPARK|PYSPARK|PYTEST).*"
 )
 BOOT_LIMIT_S = 120
 QUEUES = {
@@ -203,7 +205,8 @@ class Machine:
                 arguments += ["-chardev", f"null,id=nowhere-{way}"]
                 arguments += [
                     "-object",
-                    f"filter-redirector,id=lose-{way},netdev=net,queue={queue},outdev=nowhere-{way},status=off",
+                    f"filter-redirector,id=lose-{way},netdev=net,queue={queue},"
+                    f"outdev=nowhere-{way},status=off",
                 ]
         self._deadline = time.monotonic() + self.limit_s
         self._process = subprocess.Popen(
@@ -287,7 +290,8 @@ class Machine:
                     why = "the command ended" if self._ended else f"{timeout_s:.0f} s went by"
                     last = "\n".join(self.lines[-40:])
                     raise GuestError(
-                        f"guest {self.network.name}: {why} without a line {pattern!r}; its last lines:\n{last}{self._evidence()}"
+                        f"guest {self.network.name}: {why} without a line {pattern!r};"
+                        f" its last lines:\n{last}{self._evidence()}"
                     )
                 self._news.wait(left)
 

@@ -18,22 +18,27 @@ SCRIPT = """
 import json, sys
 from kdirect_spark import session_builder
 servers, jars, directory = sys.argv[1:]
-spark = (session_builder("connector", "local[2]").config("spark.jars", jars).config("spark.ui.enabled", "false")
-         .config("spark.sql.shuffle.partitions", "2").config("spark.log.level", "ERROR").getOrCreate())
+spark = (session_builder("connector", "local[2]").config("spark.jars", jars)
+         .config("spark.ui.enabled", "false").config("spark.sql.shuffle.partitions", "2")
+         .config("spark.log.level", "ERROR").getOrCreate())
 
 def source(reader, name, topic):
-    return (reader.format(name).option("kafka.bootstrap.servers", servers).option("subscribe", topic)
-            .option("startingOffsets", "earliest").option("includeHeaders", "true").load())
+    return (reader.format(name).option("kafka.bootstrap.servers", servers)
+            .option("subscribe", topic).option("startingOffsets", "earliest")
+            .option("includeHeaders", "true").load())
 
 def rows(name, topic):
     return sorted(map(str, source(spark.read, name, topic).collect()))
 
 out = {name: rows(name, "t") for name in ("kafka", "kdirect")}
-copied = source(spark.readStream, "kafka", "t").select("key", "value", "headers", "partition")
-(copied.writeStream.format("kafka").option("kafka.bootstrap.servers", servers).option("topic", "copy")
- .option("checkpointLocation", directory).trigger(availableNow=True).start().awaitTermination())
-out["copied"] = sorted(str(r) for r in source(spark.read, "kdirect", "copy").select("key", "value", "headers", "partition").collect())
-out["original"] = sorted(str(r) for r in source(spark.read, "kdirect", "t").select("key", "value", "headers", "partition").collect())
+columns = ["key", "value", "headers", "partition"]
+copied = source(spark.readStream, "kafka", "t").select(*columns)
+(copied.writeStream.format("kafka").option("kafka.bootstrap.servers", servers)
+ .option("topic", "copy").option("checkpointLocation", directory)
+ .trigger(availableNow=True).start().awaitTermination())
+for what, topic in (("copied", "copy"), ("original", "t")):
+    found = source(spark.read, "kdirect", topic).select(*columns).collect()
+    out[what] = sorted(str(r) for r in found)
 print(json.dumps(out))
 """
 
@@ -51,8 +56,10 @@ def test_rows_are_those_of_our_own_format(
         with session.producer(**{"compression.type": codec, "linger.ms": 5}) as producer:
             for i in range(100):
                 headers = [("h", b"%d" % i), ("empty", None)] if i % 3 == 0 else None
-                producer.produce("t", b"%s %d" % (codec.encode(), i) if i % 10 else None, key=b"k" if i % 2 else None,
-                                 partition=i % 2, headers=headers, timestamp=1_700_000_000_000 + i)  # fmt: skip
+                producer.produce("t", b"%s %d" % (codec.encode(), i) if i % 10 else None,
+                                 key=b"k" if i % 2 else None,
+                                 partition=i % 2, headers=headers,
+                                 timestamp=1_700_000_000_000 + i)  # fmt: skip
             producer.flush()
     command = [
         sys.executable,

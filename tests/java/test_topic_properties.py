@@ -1,4 +1,5 @@
-"""Our table of topic properties beside Kafka's own: LogConfig of Kafka 4.1, read out of its jars."""
+"""Our table of topic properties beside Kafka's own: LogConfig of Kafka 4.1, read out of its
+jars."""
 
 from __future__ import annotations
 

@@ -53,7 +53,10 @@ def flip(path: Path, position: int, bit: int) -> None:
 
 def where(flipped: Flip) -> str:
     path, position, bit, batch = flipped
-    return f"byte {position - batch.position} bit {bit} of the batch of offset {batch.base_offset} in {path.name}"
+    return (
+        f"byte {position - batch.position} bit {bit} of the batch of offset"
+        f" {batch.base_offset} in {path.name}"
+    )
 
 
 def offsets(p: Partition, start: int) -> Iterator[tuple[int, int]]:

@@ -41,8 +41,10 @@ def slot_fields(data: bytes) -> dict[str, int]:
         struct.unpack("<IHHqqqqqiIq", data)
     )
     assert guard == crc32c(data[4:]), "torn or never written"
-    return {"flags": flags, "file_id": file_id, "base": base, "readable": readable, "high": high, "stable": stable,
-            "last_stable": last_stable, "epoch": epoch, "updates": updates, "start": start}  # fmt: skip
+    return {"flags": flags, "file_id": file_id, "base": base, "readable": readable, "high": high,
+            "stable": stable,
+            "last_stable": last_stable, "epoch": epoch, "updates": updates,
+            "start": start}  # fmt: skip
 
 
 class Slots:
@@ -450,7 +452,8 @@ def test_slots_follow_the_head(batch, head) -> None:
     h = head(install=False, base_offset=50, leader_epoch=3)
     slots = Slots(4)
     h.kernel.attach_slot(slots.address(0), 11)
-    assert slots.read(0) == {"flags": 1, "file_id": 11, "base": 50, "readable": 0, "high": 50, "stable": 0, "last_stable": 50,
+    assert slots.read(0) == {"flags": 1, "file_id": 11, "base": 50, "readable": 0, "high": 50,
+                             "stable": 0, "last_stable": 50,
                              "epoch": 3, "updates": 1, "start": 50}  # fmt: skip
     h.install()
     assert slots.read(0)["flags"] == layout.SLOT_FLAG_ASSIGNED | layout.SLOT_FLAG_SEALED, (

@@ -513,7 +513,8 @@ def test_appenders_readers_and_retention_at_once(tmp_path, batch, seed) -> None:
 
 
 def test_slots_see_every_segment_over_rolls(open_partition, batch) -> None:
-    """What an RDMA consumer does: follow a slot to its sealed flag, then ask for the next segment."""
+    """What an RDMA consumer does: follow a slot to its sealed flag, then ask for the next
+    segment."""
     p = open_partition(segment_bytes=8192)
     memory = mmap.mmap(-1, 64)
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))

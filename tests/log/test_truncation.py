@@ -1,5 +1,5 @@
-"""Cutting a log short: whatever was appended, rolled, cut and reopened before, the log, its indexes,
-leader epochs and producers are those of what was kept."""
+"""Cutting a log short: whatever was appended, rolled, cut and reopened before, the log, its
+indexes, leader epochs and producers are those of what was kept."""
 
 from __future__ import annotations
 

@@ -101,7 +101,8 @@ def broken_bench(tmp_path: Path) -> Path:
         "def codec_decode(seconds, quick):\n"
         "    os.kill(os.getpid(), signal.SIGSEGV)\n"
         "def codec_encode(seconds, quick):\n"
-        "    return [{'value': 3.0, 'unit': 'rows/s', 'against': 'memcpy', 'against_value': 4, 'settings': {'codec': 'none'}},\n"
+        "    return [{'value': 3.0, 'unit': 'rows/s', 'against': 'memcpy', 'against_value': 4,\n"
+        "             'settings': {'codec': 'none'}},\n"
         "            {'value': 1e6, 'unit': 'rows/s', 'settings': {'codec': 'gzip'}}]\n"
     )
     (home / "rows_rdma.py").write_text(
@@ -141,7 +142,8 @@ import compare
 before, after = json.loads(sys.argv[1])
 def wrap(rounds):
     figure = {"row": "r", "unit": "us"}
-    return [[{**figure, "value": v, "settings": {"size": 4, "commit": "x", **more}} for v, more in one] for one in rounds]
+    return [[{**figure, "value": v, "settings": {"size": 4, "commit": "x", **more}}
+             for v, more in one] for one in rounds]
 found = compare.compare("r", wrap(before), wrap(after))
 print(json.dumps([[f["change"], f["settings"], compare.is_worse(f, 5)] for f in found]))
 """
@@ -150,7 +152,8 @@ print(json.dumps([[f["change"], f["settings"], compare.is_worse(f, 5)] for f in 
 def compared(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
     run = subprocess.run(
         [sys.executable, "-c", COMPARE, json.dumps([before, after])],
-        capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1"},
+        capture_output=True, text=True, check=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1"},
     )  # fmt: skip
     return list(json.loads(run.stdout))
 

@@ -101,7 +101,8 @@ def in_bench(
     installed."""
     return subprocess.run(
         [sys.executable, "-c", code, *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1", **{k: str(v) for k, v in environment.items()}},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "bench"), "PYTHONSAFEPATH": "1",
+             **{k: str(v) for k, v in environment.items()}},
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
 
@@ -110,7 +111,10 @@ def in_bench(
 def test_no_cluster_id_is_taken_for_an_option(cluster: str) -> None:
     """One random id in 64 begins with a dash, and as an argument of its own Kafka's tool takes it
     for an option."""
-    code = "import sys; from versus import systems; print(*systems.format_arguments(*sys.argv[1:]), sep='\\n')"
+    code = (
+        "import sys; from versus import systems;"
+        " print(*systems.format_arguments(*sys.argv[1:]), sep='\\n')"
+    )
     run = in_bench(code, cluster, "server.properties")
     arguments = run.stdout.splitlines()
     assert f"--cluster-id={cluster}" in arguments, run.stderr
@@ -118,7 +122,10 @@ def test_no_cluster_id_is_taken_for_an_option(cluster: str) -> None:
 
 
 def test_a_jar_with_another_sum_is_not_used(tmp_path: Path) -> None:
-    code = "import pathlib, sys; from versus import jars; jars.LIST = pathlib.Path(sys.argv[1]); jars.jars('broker')"
+    code = (
+        "import pathlib, sys; from versus import jars;"
+        " jars.LIST = pathlib.Path(sys.argv[1]); jars.jars('broker')"
+    )
     (tmp_path / "jars.txt").write_text("broker org.slf4j:slf4j-api:1.7.36 " + "0" * 64 + "\n")
     (tmp_path / "org.slf4j-slf4j-api-1.7.36.jar").write_bytes(b"something else")
     run = in_bench(code, tmp_path / "jars.txt", KDIRECT_JARS=tmp_path)

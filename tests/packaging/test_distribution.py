@@ -87,7 +87,8 @@ def test_wheel_holds_the_packages_and_nothing_else(wheel: zipfile.ZipFile) -> No
         "kdirect/format/messages/GetProduceAccessRequest.json",
         "kdirect_spark/__init__.py",
         "pyspark_kdirect/__init__.py",
-        "kdirect_spark/jvm_shim/src/main/resources/META-INF/services/org.apache.spark.sql.sources.DataSourceRegister",
+        "kdirect_spark/jvm_shim/src/main/resources/META-INF/services/"
+        "org.apache.spark.sql.sources.DataSourceRegister",
     } <= expected
 
 

@@ -32,8 +32,10 @@ def test_without_kcat(test: str, strict: str, outcome: str, tmp_path: Path) -> N
     for program in ("bash", "rm"):
         (tmp_path / "bin" / program).symlink_to(Path("/bin", program))
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "temp"), test],
-        env={**os.environ, "PATH": str(tmp_path / "bin"), "KDIRECT_NO_SKIPS": strict, "PYTHONSAFEPATH": "1"},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
+         str(tmp_path / "temp"), test],
+        env={**os.environ, "PATH": str(tmp_path / "bin"), "KDIRECT_NO_SKIPS": strict,
+             "PYTHONSAFEPATH": "1"},
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert run.stdout.splitlines()[-1].startswith(f"1 {outcome}"), run.stdout
@@ -46,8 +48,10 @@ def test_without_jars(tmp_path: Path) -> None:
     network elsewhere."""
     test = "tests/packaging/test_bench_versus.py::test_every_row_runs_on_both_systems"
     run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "temp"), test],
-        env={**os.environ, "PATH": str(tmp_path), "KDIRECT_JARS": str(tmp_path / "jars"), "KDIRECT_NO_SKIPS": "0", "PYTHONSAFEPATH": "1"},
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--basetemp",
+         str(tmp_path / "temp"), test],
+        env={**os.environ, "PATH": str(tmp_path), "KDIRECT_JARS": str(tmp_path / "jars"),
+             "KDIRECT_NO_SKIPS": "0", "PYTHONSAFEPATH": "1"},
         cwd=ROOT, capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert (

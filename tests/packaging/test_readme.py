@@ -30,7 +30,8 @@ def block(containing: str) -> str:
 
 @pytest.fixture
 def broker(tmp_path: Path):
-    """The README's broker command, on a free port and a directory of our own; yields the address."""
+    """The README's broker command, on a free port and a directory of our own; yields the
+    address."""
     words = shlex.split(block("kdirect broker"))
     words[words.index(ADDRESS)] = "127.0.0.1:0"
     words[words.index("--log-dirs") + 1] = str(tmp_path / "log")

@@ -155,9 +155,10 @@ WITHOUT = """
 import sys
 from pyspark.sql import SparkSession
 from kdirect_spark import configure
-builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").config("spark.kdirect.columnar", "false")
-spark = configure(builder).getOrCreate()
-options = {"kafka.bootstrap.servers": sys.argv[1], "subscribe": sys.argv[2], "startingOffsets": "earliest"}
+builder = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+spark = configure(builder.config("spark.kdirect.columnar", "false")).getOrCreate()
+options = {"kafka.bootstrap.servers": sys.argv[1], "subscribe": sys.argv[2]}
+options["startingOffsets"] = "earliest"
 df = spark.read.format("kdirect").options(**options).load()
 assert "Columnar" not in df._jdf.queryExecution().executedPlan().toString()
 query = spark.readStream.format("kdirect").options(**options).load().writeStream.format("noop")

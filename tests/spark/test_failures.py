@@ -91,7 +91,8 @@ READER = """
         return 1024 * int(re.search(r"RssAnon:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
     address, topic, stop, transport = sys.argv[1:]
-    settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic, "transport": transport, "prefetchBytes": "8m",
+    settings = source_settings({"kafka.bootstrap.servers": address, "subscribe": topic,
+                                "transport": transport, "prefetchBytes": "8m",
                                 "arrowBatchBytes": "1m"}, streaming=False)
     for _ in read_range(settings, RangePartition(topic, 0, 0, 1000)):
         pass

@@ -43,9 +43,9 @@ def spans(df):
 
 def test_rows_are_those_of_sparks_kafka_connector(read, filled, topics):
     df = read(filled)
-    assert (
-        df.schema.simpleString()
-        == "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,timestampType:int>"
+    assert df.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int>"
     )
     got = sorted(
         (
@@ -234,7 +234,8 @@ def test_many_segments_and_splits_over_all_transports(read, topics, tmp_path):
 
 
 def test_tasks_do_not_read_a_deleted_topic_for_its_namesake(read, topics):
-    """Spark's workers keep readers warm where they stopped; what they stand in must still be there."""
+    """Spark's workers keep readers warm where they stopped; what they stand in must still be
+    there."""
 
     def values(start, stop):
         span = {

@@ -22,8 +22,10 @@ def test_batch_with_all_columns(spark, topics, write):
     name, other = topics.create(3), topics.create(1)
     df = spark.sql(f"""
         SELECT * FROM VALUES
-          (CAST('k1' AS BINARY), 'v1', array(named_struct('key', 'h', 'value', CAST('x' AS BINARY)),
-                                            named_struct('key', 'n', 'value', CAST(NULL AS BINARY))), '{name}', 2),
+          (CAST('k1' AS BINARY), 'v1',
+           array(named_struct('key', 'h', 'value', CAST('x' AS BINARY)),
+                 named_struct('key', 'n', 'value', CAST(NULL AS BINARY))),
+           '{name}', 2),
           (NULL, NULL, NULL, '{name}', 1),
           (CAST('k3' AS BINARY), '', array(), '{name}', 2),
           (CAST('' AS BINARY), 'v4', NULL, '{other}', NULL)

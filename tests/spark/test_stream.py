@@ -508,7 +508,8 @@ def test_the_api_of_older_versions(spark, broker, topics, sink, checkpoint, refu
 def test_polling_and_micro_batches_ask_the_broker_next_to_nothing(
     read_stream, topics_of, sink, checkpoint
 ):
-    """Once warm, an idle topic is looked at by READs alone, and a micro-batch opens no connection."""
+    """Once warm, an idle topic is looked at by READs alone, and a micro-batch opens no
+    connection."""
     import kdirect
 
     with kdirect.Broker() as embedded:
