@@ -8,8 +8,10 @@ import struct
 import threading
 from collections.abc import Callable
 
+import confluent_kafka
 import pytest
 
+from kdirect.client import connect
 from kdirect.wire.cluster import Cluster
 
 # What a proxy may do with a request instead of forwarding it; bytes are sent as the answer.
@@ -157,6 +159,30 @@ def _end(*sockets: socket.socket) -> None:
             s.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass
+
+
+def create(broker, name="t", partitions=1, **configs):
+    connect(broker.bootstrap_servers).admin.create_topic(name, partitions, configs=configs)
+
+
+def kafka_messages(servers, topic, partition=0):
+    """Everything in a partition, by librdkafka."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": servers, "group.id": "check", "enable.partition.eof": True}
+    )
+    consumer.assign([confluent_kafka.TopicPartition(topic, partition, 0)])
+    out = []
+    while True:
+        message = consumer.poll(20)
+        assert message is not None, "the stock client did not get to the end"
+        if message.error():
+            assert message.error().code() == confluent_kafka.KafkaError._PARTITION_EOF, (
+                message.error()
+            )
+            break
+        out.append(message)
+    consumer.close()
+    return out
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Lets the simulations import `harness`, which is theirs alone."""
+"""Lets the simulations import `harness` and its parts, which are theirs alone."""
 
 import sys
 from pathlib import Path

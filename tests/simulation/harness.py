@@ -1,15 +1,11 @@
 """What the simulations share: a broker's worker, kernel and grants and its clients as they are,
 over simulated RNICs, in simulated time, in one process.
 
-Producers are *actors*: each runs the client's own blocking code in a thread of its own, but only
-one thread runs at a time, and the schedule decides which.  Where that code would wait (for a
-completion, for an answer of the broker, to sleep) the actor gives way, and the schedule lets the
-network move, another actor run, or this one go on.  An actor can be stopped for a while at any such
-place, as by SIGSTOP, or killed there, as by SIGKILL.  Everything follows from one seed.
-
-The broker's event loop is the thread that runs: a request is executed whole; what it schedules runs
-later.  Its produce worker is stepped by the network, at any time, also while the event loop waits
-for its own RNIC.
+The actors (actors.py) run one at a time, and the schedule, which is `Simulation.run_until`, lets
+the network move, another actor run, or one that gave way go on.  An actor can be stopped for a
+while at any place where it gives way, as by SIGSTOP, or killed there, as by SIGKILL.  The broker of
+one life is in sim_broker.py, the TCP connections to it in connections.py.  Everything follows from
+one seed.
 """
 
 from __future__ import annotations
@@ -21,392 +17,34 @@ import sys
 import threading
 import traceback
 import types
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kdirect.broker.access import AccessManager
-from kdirect.broker.appends import Appends
-from kdirect.broker.engine import Engine
-from kdirect.errors import BrokerUnavailableError, TimedOutError
+from actors import Actor
+from connections import Control, SimConnection
+from environments import SimEnvironment
+from sim_broker import SimBroker
+
 from kdirect.format.codec import decode_records
-from kdirect.log.clock import now_ms
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.model import TopicPartition
 from kdirect.options import BROKER, CLIENT
-from kdirect.rdma.sim import Faults, SimCompletionQueue, SimDevice, SimNetwork
+from kdirect.rdma.sim import Faults, SimCompletionQueue, SimNetwork
 from kdirect.wire.channel import Channel
-from kdirect.wire.environment import Environment
 
 TP = TopicPartition("t", 0)
 MOST_STEPS = 300_000
-SHORTEST_NS = (
-    1_000  # of a sleep: seconds are floats, and one that rounds to nothing would last for ever
-)
+# Of a sleep: seconds are floats, and one that rounds to nothing would last for ever.
+SHORTEST_NS = 1_000
 # An actor that may run does so before this much time goes by without anything else; longer pauses
 # are what `stop` is for.
 SLOWEST_NS = 1_000_000
 
 
-def append_to(access: Any, partition: Any, data: bytes) -> Any:
-    """What the broker's Produce does with whole batches: the result, or a future of it."""
-    at_ms = now_ms()
-    result = access.produce.append_nowait(partition, data, at_ms)
-    return access.produce.append(partition, data, at_ms) if result is None else result
-
-
-class Killed(BaseException):
-    """The actor's process is gone."""
-
-
 class Stuck(AssertionError):
     """Nothing is left to happen, but somebody waits."""
-
-
-class Actor:
-    """One process.  `body(actor)` runs in a thread of its own, when the simulation lets it."""
-
-    def __init__(self, simulation: Simulation, name: str, body: Callable[[Actor], None]) -> None:
-        self.simulation = simulation
-        self.name = name
-        self.device: SimDevice | None = None
-        self.controls: list[Control] = []
-        self.done = False
-        self.killed = False
-        self.stopped_until = 0
-        self.error: BaseException | None = None
-        self._ready: Callable[[], bool] = lambda: True
-        self._go = threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(body,), name=name, daemon=True)
-        self._thread.start()
-
-    def _run(self, body: Callable[[Actor], None]) -> None:
-        self._go.acquire()
-        try:
-            body(self)
-        except Killed:
-            pass
-        except BaseException as e:
-            self.error = e
-        self.done = True
-        self.simulation._baton.release()
-
-    @property
-    def runnable(self) -> bool:
-        return (
-            not self.done
-            and self.simulation.network.now_ns >= self.stopped_until
-            and (self.killed or self._ready())
-        )
-
-    def resume(self) -> None:
-        """Let it run until it gives way."""
-        self._go.release()
-        self.simulation._baton.acquire()
-
-    def give_way(self, ready: Callable[[], bool] = lambda: True) -> None:
-        """Within the actor: others may run; come back once `ready`."""
-        self._ready = ready
-        self.simulation._baton.release()
-        self._go.acquire()
-        if self.killed:
-            raise Killed
-
-    def join(self) -> None:
-        self._thread.join(10)
-
-
-def whole(answer: Any) -> Any:
-    """An answer; of a coroutine, which only lets others have their turn, what it returns."""
-    if not hasattr(answer, "send"):
-        return answer
-    while True:
-        try:
-            answer.send(None)
-        except StopIteration as end:
-            return end.value
-
-
-class Control:
-    """A client's TCP connection: requests are executed whole; answers may take their time."""
-
-    peer = "simulated broker"
-    client_id = "client"
-    host = port = None
-    error = "the broker is gone"
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self._access = simulation.access
-        self.closed = False
-
-    def request(self, message: Any, timeout_ms: float | None = None) -> Any:
-        simulation = self._simulation
-        simulation.give_way()
-        if self.closed or self._access is not simulation.access:
-            self.closed = True
-            raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        answer = simulation.execute(lambda: whole(self._access.handle(self, message)))
-        if hasattr(answer, "done"):
-            simulation.give_way(lambda: answer.done() or self.closed)
-            if not answer.done():
-                raise BrokerUnavailableError("the broker is gone", hint="connect again")
-            answer = answer.result()
-        simulation.give_way()
-        return answer
-
-    def submit(self, message: Any, timeout_ms: float | None = None) -> SimAsked:
-        """As `request`, without waiting for the answer."""
-        simulation = self._simulation
-        simulation.give_way()
-        if self.closed or self._access is not simulation.access:
-            self.closed = True
-            raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        return SimAsked(
-            simulation, self, simulation.execute(lambda: self._access.handle(self, message))
-        )
-
-    def version_for(self, message: Any) -> int:
-        return 1
-
-
-class SimAsked:
-    """The answer to a request for access that nobody waits for yet: it arrives a while after it was
-    made."""
-
-    def __init__(self, simulation: Simulation, control: Control, answer: Any) -> None:
-        self._simulation = simulation
-        self._control = control
-        self._answer = answer
-        self._arrived = False
-        simulation.network.call_later(
-            simulation.network.random.randint(1000, 200_000), self._arrive
-        )
-
-    def _arrive(self) -> None:
-        self._arrived = True
-
-    @property
-    def done(self) -> bool:
-        return self._control.closed or (
-            self._arrived and (not hasattr(self._answer, "done") or self._answer.done())
-        )
-
-    def wait(self, timeout_ms: float) -> bool:
-        return self._simulation.wait(lambda: self.done, timeout_ms)
-
-    def result(self, timeout_ms: float | None = None) -> Any:
-        assert self.done
-        if self._control.closed:
-            raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        return self._answer.result() if hasattr(self._answer, "done") else self._answer
-
-
-class SimPending:
-    """An answer on its way over TCP."""
-
-    def __init__(self, connection: SimConnection) -> None:
-        self._connection = connection
-        self.answer: Any = None
-
-    @property
-    def done(self) -> bool:
-        return self.answer is not None or self._connection.closed
-
-    def wait(self, timeout_ms: float) -> bool:
-        return self._connection.simulation.wait(lambda: self.done, timeout_ms)
-
-    def result(self, timeout_ms: float) -> Any:
-        self.wait(timeout_ms)
-        if self.answer is not None:
-            return self.answer
-        if self._connection.closed:
-            raise BrokerUnavailableError("the connection was lost", hint="connect again")
-        raise TimedOutError(f"no answer within {timeout_ms} ms", hint="wait longer")
-
-
-class SimConnection:
-    """Produce requests over TCP: executed in order, each whole; the connection may be lost before
-    or after, `Simulation.lose` of them."""
-
-    is_kdirect = True
-
-    def __init__(self, simulation: Simulation) -> None:
-        self.simulation = simulation
-        self.closed = False
-        self._access = simulation.access
-        self._last_ns = 0
-        self._arriving: deque[SimPending] = deque()
-
-    def submit_later(self, message: Any) -> SimPending:
-        simulation, network = self.simulation, self.simulation.network
-        pending = SimPending(self)
-        data = bytes(message.topic_data[0].partition_data[0].records)
-        self._last_ns = max(self._last_ns, network.now_ns + network.random.randint(1000, 200_000))
-        self._arriving.append(pending)
-
-        def arrive() -> None:
-            if self.closed or simulation.ended or self._access is not simulation.access:
-                self.closed = True
-                return
-            if (
-                simulation.busy
-                or network.now_ns < simulation.broker_stopped_until
-                or self._arriving[0] is not pending
-            ):
-                network.call_later(
-                    max(10_000, simulation.broker_stopped_until - network.now_ns), arrive
-                )
-                return
-            self._arriving.popleft()
-            lost = network.random.random() < simulation.lose
-            if lost and network.random.random() < 0.5:
-                self.closed = True
-                return
-            result = simulation.execute(lambda: append_to(self._access, simulation.partition, data))
-            self.closed = self.closed or lost
-            answer(result)
-
-        def answer(result: Any) -> None:
-            if hasattr(result, "done"):
-                if not result.done():
-                    if self._access is simulation.access and not simulation.ended:
-                        network.call_later(20_000, lambda: answer(result))
-                    else:
-                        self.closed = True
-                    return
-                result = result.result()
-            partition = types.SimpleNamespace(
-                index=0,
-                error_code=result.error,
-                base_offset=result.base_offset,
-                log_append_time_ms=-1,
-                error_message=None,
-            )
-            done = types.SimpleNamespace(
-                responses=[types.SimpleNamespace(name="t", partition_responses=[partition])]
-            )
-            network.call_later(
-                network.random.randint(1000, 100_000), lambda: setattr(pending, "answer", done)
-            )
-
-        network.call_later(self._last_ns - network.now_ns, arrive)
-        return pending
-
-    def poll(self) -> None:
-        """Answers come by themselves."""
-
-    def abort(self, error: BaseException) -> None:
-        self.closed = True
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class SimAttempt:
-    """A call that takes no time."""
-
-    done = True
-
-    def __init__(self, call: Callable[[], Any]) -> None:
-        self.result = call
-
-    def wait(self, seconds: float) -> bool:
-        return True
-
-
-class SimEnvironment(Environment):
-    """Simulated time, the RNIC of the process that runs, and calls that take no time."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-
-    def monotonic(self) -> float:
-        return self._simulation.network.now_ns / 1e9
-
-    def time_ms(self) -> int:
-        return self._simulation.network.now_ns // 1_000_000
-
-    def sleep(self, seconds: float) -> None:
-        self._simulation.sleep(seconds)
-
-    def connect(self, *address: Any, **limits: Any) -> Any:
-        return types.SimpleNamespace(close=lambda: None)
-
-    def spawn(self, call: Callable[[], Any]) -> Any:
-        return SimAttempt(call)
-
-    def open_device(self, transport: str, **options: Any) -> Any:
-        simulation = self._simulation
-        actor = simulation.actor
-        if actor is None:
-            return simulation.network.device("client", ActorSchedule(simulation))
-        if actor.device is None:
-            actor.device = simulation.network.device(actor.name, ActorSchedule(simulation))
-        return actor.device
-
-
-class ActorSchedule:
-    """Where a client would wait for a completion its actor gives way."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-
-    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
-        simulation = self._simulation
-        if simulation.actor is None or simulation.busy:
-            return False
-        until = simulation.network.now_ns + int(timeout_ms * 1e6) if timeout_ms >= 0 else None
-        if until is not None:
-            simulation.network.call_later(int(timeout_ms * 1e6), lambda: None)
-        simulation.give_way(
-            lambda: (
-                queue.has_news
-                or queue.woken
-                or (until is not None and simulation.network.now_ns >= until)
-            )
-        )
-        return True
-
-    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
-        simulation = self._simulation
-        if queue not in simulation.spun_on or simulation.actor is None:
-            return False
-        simulation.give_way(lambda: queue.has_news)
-        return True
-
-    def signalled(self, queue: SimCompletionQueue) -> None:
-        """The actor looks for itself."""
-
-
-class BrokerSchedule:
-    """The broker's worker is stepped soon after a completion arrives.  Its event loop waits for its
-    own RNIC by stepping the network."""
-
-    def __init__(self, soon: Callable[[], None]) -> None:
-        self._soon = soon
-
-    def wait(self, queue: SimCompletionQueue, timeout_ms: float) -> bool:
-        return False
-
-    def poll_found_nothing(self, queue: SimCompletionQueue) -> bool:
-        return False
-
-    def signalled(self, queue: SimCompletionQueue) -> None:
-        self._soon()
-
-
-class BrokerEnvironment(SimEnvironment):
-    """The same for the broker, whose device is its own."""
-
-    def __init__(self, simulation: Simulation, loop: SimLoop) -> None:
-        super().__init__(simulation)
-        self._schedule = BrokerSchedule(loop.step_soon)
-
-    def open_device(self, transport: str, **options: Any) -> Any:
-        return self._simulation.network.device("broker", self._schedule)
 
 
 class SimSession:
@@ -448,9 +86,8 @@ class SimSession:
             environment=self._simulation.environment,
             **sizes,
         )
-        if not sizes.get(
-            "receives"
-        ):  # a reader spins on its completion queue, and never waits on it
+        if not sizes.get("receives"):
+            # A reader spins on its completion queue, and never waits on it.
             self._simulation.spun_on.add(channel.send_cq)
         return channel
 
@@ -484,126 +121,6 @@ class SimSession:
         return self._simulation.last_producer_id, 0
 
 
-class Future:
-    """A future without an event loop."""
-
-    def __init__(self) -> None:
-        self._outcome: tuple[Any, BaseException | None] | None = None
-
-    def done(self) -> bool:
-        return self._outcome is not None
-
-    def set_result(self, result: Any) -> None:
-        self._outcome = result, None
-
-    def set_exception(self, error: BaseException) -> None:
-        self._outcome = None, error
-
-    def result(self) -> Any:
-        assert self._outcome is not None
-        if self._outcome[1] is not None:
-            raise self._outcome[1]
-        return self._outcome[0]
-
-
-class SimLoop:
-    """The event loop of one life of the broker: what is scheduled happens a moment later, never
-    within another of its callbacks, and not at all once the broker is dead."""
-
-    def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
-        self.dead = False
-        self._worker: Any = None
-
-    def soon(self, callback: Callable[..., None], *args: Any) -> None:
-        self.later(0, callback, *args)
-
-    def later(self, seconds: float, callback: Callable[..., None], *args: Any) -> None:
-        jitter_ns = self._simulation.network.random.randint(0, 50_000)
-        self._run_after(int(seconds * 1e9) + jitter_ns, lambda: callback(*args))
-
-    def new_future(self) -> Any:
-        return Future()
-
-    def on_thread(
-        self,
-        partition: Any,
-        work: Callable[[], Any],
-        done: Callable[[Any, BaseException | None], None],
-    ) -> None:
-        """A thread's work is done whole, at some moment; the event loop hears of it at a later
-        one."""
-
-        def run() -> None:
-            try:
-                result, error = work(), None
-            except Exception as e:
-                result, error = None, e
-            self.soon(done, result, error)
-
-        self._run_after(self._simulation.network.random.randint(0, 500_000), run)
-
-    def _run_after(self, delay_ns: int, call: Callable[[], None]) -> None:
-        simulation = self._simulation
-        network = simulation.network
-
-        def run() -> None:
-            if self.dead or simulation.ended:
-                return
-            if simulation.busy or network.now_ns < simulation.broker_stopped_until:
-                network.call_later(max(1000, simulation.broker_stopped_until - network.now_ns), run)
-                return
-            simulation.execute(call)
-
-        network.call_later(delay_ns, run)
-
-    def start_engine(self, engine: Engine) -> None:
-        """Let the network step an engine's worker, when completions arrive and holes expire."""
-        self._worker = engine.worker
-        self._worker.set_time(self._simulation.network.now_ns)
-
-    def step_soon(self) -> None:
-        simulation = self._simulation
-        delay_ns = simulation.network.random.randint(0, simulation.worker_delay_ns)
-        simulation.network.call_later(delay_ns, self._step)
-
-    def _step(self) -> None:
-        simulation, worker = self._simulation, self._worker
-        network = simulation.network
-        if self.dead or simulation.ended or worker is None:
-            return
-        if network.now_ns < simulation.broker_stopped_until:
-            network.call_later(simulation.broker_stopped_until - network.now_ns, self._step)
-            return
-        worker.set_time(network.now_ns)
-        worker.step()
-        deadline = worker.next_deadline_ns
-        if deadline:
-            network.call_later(max(1, deadline - network.now_ns), self._step)
-
-
-class SimBroker(AccessManager):
-    """The access manager of one life of the broker, over a simulated device that is open from the
-    start."""
-
-    def __init__(
-        self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]
-    ) -> None:
-        self.loop = SimLoop(simulation)
-        appends = Appends(
-            on_thread=self.loop.on_thread, later=self.loop.soon, new_future=self.loop.new_future
-        )
-        super().__init__(
-            logs,
-            properties,
-            appends,
-            environment=BrokerEnvironment(simulation, self.loop),
-            scheduler=self.loop,
-            start_engine=self.loop.start_engine,
-        )
-        self.engine = self._engines["sim"] = self.open_engine("sim")
-
-
 class Simulation:
     """One run.  Use as a context manager; `finish` checks the model."""
 
@@ -625,9 +142,8 @@ class Simulation:
         self.ended = False
         self.last_producer_id = 0
         self.broker_stopped_until = 0
-        self.spun_on: set[SimCompletionQueue] = (
-            set()
-        )  # completion queues whose owners poll until something is there
+        # Completion queues whose owners poll until something is there.
+        self.spun_on: set[SimCompletionQueue] = set()
         self.lose = 0.0  # of the TCP connections, at each request
         self.worker_delay_ns = 30_000
         self._baton = threading.Semaphore(0)

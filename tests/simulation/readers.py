@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from harness import Actor, SimSession, Simulation
+from actors import Actor
+from harness import SimSession, Simulation
 
 from kdirect.model import TopicPartition
 

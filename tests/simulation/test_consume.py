@@ -18,7 +18,9 @@ import os
 from collections import defaultdict
 
 import pytest
-from harness import Actor, Simulation, append_to
+from actors import Actor
+from connections import append_to
+from harness import Simulation
 from readers import ReadingSession
 
 from kdirect.client.reading import Reading

@@ -17,7 +17,8 @@ import contextlib
 import os
 
 import pytest
-from harness import TP, Actor, Simulation
+from actors import Actor
+from harness import TP, Simulation
 from readers import ReadingSession, lose_control
 from test_produce import Model, producer
 

@@ -19,7 +19,8 @@ import os
 from collections import defaultdict
 
 import pytest
-from harness import TP, Actor, Simulation
+from actors import Actor
+from harness import TP, Simulation
 
 from kdirect.client.produce_driver import ProduceDriver
 from kdirect.errors import DeliveryError, KdirectError
