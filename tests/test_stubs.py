@@ -77,17 +77,18 @@ def test_a_stub_says_what_the_compiled_module_has(path: Path) -> None:
 
 
 def constructors(source: str) -> dict[str, list[str]]:
-    """Class -> names of its `__init__`'s parameters in a Cython source, "*" among them: a compiled
-    class does not tell them."""
+    """Class -> names of the parameters of its `__init__`, or else of its `__cinit__`, in a Cython
+    source, "*" and "**rest" among them: a compiled class does not tell them."""
     found = {}
-    for match in re.finditer(
-        r"^(?:cdef )?class (\w+)(?:(?!^(?:cdef )?class ).)*?^    def __init__\((.*?)\):\n",
-        source,
-        re.MULTILINE | re.DOTALL,
-    ):
-        listed = re.sub(r"\([^()]*\)", "", match[2])  # a default may be a tuple
-        declared = [p.partition("=")[0].strip() for p in listed.split(",")]
-        found[match[1]] = [p.removesuffix(" not None").split()[-1] for p in declared if p]
+    for name in ("__cinit__", "__init__"):
+        for match in re.finditer(
+            rf"^(?:cdef )?class (\w+)(?:(?!^(?:cdef )?class ).)*?^    def {name}\((.*?)\):\n",
+            source,
+            re.MULTILINE | re.DOTALL,
+        ):
+            listed = re.sub(r"\([^()]*\)", "", match[2])  # a default may be a tuple
+            declared = [p.partition("=")[0].strip() for p in listed.split(",")]
+            found[match[1]] = [p.removesuffix(" not None").split()[-1] for p in declared if p]
     return found
 
 
@@ -100,6 +101,7 @@ def test_a_stub_says_how_objects_are_made(path: Path) -> None:
                 a = inner.args
                 said = [p.arg for p in a.args]
                 said += ["*"] * bool(a.kwonlyargs) + [p.arg for p in a.kwonlyargs]
+                said += [f"**{a.kwarg.arg}"] if a.kwarg else []
                 if a.vararg is None:  # `*arguments`: its subclasses say
                     assert said == real.get(node.name), f"{ident(path)}: {node.name}"
 

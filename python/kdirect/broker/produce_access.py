@@ -366,7 +366,7 @@ class ProduceAccess:
 
     def append(
         self, partition: Partition, records: Any, at_ms: int
-    ) -> asyncio.Future[AppendResult | Appended]:
+    ) -> asyncio.Future[AppendResult] | asyncio.Future[Appended]:
         """The same after whatever comes first; its place among the appends to the partition is that
         of this call.  The future raises as `Partition.append`."""
         tp = partition.topic_partition

@@ -34,7 +34,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from kdirect.errors import (
     ClosedError,
@@ -66,7 +66,7 @@ log = logging.getLogger("kdirect.log")
 AppendResult: TypeAlias = CommitResult
 
 
-def kernel_settings(config: LogConfig) -> dict[str, int | bool]:
+def kernel_settings(config: LogConfig) -> dict[str, Any]:
     """The part of a LogConfig that the commit kernel applies."""
     return {
         "segment_bytes": config.segment_bytes, "max_batch_bytes": config.max_message_bytes,
