@@ -136,6 +136,12 @@ install: $(VENV)/.installed ## Create .venv, or bring it up to date with the sou
 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install
 
+# Every exact version that pyproject.toml names.  Without it pip downloads the newest PySpark that
+# kdirect admits before it looks at what the other packages admit.
+$(VENV)/constraints.txt: pyproject.toml
+	@mkdir -p $(VENV)
+	@grep -oE '"[A-Za-z0-9._-]+==[^"]+"' $< | tr -d '"' | sort -u > $@
+
 # The list of sources, rewritten only when a file comes or goes.
 $(VENV)/.sources: FORCE
 	@mkdir -p $(VENV)
@@ -143,7 +149,7 @@ $(VENV)/.sources: FORCE
 
 # Dependencies when pyproject.toml changed, else the package alone; build/ keeps compiled modules
 # between the two.
-$(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
+$(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml $(VENV)/constraints.txt
 	@test -x $(BIN)/python || $(MAKE) -s --no-print-directory python > /dev/null
 	@test -x $(BIN)/python || { echo "creating $(VENV) with $(PYTHON)"; $(PYTHON) -m venv $(VENV); }
 	@if [ -f $(VENV)/.dependencies ] && ! [ pyproject.toml -nt $(VENV)/.dependencies ]; then \
@@ -152,7 +158,7 @@ $(VENV)/.installed: $(VENV)/.sources $(SOURCES) setup.py pyproject.toml
 	else \
 		echo "installing kdirect and what it is tested with into $(VENV)" \
 			"(the first time this fetches about 500 MB, mostly Spark)"; \
-		$(PIP) '.[spark,delta,dev,bench]'; \
+		$(PIP) -c $(VENV)/constraints.txt '.[spark,delta,dev,bench]'; \
 		touch $(VENV)/.dependencies; \
 	fi
 	@echo "compiling the JVM shim for this Spark, unless it is there:" \
