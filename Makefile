@@ -76,7 +76,7 @@ check: install ## Lint, formatting, types, import rules, tidiness; changes nothi
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	PYTHONPATH=$(CURDIR)/python:$(CURDIR) $(BIN)/lint-imports
-	$(BIN)/pytest -q -p no:cacheprovider --durations=1 tests/test_tidy.py
+	$(BIN)/pytest -q -p no:cacheprovider --durations=1 tests/tidy
 
 .PHONY: fix
 fix: install layout docs ## Repair what check complains of, as far as tools can

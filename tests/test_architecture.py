@@ -1,7 +1,8 @@
 """ARCHITECTURE.md against the code: files, states, threads, locks and the functions of the walks.
 
-tests/test_tidy.py checks that every source file is named.  Here is checked that what the page says
-of names is so: each file has one line, and what stands between backticks exists.  Reads files only.
+tests/tidy/test_prose.py checks that every source file is named.  Here is checked that what the page
+says of names is so: each file has one line, and what stands between backticks exists.  Reads files
+only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tidy import ROOT, sources
+from tests.tidy.tree import ROOT, sources
 
 PAGE = (ROOT / "ARCHITECTURE.md").read_text()
 PRODUCT = [

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_tidy import ROOT, ident, sources
+from tests.tidy.tree import ROOT, ident, sources
 
 STUBS = [p for p in sources(".pyi") if p.with_suffix(".pyx").exists()]
 
