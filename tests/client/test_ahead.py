@@ -283,7 +283,7 @@ def test_what_is_said_of_a_file_ahead_does_not_lie_in_the_way_of_another_grant(
             time.sleep(0.05)
             slow.set()
             assert fenced.wait(20)
-            assert path.writer.wait_acknowledged(path.writer.appended - 1, 5000), (
+            assert path.writer.wait_acknowledged(path.writer.posted - 1, 5000), (
                 "acknowledged as if nothing had been"
             )
             assert not path.writer.revoked
@@ -534,7 +534,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
         router, writer = path.router, path.writer
         if gone_on:
             while writer.try_record(value(0)) != NO_ROOM_FILE:
-                assert writer.wait_acknowledged(writer.appended - 1, 5000)
+                assert writer.wait_acknowledged(writer.posted - 1, 5000)
             assert path.take_next(time.monotonic() + 5)
             present = writer.file_id
             broker.process.send_signal(
@@ -556,7 +556,7 @@ def test_a_partition_given_back_with_a_file_granted_ahead(served, mode, gone_on)
                 assert writer.file_id != present
             finally:
                 broker.process.send_signal(signal.SIGCONT)
-            assert writer.wait_acknowledged(writer.appended - 1, 5000)
+            assert writer.wait_acknowledged(writer.posted - 1, 5000)
         producer._driver.give_back(TP)
         with session.producer(**{"rdma.produce": mode}) as other:
             other.produce("t", value(0), partition=0)

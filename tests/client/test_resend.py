@@ -77,7 +77,7 @@ class StopsWhenRepeated:
         while not self._ends.is_set():
             path = producer._driver.appender(TP)
             if path is not old and (
-                (isinstance(path, DirectAppender) and path.writer.appended)
+                (isinstance(path, DirectAppender) and path.writer.posted)
                 or (isinstance(path, RequestAppender) and path.requests)
             ):
                 stop(broker)

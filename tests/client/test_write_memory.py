@@ -14,13 +14,13 @@ import time
 
 import pytest
 
-from kdirect.client.ack_router import AckRouter
 from kdirect.client.direct_write import FileWriter
 from kdirect.errors import QueuePairError
 from kdirect.format import layout
 from kdirect.format.codec import decode_records
 from kdirect.rdma.contract import Access, Memory, Opcode, Status
 from kdirect.rdma.shm import ShmDevice
+from kdirect.wire.ack_router import AckRouter
 
 FILE_BYTES = 65536
 WINDOW = 4

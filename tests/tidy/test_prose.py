@@ -71,7 +71,6 @@ UNREAD = frozenset(
         "python/kdirect/broker/shared_word.py",
         "python/kdirect/client/consumer.py",
         "python/kdirect/client/direct.py",
-        "python/kdirect/client/direct_write.pyx",
         "python/kdirect/client/idempotence.pyx",
         "python/kdirect/client/message.pxd",
         "python/kdirect/client/message.pyx",

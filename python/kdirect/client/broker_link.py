@@ -16,12 +16,12 @@ import logging
 import threading
 from typing import Any
 
-from kdirect.client.ack_router import AckRouter
 from kdirect.client.partition_writer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.two_sided import MessageConnection
 from kdirect.errors import AccessDeniedError, KdirectError, TransportError
 from kdirect.model import TopicPartition
+from kdirect.wire.ack_router import AckRouter
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Connection

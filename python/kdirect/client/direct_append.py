@@ -175,7 +175,7 @@ class DirectAppender:
         if self.take_next(deadline):
             return True
         if writer.in_flight and not writer.wait_acknowledged(
-            writer.appended - 1, self._left_ms(deadline)
+            writer.posted - 1, self._left_ms(deadline)
         ):
             return False
         self.grant_by(size, deadline)
@@ -339,7 +339,7 @@ class DirectAppender:
         writer = self.writer
         left_ms = max(0, math.ceil((deadline - self._monotonic()) * 1000))
         try:
-            if writer.wait_acknowledged(writer.appended - 1, left_ms):
+            if writer.wait_acknowledged(writer.posted - 1, left_ms):
                 return Answers.ALL
         except TimedOutError:
             return Answers.NOT_YET

@@ -1,35 +1,42 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
 """One-sided producing, exclusive and shared (KafkaDirect §4.2.2).
 
-Owns: one partition's grants, and the requests under way on them (`FileWriter`).  Their bytes lie in
-`kdirect.client.send_buffer`, their acknowledgements come into `kdirect.client.ack_ring`, and what
-they reserve of a shared head is the business of `kdirect.client.reservation`;
-`kdirect.client.ack_router` says when the ring has news.  What may not enter: requests to the
-broker, choice of partitions, retries.
+Owns: the grants of one partition, and what the requests to them mean (`FileWriter`): positions,
+orders, refusals, outcomes.  A `FileWriter` is a ring of WRITEs with credits
+(`kdirect.wire.credit_ring`), which counts the requests and posts them.  Their bytes lie in
+`kdirect.client.send_buffer`, their acknowledgements come into `kdirect.client.ack_ring`, and
+`kdirect.client.reservation` reserves stretches of a shared head.  What may not enter: requests for
+access, the choice of partitions, retries.
 
 A request is one WRITE_WITH_IMM of one or more record batches; its immediate data is ``file id << 16
-| order``.  With notices (`rdma.notify=send`) it is a plain WRITE and a SEND of file id, order and
-length; the SEND's completion counts as the request's.  An exclusive writer counts position and
-order itself.  A shared one reserves both on the head's word, by FETCH_AND_ADD or COMPARE_AND_SWAP,
-when the bytes are encoded and room for the WRITE is sure, so that a reservation is followed by its
-WRITE at once; one covers a whole request, however many batches it has.  A reservation beyond the
-file's end has no WRITE: the file is full.  The acknowledgement is an entry that the broker WRITEs
-into this grant's ring; the immediate data ``file id << 16 | entries`` of that WRITE says whose ring
-has how many new ones.
+| order``.  With notices (`rdma.notify=send`) it is a plain WRITE and a SEND that says the same.
 
-An exclusive writer may be granted the *next* file while it fills the present one (`open_next`):
-then a file that is full costs it nothing, and it goes on at the start of the next.  Each of the two
-has a file id, orders and half of the acknowledgement ring of its own.  There are never more than
-two: the next is only opened when every request to the one before the present is answered, because
-their ring is used again.
+An exclusive writer counts position and order itself.  A shared one reserves both on the head's
+word, by FETCH_AND_ADD or COMPARE_AND_SWAP.  It does so when the bytes are encoded and there is room
+for the WRITE, so that the WRITE follows its reservation at once.  One reservation covers a whole
+request, however many batches that has.  A reservation beyond the file's end has no WRITE: the file
+is full.
 
-Memory.  A request's bytes lie in the send buffer (`send_buffer`), a ring, until both its WRITE has
-completed (until then the transport owns them, also when the writer is closed: an acknowledgement
-may overtake the completion, and the RNIC may still send them again) and its acknowledgement has
-come (until then they are kept so that a revoked request can be repeated elsewhere; those of a
-refused one and all after it until `take_refused`).  A large value is not copied there where the
-transport reads it during the post, from where the caller has it, and never after: the caller's
-`bytes`, which cannot change, are kept so long in place of a copy.
+An acknowledgement is an entry that the broker WRITEs into this grant's ring of acknowledgements.
+The immediate data of that WRITE, ``file id << 16 | entries``, says whose ring has how many new
+ones.
+
+An exclusive writer may be granted the *next* file while it fills the present one (`open_next`).
+Then a full file costs it nothing: it goes on at the start of the next.  Each of the two has its own
+file id, its own orders and its own half of the ring of acknowledgements.  There are never more than
+two files: the next is opened only when every request to the file before the present one is
+answered, because that file's half is used again.
+
+Memory.  The bytes of a request lie in the send buffer, a ring, until two things have happened:
+
+- its WRITE has completed.  Until then the bytes belong to the transport, even if the writer is
+  closed, because an RNIC may send them again; an acknowledgement may overtake the completion;
+- its acknowledgement has come.  Until then the bytes are kept, so that a revoked request can be
+  repeated elsewhere.  The bytes of a refused request, and all after it, stay until `take_refused`.
+
+A large value is not copied into the send buffer if the transport reads it during the post from
+where the caller has it, and never later.  Then the caller's `bytes`, which cannot change, are kept
+that long in place of a copy.
 
 There is no lock.  A router and its writers belong to one producer, and every call is made with that
 producer's lock held.
@@ -40,15 +47,17 @@ from libc.string cimport memcpy
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_CheckExact, PyBytes_GET_SIZE
 
 from kdirect.client.ack_ring cimport AckRing, ack_t
-from kdirect.client.ack_router cimport AckReceiver, AckRouter
 from kdirect.client.idempotence cimport ProducerIdentity, add_one
-from kdirect.client.posting cimport POSTED, QUEUE_FULL, Poster, large_value_t, target_t
 from kdirect.client.reservation cimport BEYOND_FILE, RESERVED, Reservation
 from kdirect.client.send_buffer cimport SendBuffer, request_t
 from kdirect.machine cimport kd_now_ns, kd_pause, kd_wall_ns
 from kdirect.format.batch cimport encode_single, encode_single_around
-from kdirect.format.layout cimport ACK_FLAG_RECALLED, ACK_FLAG_REVOKED, NOTICE_BYTES
+from kdirect.format.layout cimport ACK_FLAG_RECALLED, ACK_FLAG_REVOKED
 from kdirect.rdma.contract cimport WC_RETRY_EXC_ERR, MemoryRegion, QueuePair
+from kdirect.wire.ack_router cimport AckRouter
+from kdirect.wire.credit_ring cimport (
+    POSTED, QUEUE_FULL, CreditRing, large_value_t, source_t, target_t,
+)
 
 from kdirect.client.grants import HINT, check_grant, check_shared_word
 from kdirect.errors import ProtocolError, QueuePairError, TimedOutError
@@ -59,33 +68,28 @@ NO_ROOM_FILE, NO_ROOM_BUFFER = C_NO_ROOM_FILE, C_NO_ROOM_BUFFER
 NOT_GRANTED, BROKEN = C_NOT_GRANTED, C_BROKEN
 
 
-cdef class FileWriter(AckReceiver):
+cdef class FileWriter(CreditRing):
     """Writes to one granted head file.  Life: construct per partition, `open` for each grant,
     `close`.
 
-    Sequence numbers count the requests of the writer's whole life from 0; `acknowledged` is the
-    number of requests answered, with success or a refusal.  After a refusal no more is sent until
-    `take_refused`; after a revocation none at all: `unacknowledged` returns the requests to repeat.
+    Sequence numbers count the requests of the writer's whole life from 0.  `posted` requests were
+    sent, and `acknowledged` of them were answered, with success or a refusal.  After a refusal
+    nothing is sent until `take_refused`.  After a revocation nothing is sent any more, and
+    `unacknowledged` returns the requests to repeat.
     `collect` appends to the list `outcomes`: (tag, base offset, None) for each request that was
     acknowledged with success and has a tag, in the order of the requests; see `send_buffer`.
     """
 
-    cdef AckRouter _router
-    cdef QueuePair _qp
     cdef SendBuffer _buffer
-    cdef AckRing _ring
+    cdef AckRing _acks
     cdef Reservation _reservation                      # of a shared grant; None before the first
-    cdef uint64_t _window                              # a power of two
-    cdef readonly uint64_t appended, acknowledged
-    cdef uint64_t _sends_done                          # WRITEs completed
-    cdef uint64_t _freed                               # requests whose bytes are free again
     cdef uint64_t _grant_first                         # sequence number of this grant's order 0
     cdef int _other_file                               # the one before or the next; -1: none
     cdef bint _has_next                                # it is the next, and nothing was sent on it
     cdef uint64_t _next_address
     cdef uint32_t _next_rkey
     cdef int64_t _next_length
-    cdef bint _asks, _desynchronised
+    cdef bint _asks
     cdef int64_t _ask_at                               # position to ask for the next file at
     cdef readonly int file_id
     cdef readonly uint64_t address
@@ -96,8 +100,6 @@ cdef class FileWriter(AckReceiver):
     cdef readonly bint recalled                        # the broker wants the grant back
     cdef public bint compare_and_swap                  # reserve by COMPARE_AND_SWAP
     cdef public ProducerIdentity identity              # stamps what is sent; None: no idempotence
-    cdef Poster _poster
-    cdef uint64_t _limit                               # requests under way that the grant allows
     cdef readonly uint64_t failures                    # refused requests that were not taken yet
     cdef uint64_t _first_failure
     cdef readonly int64_t last_offset_base             # of the last acknowledged request
@@ -110,17 +112,10 @@ cdef class FileWriter(AckReceiver):
 
     def __init__(self, name, AckRouter router, QueuePair qp, MemoryRegion ring, int window,
                  list outcomes=None):
-        cdef uint64_t n = 1
-        while n < <uint64_t> window:
-            n *= 2
+        CreditRing.__init__(self, router, qp, window)
         self.name = name
-        self._router = router
-        self._qp = qp
-        self._ring = AckRing(ring, 2 * n)
-        self._window = n
-        self._limit = n
-        self._buffer = SendBuffer(n, [] if outcomes is None else outcomes)
-        self._poster = Poster(router, qp, self._buffer)
+        self._acks = AckRing(ring, 2 * self.window)
+        self._buffer = SendBuffer(self.window, [] if outcomes is None else outcomes)
         self.file_id = self._other_file = -1
         self.last_offset_base = -1
         self._ask_at = INT64_MAX
@@ -128,18 +123,13 @@ cdef class FileWriter(AckReceiver):
     @property
     def ring_entries(self):
         """Entries of the half of the acknowledgement ring that a grant uses."""
-        return self._ring.half_entries
+        return self._acks.half_entries
 
     @property
     def other_half(self):
         """Where the half of the ring begins, in bytes, that the next file's grant uses; the first
         grant uses the first."""
-        return self._ring.other_half
-
-    @property
-    def in_flight(self):
-        """Requests not acknowledged."""
-        return self.appended - self.acknowledged
+        return self._acks.other_half
 
     @property
     def records_in_flight(self):
@@ -172,17 +162,10 @@ cdef class FileWriter(AckReceiver):
             return -1, -1
         return self._reservation.end_order, self._reservation.end_position
 
-    def set_notices(self, MemoryRegion notices):
-        """Announce requests by a SEND from this memory of one notice a request of the window.
-        Before the first request."""
-        if notices.length < self._window * NOTICE_BYTES:
-            raise ValueError("the memory for notices is smaller than the window")
-        self._poster.notices = notices
-
     def set_buffer(self, MemoryRegion buffer):
         """Give the writer its send buffer; no request may be under way.  QueuePairError when a
         WRITE does not complete: its completion would free bytes of the new buffer."""
-        if self.appended != self.acknowledged:
+        if self.posted != self.acknowledged:
             raise ValueError("requests are under way")
         self._require_completed()
         self.collect()
@@ -201,29 +184,29 @@ cdef class FileWriter(AckReceiver):
         """Start on a new grant; there must be no unacknowledged request.  With a `word_address` it
         is shared.  `window`: requests that may be under way (0: as many as the writer was made
         for).  The grant's acknowledgements come into the first half of the ring."""
-        if self.appended != self.acknowledged:
+        if self.posted != self.acknowledged:
             raise ValueError("requests are under way")
         check_grant(self.name, file_id, address, rkey, length, position)
         if word_address != 0:
             if self._reservation is None:
                 raise ValueError("a shared grant needs a landing")
             check_shared_word(self.name, word_address, word_rkey)
-        self._require_completed()  # a completion is told by its file id alone
+        self._require_completed()  # only its file id says whose a completion is
         self._detach()
         self.file_id = file_id
         self.address = <uint64_t> address
         self.rkey = <uint32_t> rkey
         self.length = length
         self.position = position
-        self._ring.c_restart()
-        self._grant_first = self.appended
+        self._acks.c_restart()
+        self._grant_first = self.posted
         self.revoked = self.recalled = self.full = False
         self.shared = word_address != 0
         if self.shared:
             self._reservation.open(
                 file_id, <uint64_t> word_address, <uint32_t> word_rkey, position, length)
-        self._limit = min(self._window, <uint64_t> window) if window > 0 else self._window
-        self._desynchronised = False
+        self.credits = min(self.window, <uint64_t> window) if window > 0 else self.window
+        self.desynchronised = False
         self._ask_at = INT64_MAX
         self._asks = False
         self.granted = True
@@ -257,7 +240,7 @@ cdef class FileWriter(AckReceiver):
         if self._other_file >= 0:
             self._router.detach(self._other_file)
         self._other_file = file_id
-        self._ring.c_expect_next()
+        self._acks.c_expect_next()
         self._next_address = <uint64_t> address
         self._next_rkey = <uint32_t> rkey
         self._next_length = length
@@ -270,12 +253,12 @@ cdef class FileWriter(AckReceiver):
         cdef int before = self.file_id
         self.file_id = self._other_file
         self._other_file = before
-        self._ring.c_go_on()
+        self._acks.c_go_on()
         self.address = self._next_address
         self.rkey = self._next_rkey
         self.length = self._next_length
         self.position = 0
-        self._grant_first = self.appended
+        self._grant_first = self.posted
         self._has_next = False
         self.files_ahead += 1
         self._ask_at = self.length // 2 if self._asks else INT64_MAX
@@ -305,8 +288,8 @@ cdef class FileWriter(AckReceiver):
         cdef uint16_t i
         cdef int n = 0
         for i in range(count):
-            if not self._ring.c_take(present, &ack):
-                self._desynchronised = True
+            if not self._acks.c_take(present, &ack):
+                self.desynchronised = True
                 return n
             if ack.flags & ACK_FLAG_REVOKED:
                 self.revoked = True
@@ -316,9 +299,9 @@ cdef class FileWriter(AckReceiver):
                 continue                      # a notice, not an answer
             r = self._buffer.c_request(self.acknowledged)
             # The broker commits the file before to its end before it begins with the present one.
-            if (self.acknowledged >= self.appended or ack.order != r.order
+            if (self.acknowledged >= self.posted or ack.order != r.order
                     or present != (self.acknowledged >= self._grant_first)):
-                self._desynchronised = True
+                self.desynchronised = True
                 return n
             if ack.error != 0 and ack.error != DUPLICATE_SEQUENCE_NUMBER:
                 r.error = <int16_t> ack.error
@@ -331,34 +314,23 @@ cdef class FileWriter(AckReceiver):
                 self.records_acknowledged += r.records
                 self.bytes_acknowledged += r.length
                 self.requests_acknowledged += 1
-            self.acknowledged += 1
-            self._router.requests_under_way -= 1
+            self.c_return_credit()
             n += 1
         self.c_release()
         return n
 
-    cdef void c_send_done(self) noexcept nogil:
-        self._sends_done += 1
-        self.c_release()
-
-    cdef void c_reservation_done(self) noexcept nogil:
+    cdef void c_atomic_done(self) noexcept nogil:
         self._reservation.completed = True
 
     cdef void c_release(self) noexcept nogil:
         """Free the bytes of requests that are both completed and acknowledged, up to the first that
         was refused."""
-        cdef uint64_t upto = self.acknowledged
-        if self._sends_done < upto:
-            upto = self._sends_done
-        if self.failures and self._first_failure < upto:
-            upto = self._first_failure
-        if upto > self._freed:
-            self._freed = upto
-            self._buffer.c_free(upto, self.appended)
+        if self.c_free_before(self._first_failure if self.failures else self.posted):
+            self._buffer.c_free(self.freed, self.posted)
 
     cdef int c_reserve(self, uint64_t n, uint64_t* start) noexcept nogil:
         """Room for `n` contiguous bytes of the send buffer and one request; SENT or why not."""
-        if not self.granted or self.revoked or self.failures != 0 or self._desynchronised:
+        if not self.granted or self.revoked or self.failures != 0 or self.desynchronised:
             return C_NOT_GRANTED
         if self._router._status != 0:
             return C_BROKEN
@@ -368,11 +340,8 @@ cdef class FileWriter(AckReceiver):
             if not self._has_next or <int64_t> n > self._next_length:
                 return C_NO_ROOM_FILE
             self.c_go_on()
-        if (self.appended - self._freed >= self._window
-                or self.appended - self.acknowledged >= self._limit
-                or (self._buffer.tagged
-                    and self.appended - self._buffer.collected >= self._window)
-                or self._router.requests_under_way >= self._router.limit):
+        if not self.c_may_post() or (
+                self._buffer.tagged and self.posted - self._buffer.collected >= self.window):
             return C_NO_ROOM_BUFFER
         return C_SENT if self._buffer.c_reserve(n, start) else C_NO_ROOM_BUFFER
 
@@ -389,26 +358,31 @@ cdef class FileWriter(AckReceiver):
 
     cdef int c_send(self, uint64_t start, uint32_t length, uint32_t records, uint64_t position,
                     uint16_t order, large_value_t* value) noexcept nogil:
-        """Post the request whose bytes are at `start` of the send buffer, as `Poster.c_post` does.
+        """Post the request whose bytes are at `start` of the send buffer, as `c_post` does.
         SENT, NO_ROOM_BUFFER (the send queue is full; not after a reservation) or BROKEN."""
+        cdef uint64_t sequence = self.posted
+        cdef source_t source
         cdef target_t target
         cdef int rc
         cdef request_t* r
+        source.data = self._buffer.region.data + start
+        source.address = self._buffer.region.address + start
+        source.lkey = self._buffer.region.lkey
+        source.length = length
         target.address = self.address + position
         target.rkey = self.rkey
         target.file_id = <uint16_t> self.file_id
         target.order = order
-        rc = self._poster.c_post(start, length, &target, value, self.appended, self.shared)
+        rc = self.c_post(&source, &target, value, self.shared)
         if rc != POSTED:
             return C_NO_ROOM_BUFFER if rc == QUEUE_FULL else C_BROKEN
-        r = self._buffer.c_request(self.appended)
+        r = self._buffer.c_request(sequence)
         r.start = start
         r.length = length
         r.records = records
         r.hole = value.hole
         r.order = order
         r.error = 0
-        self.appended += 1
         self._records_sent += records
         self.position = <int64_t> position + length
         self._buffer.c_take(start, length)
@@ -416,12 +390,12 @@ cdef class FileWriter(AckReceiver):
 
     cdef int _sent(self, tag, bint hole, value) except -1:
         """Keep what belongs to the request that was just sent; what to return for it."""
-        cdef uint64_t sequence = self.appended - 1
+        cdef uint64_t sequence = self.posted - 1
         if tag is not None:
             self._buffer.set_tag(sequence, tag)
         if hole:                        # the value, if its hole was left and is not free already
-            self._buffer.drop(self._freed)
-            if self._freed <= sequence and self._buffer.c_request(sequence).hole:
+            self._buffer.drop(self.freed)
+            if self.freed <= sequence and self._buffer.c_request(sequence).hole:
                 self._buffer.keep(sequence, value)
         if self.position < self._ask_at:
             return C_SENT
@@ -436,7 +410,7 @@ cdef class FileWriter(AckReceiver):
         cdef uint16_t order = 0
         cdef ProducerIdentity identity = self.identity
         cdef int rc
-        self._buffer.drop(self._freed)
+        self._buffer.drop(self.freed)
         r.producer_id, r.epoch, r.sequence = -1, -1, -1
         if identity is not None:
             r.producer_id, r.epoch = identity.producer_id, identity.epoch
@@ -479,7 +453,7 @@ cdef class FileWriter(AckReceiver):
             r.timestamp_ms = kd_wall_ns() // 1000000
         # News of a revocation: a WRITE under a key that has ended breaks the queue pair.  In a
         # stream they come with the acknowledgements.
-        if self.shared or self.appended == self.acknowledged:
+        if self.shared or self.posted == self.acknowledged:
             self._router.c_drain()
         rc = self.c_reserve(most, &r.start)
         if rc == C_NO_ROOM_BUFFER:
@@ -488,7 +462,7 @@ cdef class FileWriter(AckReceiver):
         if rc != C_SENT:
             return rc
         at = self._buffer.region.data + r.start
-        if r.value_length >= INLINE_FROM and self._poster.notices is None:
+        if r.value_length >= INLINE_FROM and self._notices is None:
             r.length = <uint32_t> encode_single_around(
                 at, most, r.key, r.key_length, r.large.data, r.value_length, r.timestamp_ms,
                 r.producer_id, r.epoch, r.sequence, &r.large.hole)
@@ -499,8 +473,8 @@ cdef class FileWriter(AckReceiver):
         if self.shared:
             return C_SENT
         rc = self.c_send(r.start, r.length, 1, <uint64_t> self.position,
-                         <uint16_t> (self.appended - self._grant_first), &r.large)
-        if (self.appended & 15) == 0:
+                         <uint16_t> (self.posted - self._grant_first), &r.large)
+        if (self.posted & 15) == 0:
             self._router.c_drain()
         return rc
 
@@ -516,7 +490,7 @@ cdef class FileWriter(AckReceiver):
             raise ValueError(
                 f"a request of {n} bytes is larger than the send buffer of"
                 f" {self._buffer.capacity}")
-        self._buffer.drop(self._freed)
+        self._buffer.drop(self.freed)
         rc = self._try_batches(&view[0], n, records, tag)
         if rc == C_NO_ROOM_BUFFER and self._buffer.collect(self.acknowledged):
             rc = self._try_batches(&view[0], n, records, tag)
@@ -540,7 +514,7 @@ cdef class FileWriter(AckReceiver):
                 if stamped:
                     sequence = identity.c_stamp(self._buffer.region.data + start, n)
                 if not self.shared:
-                    order = <uint16_t> (self.appended - self._grant_first)
+                    order = <uint16_t> (self.posted - self._grant_first)
                     rc = self.c_send(
                         start, <uint32_t> n, records, <uint64_t> self.position, order, &none)
         if rc == C_SENT and self.shared:
@@ -558,26 +532,26 @@ cdef class FileWriter(AckReceiver):
         """Append the outcomes of what is acknowledged to `outcomes`.  True when something is wrong:
         a request was refused, or some are under way on a grant that has ended."""
         self._buffer.collect(self.acknowledged)
-        return self.failures != 0 or (self.revoked and self.appended > self.acknowledged)
+        return self.failures != 0 or (self.revoked and self.posted > self.acknowledged)
 
     cdef bint c_stuck(self) noexcept nogil:
-        return (self.revoked or self.failures != 0 or self._desynchronised
+        return (self.revoked or self.failures != 0 or self.desynchronised
                 or self._router._status != 0)
 
     def wait_answers(self, int timeout_ms):
         """Wait, for a while, until every request is answered, whether with success or not; True
         when they are.  False when some will not be: access was revoked, or the queue pair broke."""
         cdef double until = self._router._monotonic() + timeout_ms / 1000.0
-        while self.acknowledged < self.appended:
+        while self.acknowledged < self.posted:
             with nogil:
                 self._router.c_drain()
-            if self.revoked or self._desynchronised or self._router._status != 0:
+            if self.revoked or self.desynchronised or self._router._status != 0:
                 break
-            if self.acknowledged < self.appended:
+            if self.acknowledged < self.posted:
                 if self._router._monotonic() >= until:
                     break
                 self._router._recv_cq.wait(10, 0)
-        return self.acknowledged == self.appended
+        return self.acknowledged == self.posted
 
     def wait_acknowledged(self, uint64_t sequence, int64_t timeout_ms):
         """Wait until `acknowledged` > `sequence`.  True; False when the writer cannot go on
@@ -588,7 +562,7 @@ cdef class FileWriter(AckReceiver):
         while True:
             with nogil:
                 self.c_spin(sequence, spin_ns)
-            self._buffer.drop(self._freed)
+            self._buffer.drop(self.freed)
             if self.acknowledged > sequence and not self.failures:
                 return True
             if self.c_stuck():
@@ -623,7 +597,7 @@ cdef class FileWriter(AckReceiver):
 
     def unacknowledged(self):
         """[(bytes, records, tag)] of the requests not answered, in order."""
-        return self._buffer.requests_between(self.acknowledged, self.appended)
+        return self._buffer.requests_between(self.acknowledged, self.posted)
 
     def take_refused(self):
         """[(bytes, records, tag, error code)] of the refused requests, in order; the writer may go
@@ -636,7 +610,7 @@ cdef class FileWriter(AckReceiver):
                 self._records_done += records
         self.failures = 0
         self.c_release()
-        self._buffer.drop(self._freed)
+        self._buffer.drop(self.freed)
         return out
 
     def forget(self):
@@ -645,32 +619,10 @@ cdef class FileWriter(AckReceiver):
         self._buffer.collect(self.acknowledged)
         if not self.wait_completed():
             self._writes_left = True
-        self._router.requests_under_way -= self.appended - self.acknowledged
+        self.c_give_up()
         self.failures = 0
-        self.appended = self._sends_done = self._freed = self.acknowledged
         self._records_done = self._records_sent
         self._buffer.clear()
-
-    def wait_completed(self, int timeout_ms=1000):
-        """Wait until no WRITE of this writer is under way, so that its memory is its own again;
-        True when it is.  False: an RNIC may still send them again, for seconds, or the queue pair
-        broke, with which they end."""
-        return self._wait_sends(self.appended, timeout_ms)
-
-    cdef bint _wait_sends(self, uint64_t count, int timeout_ms) except -1:
-        """Wait until so many WRITEs have completed, for ever with a negative timeout; whether they
-        have."""
-        cdef double until = -1
-        while self._sends_done < count and self._router._status == 0:
-            with nogil:
-                self._router.c_drain()
-            if self._sends_done < count and self._router._status == 0:
-                if until < 0:
-                    until = self._router._monotonic() + timeout_ms / 1000.0
-                elif timeout_ms >= 0 and self._router._monotonic() >= until:
-                    break
-                self._router._send_cq.wait(10, 20)
-        return self._sends_done >= count
 
     cdef _require_completed(self):
         """What is acknowledged has arrived; a queue pair over which its completion does not come is
@@ -690,10 +642,10 @@ cdef class FileWriter(AckReceiver):
         if not self.wait_completed():
             self._writes_left = True
         self.end_grant()
-        self._ring.region.deregister()
+        self._acks.region.deregister()
         if self._writes_left or self._router._status != 0:
             return
         landing = self._reservation.landing if self._reservation is not None else None
-        for region in (self._buffer.region, landing, self._poster.notices):
+        for region in (self._buffer.region, landing, self._notices):
             if region is not None:
                 region.deregister()

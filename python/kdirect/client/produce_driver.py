@@ -221,7 +221,7 @@ class ProduceDriver:
         elif code != SENT:
             return None
         try:
-            if writer.wait_acknowledged(writer.appended - 1, self.timeout_ms):
+            if writer.wait_acknowledged(writer.posted - 1, self.timeout_ms):
                 return int(writer.last_offset_base)
         except TimedOutError as e:
             self._expire_silently(tp)

@@ -1,7 +1,7 @@
 """Reserving a stretch of a shared head: see reservation.pyx."""
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 
-from kdirect.client.ack_router cimport AckRouter
+from kdirect.wire.ack_router cimport AckRouter
 from kdirect.rdma.contract cimport MemoryRegion, QueuePair
 
 cdef enum:

@@ -18,7 +18,7 @@ from libc.errno cimport ENOMEM
 from libc.stdint cimport int64_t, uint16_t, uint32_t, uint64_t
 from libc.string cimport memcpy
 
-from kdirect.client.ack_router cimport CLAIM, AckRouter
+from kdirect.wire.ack_router cimport ATOMIC, AckRouter
 from kdirect.machine cimport kd_now_ns, kd_pause
 from kdirect.format.layout cimport SHARED_ORDER_SHIFT, SHARED_WORD_BYTES
 from kdirect.rdma.contract cimport MemoryRegion, QueuePair
@@ -67,7 +67,7 @@ cdef class Reservation:
 
     cdef int c_post(self, uint32_t length) noexcept nogil:
         """Post the atomic that reserves `length` bytes and an order."""
-        cdef uint64_t id = (<uint64_t> CLAIM << 32) | self._file_id
+        cdef uint64_t id = (<uint64_t> ATOMIC << 32) | self._file_id
         cdef uint64_t add = ONE_ORDER + length
         cdef int rc
         self.completed = False

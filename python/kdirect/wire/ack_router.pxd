@@ -1,4 +1,4 @@
-"""Which writer news is for: see ack_router.pyx."""
+"""Which ring a completion is for: see ack_router.pyx."""
 from libc.stdint cimport int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.rdma.contract cimport CompletionQueue, QueuePair
@@ -6,26 +6,26 @@ from kdirect.rdma.contract cimport CompletionQueue, QueuePair
 cdef enum:
     FILES = 65536              # file ids are 16 bits
     # In the upper half of a work request's id:
-    CLAIM = 1                  # the atomic of a reservation
+    ATOMIC = 1                 # an atomic
     DATA = 2                   # the WRITE before a notice
 
 
 cdef class AckReceiver:
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil
     cdef void c_send_done(self) noexcept nogil
-    cdef void c_reservation_done(self) noexcept nogil
+    cdef void c_atomic_done(self) noexcept nogil
 
 
 cdef class AckRouter:
     cdef QueuePair _qp
     cdef CompletionQueue _send_cq
     cdef CompletionQueue _recv_cq
-    cdef dict _writers
+    cdef dict _receivers
     cdef void* _by_file[FILES]
-    cdef uint8_t _stray[FILES]     # 1: news came of a file that no writer has
+    cdef uint8_t _stray[FILES]     # 1: news came of a file id that no receiver has
     cdef readonly uint64_t strays  # how often it did
     cdef readonly uint64_t sends_under_way
-    cdef readonly uint64_t requests_under_way, limit   # over all writers; the broker keeps `limit`
+    cdef readonly uint64_t requests_under_way, limit   # over all rings; the peer keeps `limit`
                                                        # receives posted
     cdef uint32_t _status          # first bad completion status, or 1000 + errno; 0: none
     cdef int64_t _spin_ns

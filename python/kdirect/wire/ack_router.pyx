@@ -1,15 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Which writer news is for: the completions of a producer's queue pair (KafkaDirect §4.2.2).
+"""Which ring a completion is for: the completions of one queue pair (KafkaDirect §4.2.2).
 
-Owns: the two completion queues of one queue pair, whose receives it keeps posted, and the table of
-file ids.  What may not enter: what an acknowledgement says, which the writer reads in its own ring
-(`kdirect.client.direct_write`).
+Owns: the two completion queues of a queue pair whose rings (`kdirect.wire.credit_ring`) send WRITEs
+and get acknowledgements, the receives that are kept posted for these, and the table of file ids.  A
+file id is the 16 bits that name a ring to both sides; a producer's ring has that of the file that
+was granted.  What may not enter: what an acknowledgement says, which its receiver reads.
 
-A completion on the send queue carries in its work request's id the file id that the WRITE, or the
-atomic of a reservation, was for.  The immediate data of one on the receive queue, ``file id << 16 |
-entries``, says in whose ring how many entries are new.
+A completion on the send queue carries in its work request's id the file id that the WRITE, or an
+atomic, was for.  The immediate data of one on the receive queue, ``file id << 16 | count``, says
+for which ring how many acknowledgements are new.
 
-One thread at a time, as `direct_write` says.
+One thread at a time calls a router and the rings on it: a producer's, with the producer's lock
+held.
 """
 
 import time
@@ -32,25 +34,25 @@ cdef enum:
 
 
 cdef class AckReceiver:
-    """Something that completions and acknowledgements of its files are handed to."""
+    """Something that completions and acknowledgements of its file ids are handed to."""
 
     cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
-        """Read `count` entries that were WRITEn for the grant of `file_id`; the number of answers
-        among them."""
+        """`count` acknowledgements are new under this file id; the number of answers among
+        them."""
         return 0
 
     cdef void c_send_done(self) noexcept nogil:
         """A WRITE has completed."""
 
-    cdef void c_reservation_done(self) noexcept nogil:
-        """The atomic of a reservation has completed."""
+    cdef void c_atomic_done(self) noexcept nogil:
+        """An atomic has completed."""
 
 
 cdef class AckRouter:
-    """Polls one queue pair's completions and hands acknowledgements to the writer whose file they
-    are for.
+    """Polls one queue pair's completions and hands them, and acknowledgements, to the receiver
+    whose file id they are for.
 
-    `receives` are posted at once; `limit`: requests that may be under way over all writers;
+    `receives` are posted at once; `limit`: WRITEs that may be unacknowledged over all rings;
     `spin_us`: how long a wait polls before it sleeps; `monotonic`: the clock (seconds) of waits.
     """
 
@@ -59,7 +61,7 @@ cdef class AckRouter:
         self._qp = qp
         self._send_cq = send_cq
         self._recv_cq = recv_cq
-        self._writers = {}
+        self._receivers = {}
         self.limit = limit
         self._spin_ns = int(spin_us) * 1000
         self._monotonic = monotonic
@@ -75,21 +77,21 @@ cdef class AckRouter:
             return f"errno {self._status - 1000}"
         return STATUS_NAMES.get(self._status, str(self._status))
 
-    def attach(self, int file_id, AckReceiver writer):
-        """Hand what comes for `file_id` to `writer`."""
-        self._writers[file_id] = writer
-        self._by_file[file_id] = <void*> writer
+    def attach(self, int file_id, AckReceiver receiver):
+        """Hand what comes for `file_id` to `receiver`."""
+        self._receivers[file_id] = receiver
+        self._by_file[file_id] = <void*> receiver
         self._stray[file_id] = 0
 
     def take_stray(self, uint16_t file_id):
-        """Has news come of a file that no writer had?  Nobody can say any more which entries of
-        its ring are new, so the file is not to be opened."""
+        """Has news come under a file id that no receiver had?  Nobody can say any more which
+        acknowledgements are new, so the file is not to be opened."""
         stray, self._stray[file_id] = self._stray[file_id] != 0, 0
         return stray
 
     def detach(self, int file_id):
         """Drop what comes for `file_id` from now on."""
-        if self._writers.pop(file_id, None) is not None:
+        if self._receivers.pop(file_id, None) is not None:
             self._by_file[file_id] = NULL
 
     cdef int c_drain(self) noexcept nogil:
@@ -108,8 +110,8 @@ cdef class AckRouter:
                     self._status = wcs[i].status
                 w = self._by_file[<uint16_t> wcs[i].wr_id]
                 if w != NULL:
-                    if wcs[i].wr_id >> 32 == CLAIM:
-                        (<AckReceiver> w).c_reservation_done()
+                    if wcs[i].wr_id >> 32 == ATOMIC:
+                        (<AckReceiver> w).c_atomic_done()
                     elif wcs[i].wr_id >> 32 != DATA:
                         (<AckReceiver> w).c_send_done()
             self.sends_under_way -= <uint64_t> n
