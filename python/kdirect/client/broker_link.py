@@ -16,13 +16,13 @@ import logging
 import threading
 from typing import Any
 
+from kdirect.client.lost_broker import Search
 from kdirect.client.partition_writer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.two_sided import MessageConnection
 from kdirect.errors import AccessDeniedError, KdirectError, TransportError
 from kdirect.model import TopicPartition
 from kdirect.wire.ack_router import AckRouter
-from kdirect.wire.attempt import Attempt
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Connection
 
@@ -39,7 +39,6 @@ class BrokerLink:
         self, session: ProducingSession, settings: dict[str, Any], address: tuple[str, int]
     ) -> None:
         self.address = address
-        self.away_until = 0.0  # the broker did not answer: when to ask it again
         self._session = session
         self._environment = session.environment
         self._settings = settings
@@ -50,8 +49,8 @@ class BrokerLink:
         self._messages_lock = threading.Lock()  # of the thread that opens it
         self._messages_refused = False
         self._closed = False
-        self._probe: Attempt[None] | None = None
-        self._pause = FIRST_PAUSE_S
+        self._search: Search[bool] | None = None  # while it is not known whether the broker answers
+        self._sought: TopicPartition | None = None  # whose leader is asked for where it does not
 
     # -- the queue pair of one-sided requests ------------------------------------------------------
 
@@ -143,42 +142,46 @@ class BrokerLink:
 
     # -- does the broker answer? -------------------------------------------------------------------
 
+    @property
+    def away_until(self) -> float:
+        """When the broker, which did not answer, is asked again (monotonic seconds); in the past
+        where it is being asked, or nobody asked yet."""
+        return self._search.next_attempt if self._search is not None else 0.0
+
     def answers(self, tp: TopicPartition) -> bool:
         """Does the broker answer on a new connection?  Raises when it does not, and then the leader
         of `tp` was asked for again; False while that is not known.  To open a queue pair to one
         that does not answer would wait long."""
-        if self._probe is None:
-            self._probe = self._environment.spawn(lambda: self._connect(tp))
-        if not self._probe.done:
+        self._sought = tp
+        if self._search is None:
+            self._search = Search(
+                self._environment,
+                self._connect,
+                first_ms=FIRST_PAUSE_S * 1000,
+                most_ms=LONGEST_PAUSE_S * 1000,
+            )
+        if not self._search.found():
             return False
-        probe, self._probe = self._probe, None
-        try:
-            probe.result()
-        except KdirectError:
-            self.away_until = self._environment.monotonic() + self._pause
-            self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-            raise
-        self.away_until, self._pause = 0.0, FIRST_PAUSE_S
+        self._search = None
         return True
 
-    def _connect(self, tp: TopicPartition) -> None:
+    def _connect(self) -> bool:
         """Connect once; where nobody answers, ask for the leader, which may be elsewhere now."""
-        settings = self._settings
+        settings, sought = self._settings, self._sought
         try:
             self._environment.connect(
                 *self.address, settings["client.id"], settings["connect.timeout.ms"]
             ).close()
         except KdirectError:
-            with contextlib.suppress(KdirectError):
-                self._session.cluster.refresh([tp.topic], timeout_ms=NEWS_MS)
+            if sought is not None:
+                with contextlib.suppress(KdirectError):
+                    self._session.cluster.refresh([sought.topic], timeout_ms=NEWS_MS)
             raise
+        return True
 
     def wait_probe(self, until: float) -> bool:
         """Wait for what `answers` does not know yet; False when nothing is asked."""
-        if self._probe is None:
-            return False
-        self._probe.wait(until - self._environment.monotonic())
-        return True
+        return self._search is not None and self._search.wait(until)
 
     def close(self) -> None:
         """End both queue pairs."""

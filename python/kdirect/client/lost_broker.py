@@ -1,51 +1,73 @@
-"""The search for a broker that was lost while its partitions were read.
+"""The search for a broker that was lost while its partitions were read or written.
 
 Owns: which errors mean that a broker is lost, and the one attempt at a time to reach it again,
-where nobody waits for it: the thread that reads goes on with what other brokers lead.  What may not
-enter: partitions, and what follows when the broker is back.
+where nobody waits for it: the thread that reads or writes goes on with what other brokers lead.
+What may not enter: partitions, and what follows when the broker is back.
 
-One thread at a time, but for the attempt itself.
+One thread at a time calls a search; the attempt itself runs on another.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 from kdirect.errors import BrokerUnavailableError, ClosedError, QueuePairError, TimedOutError
 from kdirect.wire.attempt import Attempt
-from kdirect.wire.connection import Connection
+from kdirect.wire.backoff import Backoff
 from kdirect.wire.environment import Environment
 
 LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
-FIRST_PAUSE_S = 0.1  # between two attempts; twice as long each time
-LONGEST_PAUSE_S = 2.0
+FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 100.0, 2000.0  # between two attempts of a reader
 # The longest wait of a reading thread for a connection to a broker while it reads from others.
 CONNECT_MS_BESIDES = 500
 
+T = TypeVar("T")
 
-class Search:
-    """Begins at once, or `after_s` from now.  `reach` returns a connection to the broker, or raises
-    after `connect.timeout.ms`; it is called by other threads, one at a time."""
+
+class Search(Generic[T]):
+    """Attempt after attempt, with pauses between them that grow from `first_ms` to `most_ms`.
+
+    Begins at once, or `after_s` from now.  `reach` returns what shows that the broker was reached,
+    such as a connection (not None), or raises after a time of its own; other threads call it, one
+    at a time."""
 
     def __init__(
-        self, environment: Environment, reach: Callable[[], Connection], after_s: float = 0.0
+        self,
+        environment: Environment,
+        reach: Callable[[], T],
+        after_s: float = 0.0,
+        *,
+        first_ms: float = FIRST_PAUSE_MS,
+        most_ms: float = LONGEST_PAUSE_MS,
     ) -> None:
+        self.next_attempt = environment.monotonic() + after_s  # when it may begin
         self._environment = environment
         self._reach = reach
-        self._attempt: Attempt[Connection] | None = None
-        self._next = environment.monotonic() + after_s
-        self._pause = FIRST_PAUSE_S
+        self._attempt: Attempt[T] | None = None
+        # The pauses are not spread at random: one process looks for its broker by one search.
+        self._backoff = Backoff(math.inf, first_ms, most_ms, environment, spread=0.0)
 
-    def found(self) -> Connection | None:
-        """The connection; None while it is looked for.  Raises, once for each attempt that failed,
-        what that attempt raised; the next one begins by itself."""
+    def found(self) -> T | None:
+        """What was reached; None while it is looked for.  Raises, once for each attempt that
+        failed, what that attempt raised; the next one begins by itself."""
         if self._attempt is None:
-            if self._environment.monotonic() < self._next:
+            if self._environment.monotonic() < self.next_attempt:
                 return None
             self._attempt = self._environment.spawn(self._reach)
         if not self._attempt.done:
             return None
         attempt, self._attempt = self._attempt, None
-        self._next = self._environment.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
+        pause = self._backoff.pause()
+        assert pause is not None, "a search has no deadline"
+        self.next_attempt = self._environment.monotonic() + pause
         return attempt.result()
+
+    def wait(self, until: float) -> bool:
+        """Wait for the attempt that is under way, until then (monotonic seconds) at most; False
+        when there is none."""
+        if self._attempt is None:
+            return False
+        self._attempt.wait(until - self._environment.monotonic())
+        return True

@@ -93,7 +93,7 @@ class Reading:
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
         # Of those: their broker is looked for.
         self._lost: set[TopicPartition] = set()
-        self._searches: list[tuple[Search, set[TopicPartition]]] = []  # one for each loss
+        self._searches: list[tuple[Search[Any], set[TopicPartition]]] = []  # of each loss
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
         # Read by READs and to be looked at, the next one first; others drop out in passing.

@@ -96,7 +96,7 @@ class _Leader:
     asked: dict[TopicPartition, int] = field(default_factory=dict)  # what is pending: offsets
     waits: bool = False  # at the broker, for the first record: the pending request
     until: float = 0.0
-    search: Search | None = None  # it is lost, and looked for
+    search: Search[Connection] | None = None  # it is lost, and looked for
 
 
 class _News(enum.Enum):
@@ -323,7 +323,7 @@ class TcpRound:
         for topic in {tp.topic for tp, x in self._partitions.items() if x.leader is leader}:
             self._cluster.forget(topic)
 
-    def _look_for(self, leader: _Leader, search: Search) -> None:
+    def _look_for(self, leader: _Leader, search: Search[Connection]) -> None:
         if not leader.hungry and not leader.quiet:
             return
         try:

@@ -8,8 +8,9 @@ from kdirect.wire.environment import SYSTEM, Environment
 
 
 class Backoff:
-    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`, a fifth either way at
-    random) until a deadline."""
+    """Growing waits (`first_ms`, twice as long each time, up to `most_ms`) until a deadline.  Each
+    is longer or shorter by up to `spread` of itself, at random, so that many clients that lost one
+    broker do not come back all at once."""
 
     def __init__(
         self,
@@ -17,18 +18,23 @@ class Backoff:
         first_ms: float,
         most_ms: float,
         environment: Environment = SYSTEM,
+        *,
+        spread: float = 0.2,
     ) -> None:
         self._environment = environment
         self.deadline = environment.monotonic() + timeout_ms / 1000
         self._next = first_ms / 1000
         self._most = most_ms / 1000
+        self._spread = spread
 
     def remaining_ms(self) -> float:
         return max(0.0, (self.deadline - self._environment.monotonic()) * 1000)
 
     def pause(self) -> float | None:
         """Seconds before the next attempt; None when the deadline would pass meanwhile."""
-        pause = self._next * random.uniform(0.8, 1.2)
+        pause = self._next
+        if self._spread:
+            pause *= random.uniform(1 - self._spread, 1 + self._spread)
         if self._environment.monotonic() + pause >= self.deadline:
             return None
         self._next = min(self._next * 2, self._most)
