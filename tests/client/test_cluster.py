@@ -136,7 +136,16 @@ def test_the_first_server_that_answers(broker):
     with unused_port() as s:
         servers = f"127.0.0.1:{s.getsockname()[1]},{broker.bootstrap_servers}"
         with Cluster({"bootstrap.servers": servers}) as c:
-            assert f"{c.broker_host}:{c.broker_port}" == broker.bootstrap_servers
+            assert c.control_connection().peer == broker.bootstrap_servers
+
+
+def test_a_silent_server_leaves_time_to_those_after_it(broker):
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connects, and never answers
+        servers = f"127.0.0.1:{silent.getsockname()[1]},{broker.bootstrap_servers}"
+        with Cluster({"bootstrap.servers": servers, "connect.timeout.ms": 4000}) as c:
+            begun = time.monotonic()
+            assert c.control_connection().peer == broker.bootstrap_servers
+            assert time.monotonic() - begun < 4
 
 
 def test_a_broker_that_comes_later_is_waited_for(broker_process):

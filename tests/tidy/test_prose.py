@@ -86,7 +86,6 @@ UNREAD = frozenset(
         "python/kdirect/log/recovery.py",
         "python/kdirect/log/segment.py",
         "python/kdirect/wire/attempt.py",
-        "python/kdirect/wire/cluster.py",
     ]
 )
 

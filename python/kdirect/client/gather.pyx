@@ -1,11 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Records on their way into a batch: one `RecordBuilder` a partition that gathers.
+"""Records on their way into a batch: one `RecordBuilder` for each partition that gathers.
 
-Owns: the bytes of one open batch, written record by record as they come.  When a batch is sent,
-over which path, and which callbacks hear of it is decided by the producer.
+Owns: the bytes of one open batch, written record by record as they come.  The producer decides when
+a batch is sent, over which path, and which callbacks hear of it.
 
 Invariants: a record is in the batch whole or not at all; `take` gives a batch that no one else
-holds and leaves the builder empty. One thread at a time: the producer's lock.
+holds and leaves the builder empty.  One thread at a time: the producer's lock.
 """
 
 from cpython.bytes cimport (
@@ -44,6 +44,41 @@ def as_bytes(thing, str what):
             hint="give bytes, str or None; serialise other types first") from None
 
 
+cdef list header_pairs(headers, int64_t* size):
+    """`headers` as [(name, value or None)] of bytes; the size of all of them goes to `size`."""
+    cdef int64_t n
+    cdef list pairs = []
+    for name, content in (headers.items() if isinstance(headers, dict) else headers):
+        name = as_bytes(name, "header key")
+        if name is None:
+            raise FormatError("a record's header has no key", hint="give every header a key")
+        content = as_bytes(content, "header value")
+        pairs.append((name, content))
+        n = len(name)
+        size[0] += kd_varint_size(n) + n
+        n = -1 if content is None else len(content)
+        size[0] += kd_varint_size(n) + (n if n > 0 else 0)
+    return pairs
+
+
+cdef inline uint8_t* put_bytes(uint8_t* p, thing, int64_t n):
+    """Write a length, and so many bytes of `thing`; -1: there are none."""
+    p = kd_put_varint(p, n)
+    if n > 0:
+        memcpy(p, PyBytes_AS_STRING(thing), n)
+        p += n
+    return p
+
+
+cdef uint8_t* put_headers(uint8_t* p, list pairs) except NULL:
+    """Write headers, for which there is room."""
+    p = kd_put_varint(p, len(pairs))
+    for name, content in pairs:
+        p = put_bytes(p, name, PyBytes_GET_SIZE(name))
+        p = put_bytes(p, content, -1 if content is None else PyBytes_GET_SIZE(content))
+    return p
+
+
 cdef class RecordBuilder:
     """See the module.  `records` in the open batch; `size` of it in bytes with its frame (0:
     empty)."""
@@ -74,23 +109,10 @@ cdef class RecordBuilder:
         cdef int64_t timestamp_ms = kd_wall_ns() // 1000000 if timestamp is None else timestamp
         cdef int64_t kn = -1 if key is None else PyBytes_GET_SIZE(key)
         cdef int64_t vn = -1 if value is None else PyBytes_GET_SIZE(value)
-        cdef int64_t hn = 0, delta, body, n
+        cdef int64_t hn = 0, delta, body
         cdef size_t need
         cdef uint8_t* p
-        cdef list pairs = None
-        if headers:
-            pairs = []
-            for name, content in (headers.items() if isinstance(headers, dict) else headers):
-                name = as_bytes(name, "header key")
-                if name is None:
-                    raise FormatError(
-                        "a record's header has no key", hint="give every header a key")
-                content = as_bytes(content, "header value")
-                pairs.append((name, content))
-                n = len(name)
-                hn += kd_varint_size(n) + n
-                n = -1 if content is None else len(content)
-                hn += kd_varint_size(n) + (n if n > 0 else 0)
+        cdef list pairs = header_pairs(headers, &hn) if headers else None
         if self.records == 0:
             self._used = BATCH_HEADER_BYTES
             self._base_timestamp = self._max_timestamp = timestamp_ms
@@ -111,29 +133,13 @@ cdef class RecordBuilder:
         p[0] = 0
         p = kd_put_varint(p + 1, delta)
         p = kd_put_varint(p, self.records)
-        p = kd_put_varint(p, kn)
-        if kn > 0:
-            memcpy(p, PyBytes_AS_STRING(key), kn)
-            p += kn
-        p = kd_put_varint(p, vn)
-        if vn > 0:
-            memcpy(p, PyBytes_AS_STRING(value), vn)
-            p += vn
+        p = put_bytes(p, key, kn)
+        p = put_bytes(p, value, vn)
         if pairs is None:
             p[0] = 0
             p += 1
         else:
-            p = kd_put_varint(p, len(pairs))
-            for name, content in pairs:
-                n = PyBytes_GET_SIZE(name)
-                p = kd_put_varint(p, n)
-                memcpy(p, PyBytes_AS_STRING(name), n)
-                p += n
-                n = -1 if content is None else PyBytes_GET_SIZE(content)
-                p = kd_put_varint(p, n)
-                if n > 0:
-                    memcpy(p, PyBytes_AS_STRING(content), n)
-                    p += n
+            p = put_headers(p, pairs)
         self._used = p - self._data
         self.records += 1
         if timestamp_ms > self._max_timestamp:

@@ -1,21 +1,22 @@
 """Where things are: bootstrap servers, metadata, leaders, and the connections to them.
 
-Owns: the client's view of the cluster (nodes, topics, leaders), one shared connection a broker, a
-pool of private ones, and the waiting between attempts.  No records and no message but Metadata and
-FindCoordinator are known here.
+Owns: the client's view of the cluster (nodes, topics, leaders), the connections to each broker
+(shared ones, and a pool of private ones), and the waits between attempts.  What may not enter:
+records, and messages other than Metadata and FindCoordinator.
 
 Invariants:
 
 - All state belongs to one process: after a fork the child starts with nothing and opens its own
   connections.
-- Metadata is a hint: whoever gets NOT_LEADER or UNKNOWN_TOPIC calls `forget` and asks again.
+- Metadata may be out of date: whoever gets NOT_LEADER or UNKNOWN_TOPIC calls `forget` and asks
+  again.
 - A broker that cannot be reached is tried again, with growing waits, for `connect.timeout.ms` and
   no longer.
-- Connections are kept by channel: `control` (access requests, metadata, admin) and `data` (produce
-  over TCP), so that a record on its way never holds up a request, and closing a stuck data
-  connection revokes no grant.
-- Of a cluster with one broker only the address that answered at first is used: the broker may know
-  itself by a name that this host cannot reach.
+- A shared connection has a purpose, its channel: `control` (access requests, metadata, admin) or
+  `data` (produce over TCP).  So a record on its way never holds up a request, and closing a stuck
+  data connection revokes no grant.
+- A cluster with one broker is reached at the address that answered first, whatever address its
+  metadata names: the broker may know itself by a name that this host cannot reach.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ from kdirect.wire.metadata import Node, PartitionMetadata, TopicMetadata
 
 T = TypeVar("T")
 
-IDLE_CONNECTIONS = 4  # private connections a broker that wait for their next use
+IDLE_CONNECTIONS = 4  # private connections to each broker that wait for their next use
 _SERVER = re.compile(r"(?:([a-zA-Z_]+)://)?\[?([0-9a-zA-Z\-%._:]*[^\]:])\]?:([0-9]+)\Z")
 
 
@@ -107,11 +108,11 @@ class Cluster:
                         [*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]
                     )
                 )
-            for host, port in addresses:
+            for i, (host, port) in enumerate(addresses):
+                # Each has a share of the time, so that a silent one leaves some to those after it.
+                share_ms = backoff.remaining_ms() / (len(addresses) - i)
                 try:
-                    state.control = self._shared(
-                        state, host, port, "control", backoff.remaining_ms()
-                    )
+                    state.control = self._shared(state, host, port, "control", share_ms)
                     return state.control
                 except KdirectError as e:
                     errors.append(e)
@@ -154,8 +155,8 @@ class Cluster:
         return self._connection_to(node, "control", self.settings["connect.timeout.ms"])
 
     def controller_connection(self) -> Connection:
-        """The shared connection to the broker that creates topics, any broker where there is no
-        such one."""
+        """The shared connection to the broker that creates topics; to any broker where the cluster
+        names none."""
         state = self._state()
         control = self.control_connection()
         if not state.nodes:
@@ -220,15 +221,6 @@ class Cluster:
                 return
         connection.close()
 
-    @property
-    def broker_host(self) -> str:
-        """Host of the broker that the control connection leads to, as it was asked for."""
-        return self.control_connection().host
-
-    @property
-    def broker_port(self) -> int:
-        return self.control_connection().port
-
     def call(
         self,
         connect: Callable[[], Connection],
@@ -238,7 +230,7 @@ class Cluster:
         topics: Iterable[str] = (),
     ) -> T:
         """`use(connect())`, again after a retriable error until `timeout_ms` (default
-        `request.timeout.ms`) is over; then that error. Errors of `connect` are not retried: it has
+        `request.timeout.ms`) is over; then that error.  Errors of `connect` are not retried: it has
         waited already.  `topics` are forgotten before each further attempt."""
         backoff = self.backoff(self.timeout_ms if timeout_ms is None else timeout_ms)
         while True:
@@ -334,8 +326,8 @@ class Cluster:
     def leaders(
         self, tps: Iterable[TopicPartition]
     ) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
-        """`tps` grouped by leader, and of those that have none or are unknown what `leader` would
-        raise.
+        """`tps` grouped by leader; and for each of those that have no leader or are unknown, the
+        error that `leader` would raise.
 
         Metadata is asked for at most once for each topic, however many of its partitions have no
         leader.
@@ -344,7 +336,8 @@ class Cluster:
         state = self._state()
         missing = list(dict.fromkeys(tp.topic for tp in tps if tp.topic not in state.topics))
         if len(missing) > 1:
-            # Asked one by one below, each error concerns its topic alone.
+            # An error of one topic is no other's: below, those that are missing are asked for again
+            # one by one.
             with contextlib.suppress(UnknownTopicError, BrokerError):
                 self.refresh(missing)
         topics: dict[str, TopicMetadata | KdirectError] = {}
@@ -356,9 +349,8 @@ class Cluster:
                 if topic is None:
                     topic = topics[tp.topic] = self.topic(tp.topic)
                 if isinstance(topic, KdirectError):
-                    failed[tp] = copy.copy(
-                        topic
-                    )  # a consumer notes on it which partition it concerns
+                    # A copy, for a consumer notes on it which partition it concerns.
+                    failed[tp] = copy.copy(topic)
                 else:
                     found.setdefault(self._leader_in(topic, tp), []).append(tp)
             except (UnknownTopicError, BrokerError) as e:
@@ -400,31 +392,18 @@ class Cluster:
             return response
 
         response = self.call(lambda: self.control_connection(timeout_ms), ask, timeout_ms)
+        return self._learn(state, topics, response)
+
+    def _learn(
+        self, state: _Process, topics: list[str] | None, response: Any
+    ) -> dict[str, TopicMetadata]:
+        """Keep what the answer to a request about `topics` says; the topics that exist."""
         now = self.environment.monotonic()
         found: dict[str, TopicMetadata] = {}
         failed: dict[str, int] = {}
         for t in response.topics:
             if t.error_code in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
-                found[t.name] = TopicMetadata(
-                    t.name,
-                    None if t.topic_id is None else str(t.topic_id),
-                    bool(t.is_internal),
-                    tuple(
-                        sorted(
-                            (
-                                PartitionMetadata(
-                                    p.partition_index,
-                                    p.leader_id,
-                                    p.leader_epoch,
-                                    tuple(p.replica_nodes),
-                                    tuple(p.isr_nodes),
-                                )
-                                for p in t.partitions
-                            ),
-                            key=lambda p: p.partition,
-                        )
-                    ),
-                )
+                found[t.name] = _topic_metadata(t)
             else:
                 failed[t.name] = t.error_code
         with state.lock:
@@ -644,6 +623,26 @@ def parse_servers(servers: Iterable[str]) -> list[tuple[str, int]]:
             hint="give host:port of a broker, for example localhost:9092",
         )
     return out
+
+
+def _topic_metadata(answer: Any) -> TopicMetadata:
+    """What a Metadata response says of one topic."""
+    partitions = [
+        PartitionMetadata(
+            p.partition_index,
+            p.leader_id,
+            p.leader_epoch,
+            tuple(p.replica_nodes),
+            tuple(p.isr_nodes),
+        )
+        for p in answer.partitions
+    ]
+    return TopicMetadata(
+        answer.name,
+        None if answer.topic_id is None else str(answer.topic_id),
+        bool(answer.is_internal),
+        tuple(sorted(partitions, key=lambda p: p.partition)),
+    )
 
 
 def _best(errors: list[KdirectError]) -> KdirectError:
