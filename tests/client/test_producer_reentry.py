@@ -8,6 +8,7 @@ import contextlib
 import os
 import signal
 import socket
+import threading
 import time
 from pathlib import Path
 
@@ -15,8 +16,16 @@ import pytest
 
 import kdirect
 from kdirect.client import connect
+from kdirect.client.direct_append import DirectAppender
+from kdirect.client.idempotence import ProducerIdentity
 from kdirect.client.produce_driver import ProduceDriver
-from kdirect.errors import BrokerUnavailableError, ClosedError, DeliveryError, KdirectError
+from kdirect.errors import (
+    BrokerUnavailableError,
+    ClosedError,
+    DeliveryError,
+    KdirectError,
+    ProtocolError,
+)
 from kdirect.format.codec import encode_records
 from kdirect.model import TopicPartition
 from kdirect.options import CLIENT
@@ -108,9 +117,10 @@ def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process
     settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
     with connect(settings) as session:
         session.admin.create_topic("t", 2)
-        driver = ProduceDriver(
-            session, CLIENT.resolve({**session.settings, "delivery.timeout.ms": 400})
+        producer = kdirect.Producer(
+            {**session.settings, "delivery.timeout.ms": 400}, session=session
         )
+        driver = producer._driver
         batch = bytearray(encode_records([(None, b"x" * 100, [], 1)]))
         for tp in (A, B):
             driver.send(tp, bytes(batch), 1)
@@ -123,11 +133,94 @@ def test_the_failure_of_one_partition_hides_no_failure_of_another(broker_process
             time.sleep(0.001)
         try:
             with pytest.raises(DeliveryError, match="t-0"):
-                driver.record_sync(A, b"y", None, 1)
+                producer.produce_sync("t", b"y", partition=0)
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         with pytest.raises(DeliveryError, match="t-1: a batch of 1 records"):
             driver.raise_errors()
+        producer.abort()
+
+
+@pytest.mark.parametrize("what", ["closes", "flushes"])
+def test_a_signal_handler_may_act_while_requests_are_taken_back(broker_process, monkeypatch, what):
+    """After a refusal the producer waits for the answers to what it sent later."""
+    settings = {"bootstrap.servers": broker_process().bootstrap_servers, "transport": "shm"}
+    with connect(settings) as session:
+        session.admin.create_topic("t", 1)
+        producer = kdirect.Producer(session.settings, session=session)
+        driver = producer._driver
+        batch = bytearray(encode_records([(None, b"x" * 100, [], 1)]))
+        driver.send(A, bytes(batch), 1)
+        driver.flush()
+        take_back, calls = DirectAppender.take_back, []
+
+        def interrupted(appender, *, wait=False):
+            if wait and not calls:
+                calls.append(what)
+                if what == "closes":
+                    producer.abort()
+                else:
+                    with contextlib.suppress(DeliveryError):
+                        producer.flush()
+            return take_back(appender, wait=wait)
+
+        monkeypatch.setattr(DirectAppender, "take_back", interrupted)
+        batch[-1] ^= 1  # damaged before it was sent: the broker refuses it
+        driver.send(A, bytes(batch), 1)
+        with contextlib.suppress(DeliveryError, ClosedError):
+            producer.flush()
+        assert calls == [what] and len(producer) == 0
+        if what == "flushes":
+            batch[-1] ^= 1
+            driver.send(A, bytes(batch), 1)
+            producer.flush()
+        producer.abort()
+
+
+def test_other_threads_produce_while_one_waits_for_its_offset(broker_process):
+    broker = broker_process()
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    with kdirect.Producer(settings) as producer:
+        producer.produce_sync("t", b"0", partition=0)
+        offsets = []
+        waits = threading.Thread(
+            target=lambda: offsets.append(producer.produce_sync("t", b"1", partition=0))
+        )
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            waits.start()
+            time.sleep(0.2)
+            begun = time.monotonic()
+            for _ in range(5):
+                producer.produce("t", b"2", partition=0)
+            assert time.monotonic() - begun < 5 and waits.is_alive()
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
+        waits.join(30)
+        assert offsets == [1]
+        assert producer.flush() == 0
+
+
+def test_a_producer_whose_ids_are_used_up_says_so(broker_process, monkeypatch):
+    with pytest.raises(ProtocolError, match="producer id 7 are used up"):
+        ProducerIdentity(7, 32767, lambda: None).renew()
+    broker = broker_process()
+    settings = {"bootstrap.servers": broker.bootstrap_servers, "transport": "shm"}
+    with connect(settings) as session:
+        session.admin.create_topic("t", 1)
+        ids = [(session.new_producer_id()[0], 32767)]  # the last epoch
+        monkeypatch.setattr(session, "new_producer_id", lambda: ids.pop() if ids else None)
+        driver = ProduceDriver(session, CLIENT.resolve(session.settings))
+        batch = encode_records([(None, b"x", [], 1)])
+        driver.send(A, batch, 1)
+        driver.flush()
+        os.kill(broker.pid, signal.SIGSTOP)
+        try:
+            driver.send(A, batch, 1, "tag")
+            driver.expire(A)
+            assert [tag for tag, _, error in driver.outcomes() if error is not None] == ["tag"]
+        finally:
+            os.kill(broker.pid, signal.SIGCONT)
         driver.abort()
 
 

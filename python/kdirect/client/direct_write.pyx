@@ -528,6 +528,11 @@ cdef class FileWriter(CreditRing):
             identity.c_sent(sequence)
         return self._sent(tag, False, None)
 
+    def tag_last(self, tag):
+        """Tell the outcome of the request that was sent last, which has no tag, under this one.
+        Its acknowledgement was not taken yet."""
+        self._buffer.set_tag(self.posted - 1, tag)
+
     cpdef bint collect(self) except -1:
         """Append the outcomes of what is acknowledged to `outcomes`.  True when something is wrong:
         a request was refused, or some are under way on a grant that has ended."""

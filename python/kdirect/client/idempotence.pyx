@@ -2,14 +2,16 @@
 """Idempotent producing: producer id, epoch and sequence numbers, the same over every datapath
 (Kafka's KIP-98, KIP-360).
 
-Owns: the identity under which one producer writes one partition, and the stamp of batches with it.
-A batch is stamped once, when it is first sent; a repetition goes out as it is, over whichever path,
-and the broker recognises it.
+Owns: the identity under which one producer writes one partition, and the stamp that it puts into
+batches.  What may not enter: when a batch is sent or repeated.
 
-A batch that failed for good leaves a gap, and the broker takes no batch after a gap.  Then the
-identity is renewed: the next epoch, sequences from 0, for what was refused after the gap and all
-that comes.  Every batch that is stamped again is known not to be in the log: its sequence came
-after one that was refused.
+A batch is stamped once, before it is first sent.  It is repeated with the same stamp, over
+whichever path, so the broker recognises the repetition.
+
+A batch that failed for good leaves a gap in the sequence, and the broker takes no batch after a
+gap.  Then the identity is renewed: what was refused after the gap, and all that follows, gets the
+next epoch and sequences from 0.  A batch that is stamped again this way is known not to be in the
+log, because its sequence came after one that was refused.
 
 One thread at a time: the producer's lock.
 """
@@ -19,6 +21,8 @@ from libc.stdint cimport INT32_MAX
 from libc.string cimport memcpy
 
 from kdirect.format.batch cimport BATCH_OK, batch_info, parse_batch_header, stamp_producer
+
+from kdirect.errors import ProtocolError
 
 cdef enum:
     MAX_EPOCH = 32767
@@ -36,8 +40,8 @@ cdef int32_t add_one(int32_t sequence) noexcept nogil:
 
 
 cdef class ProducerIdentity:
-    """See the module.  `renew()` gives a new (producer id, epoch) when the epochs of this one are
-    used up."""
+    """See the module.  When the epochs of this producer id are used up, `renew()` is called for a
+    new (producer id, epoch); it returns None where the broker gives out none."""
 
     def __init__(self, int64_t producer_id, int16_t epoch, renew):
         self.producer_id = producer_id
@@ -63,7 +67,7 @@ cdef class ProducerIdentity:
         self.next_sequence = sequence
 
     def stamp(self, data):
-        """`data` (whole batches) as bytes, stamped where it was not, and counted as sent."""
+        """`data` (whole batches) as bytes.  Those that had no stamp get one, and count as sent."""
         cdef const uint8_t[::1] view = data
         cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
         cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)
@@ -73,17 +77,24 @@ cdef class ProducerIdentity:
         return out
 
     def renew(self):
-        """Go on under the next epoch, from sequence 0."""
+        """Go on under the next epoch, from sequence 0.  Raises what asking for a new producer id
+        raises, ProtocolError where there is none to be had; the identity is as before then."""
         if self.epoch < MAX_EPOCH:
             self.epoch += 1
         else:
-            self.producer_id, self.epoch = self._renew()
+            fresh = self._renew()
+            if fresh is None:
+                raise ProtocolError(
+                    f"the epochs of producer id {self.producer_id} are used up, and the broker"
+                    " gives out no producer ids any more",
+                    hint="use a broker that does, or switch enable.idempotence off")
+            self.producer_id, self.epoch = fresh
         self.next_sequence = 0
 
     @staticmethod
     def unstamped(data):
-        """`data` (whole batches) as bytes without producer id and sequences, to be stamped when it
-        is sent."""
+        """`data` (whole batches) as bytes, with no producer id and no sequence in any batch, so that
+        `stamp` stamps them."""
         cdef const uint8_t[::1] view = data
         cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
         cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)

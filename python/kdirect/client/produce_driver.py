@@ -22,6 +22,7 @@ Callers hold one lock around every call.
 
 from __future__ import annotations
 
+import enum
 import logging
 from collections import deque
 from dataclasses import replace
@@ -87,6 +88,7 @@ log = logging.getLogger("kdirect.client")
 
 DRAIN_S = 0.1  # how long requests under way over TCP may hold up the return to RDMA
 DIRECT_ATTEMPTS = 5
+SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lock held
 EXCLUSIVE_WAIT_S = 1.0  # for an exclusive holder that is about to leave, or was lost
 # As names of the module, which are found faster than members of an enum: for each record over TCP.
 IDLE, OVER_RDMA = State.IDLE, (State.DIRECT, State.LEAVING)
@@ -96,6 +98,16 @@ MODES = {
     "auto": layout.PRODUCE_AUTO,
     "off": -1,
 }
+
+
+class Sync(enum.Enum):
+    """Why `record_sync` has no offset for its record."""
+
+    NOT_TAKEN = "not taken"
+    UNANSWERED = "unanswered"
+
+
+NOT_TAKEN, UNANSWERED = Sync.NOT_TAKEN, Sync.UNANSWERED
 
 # What became of a request that was sent with a tag: the tag; the offset of its first record, which
 # is -1 after an error and where the broker did not say; the error.
@@ -200,33 +212,39 @@ class ProduceDriver:
 
     def record_sync(
         self, tp: TopicPartition, value: bytes | None, key: bytes | None, timestamp_ms: int
-    ) -> int | None:
-        """As `try_record`, then wait for the acknowledgement: the record's offset, -1 where the
-        broker did not say.  None: not taken, use `send` and `finish`."""
+    ) -> int | Sync:
+        """As `try_record`, then wait for the acknowledgement, though only a moment, for the caller
+        holds a lock: the record's offset.  NOT_TAKEN: use `send`.  UNANSWERED: it was sent, and
+        `tag_last` must say before any other call under which tag its outcome is told."""
         appender = self._direct.get(tp) or self._open_direct_way(tp)
         if appender is None:
-            return None
+            return NOT_TAKEN
         writer = appender.writer
         if writer.in_flight:
-            return None
+            return NOT_TAKEN
         code = writer.try_record(value, key, timestamp_ms)
         if code == NO_ROOM_FILE:
             try:
-                if appender.take_next(self._monotonic() + self.timeout_ms / 1000):
+                if appender.take_next(self._monotonic() + SYNC_WAIT_MS / 1000):
                     code = writer.try_record(value, key, timestamp_ms)
             except TimedOutError:
-                return None
+                return NOT_TAKEN
         if code == SENT_AND_ASK:
             appender.ask_next()
         elif code != SENT:
-            return None
+            return NOT_TAKEN
         try:
-            if writer.wait_acknowledged(writer.posted - 1, self.timeout_ms):
+            if writer.wait_acknowledged(writer.posted - 1, SYNC_WAIT_MS):
                 return int(writer.last_offset_base)
-        except TimedOutError as e:
-            self._expire_silently(tp)
-            raise DeliveryError(e.message, hint=e.hint, maybe_committed=True) from e
-        return self.finish(tp)
+        except TimedOutError:
+            pass
+        return UNANSWERED
+
+    def tag_last(self, tp: TopicPartition, tag: Any) -> None:
+        """Tell the outcome of the record that `record_sync` sent to `tp` under this tag."""
+        appender = self._partitions[tp].appender
+        assert isinstance(appender, DirectAppender), "it has just sent the record"
+        appender.writer.tag_last(tag)
 
     def _make_way(self, p: WrittenPartition, deadline: float) -> None:
         """Open a way to a partition that has none, or wait until there is something to try.  Raises
@@ -333,18 +351,10 @@ class ProduceDriver:
         return p.appender.last_offset if p is not None and p.appender is not None else -1
 
     def expire(self, tp: TopicPartition) -> None:
-        """Give up everything of `tp` that is not answered: it may have been committed all the
-        same."""
+        """Give up what is not answered of `tp`; it may have been committed all the same."""
         p = self._partitions.get(tp)
         if p is not None and p.in_flight:
             self._take_back(p, p.writer.overdue())
-
-    def _expire_silently(self, tp: TopicPartition) -> None:
-        """As `expire`, where the caller raises the error itself."""
-        p = self._partitions[tp]
-        error = p.writer.overdue()
-        self._take_back(p, error)  # with the queue pair, which may bring errors of others
-        self.errors[:] = [other for other in self.errors if other is not error]
 
     def raise_errors(self) -> None:
         """Raise the first error of a request without a tag, if there is one; log the others."""
@@ -362,8 +372,7 @@ class ProduceDriver:
     # -- ways --------------------------------------------------------------------------------------
 
     def paths(self) -> dict[TopicPartition, str]:
-        """How each partition that was written so far is written now: exclusive, shared, two-sided,
-        tcp, lost or idle."""
+        """How each partition written so far is written now: exclusive, shared, ..., lost, idle."""
         return {tp: p.path for tp, p in self._partitions.items()}
 
     def appender(self, tp: TopicPartition) -> DirectAppender | RequestAppender | None:
@@ -524,6 +533,8 @@ class ProduceDriver:
         if not isinstance(appender, DirectAppender):
             return
         returned = appender.take_back(wait=True)
+        if p.appender is not appender:
+            return  # a signal handler took everything back meanwhile, and closed the appender
         if not returned.grant_lasts:
             waiting = len(returned.unanswered) + len(returned.refused) + len(p.writer.backlog)
             appender.log_end(waiting)

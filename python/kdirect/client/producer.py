@@ -1,32 +1,31 @@
 """`kdirect.Producer`: sends records and Arrow batches, and reports what became of them.
 
 Owns: records on their way into batches, back-pressure, delivery reports, and the one thread that
-sends what lingers.  How a request reaches its partition, and what is repeated when that fails, is
-decided in `produce_driver` and `partition_writer`; which partition a record goes to in
-`run_partition`; how many partitions a topic has in `topics`.
+sends what lingers.  What may not enter: how a request reaches its partition and what is repeated
+when that fails (`produce_driver`, `partition_writer`), which partition a record goes to
+(`run_partition`), and how many partitions a topic has (`topics`).
 
-Names and habits are confluent-kafka's: timeouts are **seconds**, `on_delivery(error, message)` runs
-inside `poll` and `flush`.  What differs is a table in docs/python-api.md; the rules that matter:
+Names and conventions are confluent-kafka's: timeouts are **seconds**, and `on_delivery(error,
+message)` runs inside `poll` and `flush`.  docs/python-api.md lists what differs.  The rules that
+matter:
 
 - With linger.ms=0 (the default) a plain record over RDMA leaves inside `produce`, as a batch of its
-  own.  Everything else is gathered by partition and leaves when a batch is full, when linger.ms is
-  over, or, over TCP, as soon as the thread gets to it.
+  own.  Other records are gathered by partition and leave when a batch is full, when linger.ms is
+  over, or, over TCP, as soon as the producer's thread runs.
 - Records of one partition leave in the order of the calls, whichever way they go.
 - `produce` blocks for max.block.ms when there is no room, then raises BufferFullError, which is a
   BufferError.
-- Nothing is lost in silence: a failure goes to the record's callback or future, and `flush` and
-  `close` raise it where there is none.
+- No failure is silent: it goes to the record's callback or future, and where the record has none,
+  `flush` and `close` raise it.
 - A producer belongs to the process that made it: in a forked child every call is a ClosedError.
 
-Thread-safe.  A producer has one lock.  Callbacks, those of futures too, run without the lock.  A
-thread that waits while holding the lock releases it every few milliseconds.
+Thread-safe.  A producer has one lock.  Callbacks, and those of futures, run without the lock.  A
+thread that waits while it holds the lock releases it every few milliseconds.
 """
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import threading
 import weakref
 from collections import deque
@@ -35,6 +34,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from kdirect.client import process_end
 from kdirect.client.admin import TopicInfo
 from kdirect.client.connections import Handle, open_handle
 from kdirect.client.deliveries import (
@@ -48,7 +48,7 @@ from kdirect.client.deliveries import (
 from kdirect.client.gather import as_bytes
 from kdirect.client.linger_thread import FIRST_PAUSE_S, send_what_lingers
 from kdirect.client.partitioner import Keys
-from kdirect.client.produce_driver import ProduceDriver
+from kdirect.client.produce_driver import UNANSWERED, ProduceDriver
 from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
 from kdirect.client.topics import Topics
@@ -63,44 +63,16 @@ SLICE_MS = 10.0  # longest wait with the lock held, but for room
 TURN_S = 0.0002
 REPORTS_AHEAD = 1000  # reports that may wait for poll before produce runs their callbacks
 ERRORS_KEPT = 100
-EXIT_S = 5.0  # how long the end of the process may wait for records that nobody flushed
 # What the producer's thread waits for: to be woken, for linger.ms, for room and answers.
 IDLE, LINGERING, BUSY = range(3)
 Header = tuple[str, bytes | None]
-
-_alive: weakref.WeakSet[Producer] = weakref.WeakSet()
-
-
-def _forked() -> None:
-    for producer in list(_alive):
-        producer._lock = threading.RLock()  # another thread of the parent may have held it
-        producer._topics.close()
-        producer._open = {}
-        producer._closed = True
-
-
-def _at_exit() -> None:
-    for producer in list(_alive):
-        if not producer._closed and len(producer):
-            log.warning(
-                "the process ends with %d records not delivered: flush or close the producer",
-                len(producer),
-            )
-            try:
-                producer.flush(EXIT_S)
-            except KdirectError as e:
-                log.error("%s", e)
-
-
-os.register_at_fork(after_in_child=_forked)
-atexit.register(_at_exit)
 
 
 class Producer:
     """Sends records.  `settings`: client settings (docs/options.md), or "host:port"; made here or
     by `Session.producer`.
 
-    `produce` sends a record and may be told by a callback, `send` returns a future, `produce_sync`
+    `produce` sends a record and may report by a callback, `send` returns a future, `produce_sync`
     waits for the offset, `send_arrow` sends columns.  `flush` waits for everything.  Use as a
     context manager, or call `close`.  `partitioner`: a function (key or None, partitions) ->
     partition in place of the setting; `on_delivery`: the callback of records that name none.
@@ -160,7 +132,13 @@ class Producer:
         self._columns = ColumnEncoder(
             self.settings, self._topics, self._keys, self._runs.next_of_run
         )
-        _alive.add(self)
+        process_end.add(self, Producer._close_in_child)
+
+    def _close_in_child(self) -> None:
+        self._lock = threading.RLock()  # another thread of the parent may have held it
+        self._topics.close()
+        self._open = {}
+        self._closed = True
 
     def __enter__(self) -> Producer:
         return self
@@ -261,6 +239,7 @@ class Producer:
     ) -> int:
         """Send one record and wait for its acknowledgement; the record's offset (-1 with acks=0
         over TCP).  Raises DeliveryError."""
+        late = None
         if (
             self._at_once
             and not headers
@@ -272,22 +251,28 @@ class Producer:
                     partition = self._choose(topic, key, len(value))  # type: ignore[arg-type]
                 tp = self._partition_of(topic, partition)
                 if tp not in self._open:
-                    offset = self._driver.record_sync(
-                        tp, value, key, -1 if timestamp is None else timestamp
-                    )  # type: ignore[arg-type]
-                    if offset is not None:
-                        return offset
-        delivery = Delivery(self._await_delivery)
-        self.produce(
-            topic,
-            value,
-            key,
-            partition=partition,
-            headers=headers,
-            timestamp=timestamp,
-            on_delivery=delivery,
-        )
-        return int(delivery.result(self._delivery_s + 1).offset())
+                    stamp = -1 if timestamp is None else timestamp
+                    offset = self._driver.record_sync(tp, value, key, stamp)  # type: ignore[arg-type]
+                    if offset.__class__ is int:
+                        return offset  # type: ignore[return-value]
+                    if offset is UNANSWERED:
+                        # From here on without the lock, which other threads want.
+                        late = Delivery(self._await_delivery)
+                        tag = self._tag(tp, value, key, stamp, late)
+                        self._driver.tag_last(tp, tag)
+                        self._sent.append(tag)
+        if late is None:
+            late = Delivery(self._await_delivery)
+            self.produce(
+                topic,
+                value,
+                key,
+                partition=partition,
+                headers=headers,
+                timestamp=timestamp,
+                on_delivery=late,
+            )
+        return int(late.result(self._delivery_s + 1).offset())
 
     def send_arrow(
         self,
@@ -338,15 +323,20 @@ class Producer:
         is remembered."""
         if stamp < 0:
             stamp = self._time_ms()
-        tag = Sent(
-            tp, None, 1, [(0, sink, key, value, None, stamp)], self._monotonic() + self._delivery_s
-        )
+        tag = self._tag(tp, value, key, stamp, sink)
         if not self._try_record(tp, value, key, stamp, tag, self._block_ms):
             return False
         self._sent.append(tag)
         if len(self._sent) & 127 == 0:
             self._take_outcomes()
         return True
+
+    def _tag(self, tp: TopicPartition, value: Any, key: Any, stamp: int, sink: Any) -> Sent:
+        """Whom to tell of one record."""
+        if stamp < 0:
+            stamp = self._time_ms()
+        deadline = self._monotonic() + self._delivery_s
+        return Sent(tp, None, 1, [(0, sink, key, value, None, stamp)], deadline)
 
     # -- batches -----------------------------------------------------------------------------------
 
@@ -464,9 +454,7 @@ class Producer:
                 self._lock.acquire()
             self._check()  # another thread may have closed it meanwhile
             if left_ms <= 0 and self._held + size > self._most_held:
-                self._wake_thread(
-                    sent=True
-                )  # whose futures were resolved here are told by the thread
+                self._wake_thread(sent=True)  # which calls the futures that were resolved here
                 raise BufferFullError(
                     f"{self._held} bytes of records are not acknowledged after {self._block_ms} ms",
                     hint="the broker takes them more slowly than they come, or is stopped; raise"
