@@ -1,10 +1,10 @@
 """A connection whose requests and answers travel as SENDs: the two-sided produce path
 (`produce.path=send`).
 
-Owns: one queue pair to a broker for messages, with its buffers.  It has the face of a TCP
-connection (`kdirect.wire.connection`), from which all but the bytes' way is inherited, so that
-the writer above (`TcpAppender`) retries, orders and counts as it does over TCP.  What may not
-enter: what requests mean.
+Owns: one queue pair to a broker for messages, with its buffers.  It has the interface of a TCP
+connection (`kdirect.wire.connection`), from which it inherits all but how bytes travel, so the
+writer above (`TcpAppender`) retries, orders and counts as it does over TCP.  What may not enter:
+what requests mean.
 
 A message is one frame as it would stand in a TCP stream.  The broker has posted `count` receives of
 `message_bytes` each, and this side as many for the answers, so no more than `count` requests are
@@ -71,6 +71,7 @@ class MessageConnection(Connection):
             control.timeout_ms,
             control.max_response_bytes,
             environment.monotonic,
+            environment.wait_on,
         )
         self._environment = environment
         self._versions = control._versions

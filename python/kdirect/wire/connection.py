@@ -145,9 +145,12 @@ class Connection:
         timeout_ms: float,
         max_response_bytes: int,
         monotonic: Callable[[], float] = time.monotonic,
+        wait_on: Callable[[threading.Condition, float], bool] = threading.Condition.wait,
     ) -> None:
-        """All but the socket.  `monotonic`: the clock (seconds) of waits."""
+        """All but the socket.  `monotonic` is the clock (seconds) of waits, and `wait_on` how a
+        thread waits for another one: both as `Environment` has them."""
         self._monotonic = monotonic
+        self._wait_on = wait_on
         self.host = host
         self.port = port
         self.client_id = client_id
@@ -465,7 +468,7 @@ class Connection:
                 if wanted is None:
                     return False
                 taken = self._responses
-                self._wake.wait(max(0.0, deadline - self._monotonic()))
+                self._wait_on(self._wake, max(0.0, deadline - self._monotonic()))
                 return self._responses != taken
             self._reading = True
             self._in_syscalls += 1

@@ -10,6 +10,7 @@ queue) may read the system's clock.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -40,6 +41,11 @@ class Environment:
         """Let `seconds` pass; none when negative."""
         if seconds > 0:
             time.sleep(seconds)
+
+    def wait_on(self, condition: threading.Condition, seconds: float) -> bool:
+        """Wait, for so many seconds at most, until another thread notifies `condition`, which this
+        one holds; whether it did."""
+        return condition.wait(seconds)
 
     def connect(
         self, host: str, port: int, client_id: str, timeout_ms: float, **limits: Any
