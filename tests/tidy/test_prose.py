@@ -70,20 +70,11 @@ UNREAD = frozenset(
         "python/kdirect/broker/offsets.py",
         "python/kdirect/broker/shared_word.py",
         "python/kdirect/client/consumer.py",
-        "python/kdirect/client/direct.py",
-        "python/kdirect/client/message.pxd",
-        "python/kdirect/client/message.pyx",
-        "python/kdirect/client/partition_feed.pyx",
-        "python/kdirect/client/paths.py",
-        "python/kdirect/client/produce_paths.py",
         "python/kdirect/client/reading.py",
-        "python/kdirect/client/tcp_append.py",
-        "python/kdirect/client/topics.py",
         "python/kdirect/log/commit.pxd",
         "python/kdirect/log/kernel.pxd",
         "python/kdirect/log/recovery.py",
         "python/kdirect/log/segment.py",
-        "python/kdirect/wire/attempt.py",
     ]
 )
 

@@ -67,7 +67,8 @@ cdef class ProducerIdentity:
         self.next_sequence = sequence
 
     def stamp(self, data):
-        """`data` (whole batches) as bytes.  Those that had no stamp get one, and count as sent."""
+        """`data` (whole batches) as bytes.  Those that had no stamp get one, and count as
+        sent."""
         cdef const uint8_t[::1] view = data
         cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
         cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)
@@ -93,8 +94,8 @@ cdef class ProducerIdentity:
 
     @staticmethod
     def unstamped(data):
-        """`data` (whole batches) as bytes, with no producer id and no sequence in any batch, so that
-        `stamp` stamps them."""
+        """`data` (whole batches) as bytes, with no producer id and no sequence in any batch, so
+        that `stamp` stamps them."""
         cdef const uint8_t[::1] view = data
         cdef bytes out = PyBytes_FromStringAndSize(NULL, view.shape[0])
         cdef uint8_t* p = <uint8_t*> PyBytes_AS_STRING(out)

@@ -31,12 +31,13 @@ cdef struct part_t:            # the records of one batch that are still to be h
 cdef class MessageQueue:
     cdef readonly str topic
     cdef readonly int32_t partition
-    cdef readonly uint64_t popped      # since the queue was made; shows that its consumer is alive
-    cdef int64_t _next                 # records below it are not wanted
+    cdef readonly uint64_t popped      # messages since the queue was made, which shows that its
+                                       # consumer is alive
+    cdef int64_t _next                 # offset of the next record; those before it are skipped
     cdef readonly int64_t after        # offset after the last batch loaded
     cdef bytes _data
     cdef list _plain                   # decompressed record sections
-    cdef uint64_t _plain_bytes         # of them together
+    cdef uint64_t _plain_bytes         # size of all of them together
     cdef part_t* _parts
     cdef Py_ssize_t _capacity, _count, _at
     cdef Decompressor _decompressor

@@ -1,16 +1,17 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""Records as objects, one at a time: what `Consumer.poll` hands out and what delivery reports name.
+"""Records as objects, one at a time: what `Consumer.poll` returns and delivery reports carry.
 
 Owns: `Message`, and `MessageQueue`, which turns whole record batches into messages.  No I/O, no
 policy.
 
 Invariants:
 
-- A queue holds batches of one partition, in a copy of its own: the READ buffer they came from is
-  free as soon as `load` returns.
-- `load` checks frame, CRC and every record before it accepts a batch; a message is made only when
-  it is asked for, and cannot fail then.
-- Whole batches before a broken one are accepted; the broken one is an error when it comes first.
+- A queue holds batches of one partition, and its own copy of them: the READ buffer that they came
+  from is free as soon as `load` returns.
+- `load` checks frame, CRC and every record before it accepts a batch.  A message is made only when
+  it is asked for, and that cannot fail.
+- Whole batches before a broken one are accepted; the broken one raises an error once it is the
+  first.
 
 One thread at a time.
 """
@@ -34,9 +35,11 @@ from kdirect.format.layout cimport (
 from kdirect.format.records cimport RECORD_MIN_BYTES, parse_header, parse_record, record_view
 
 cdef enum:
-    # Copied and checked at a time, unless the first batch is larger: bounds what one poll may cost.
+    # Bytes copied and checked at a time, unless the first batch is larger: the bound of what one
+    # poll costs.
     RUN_BYTES = 64 << 10
-    # Decompressed at a time, unless the first batch is larger: few bytes may stand for many.
+    # Bytes decompressed at a time, unless the first batch is larger: a few compressed bytes may
+    # become very many.
     RUN_PLAIN_BYTES = 16 << 20
     NO_TIMESTAMP = -1
 

@@ -48,7 +48,7 @@ from kdirect.client.deliveries import (
 from kdirect.client.gather import as_bytes
 from kdirect.client.linger_thread import FIRST_PAUSE_S, send_what_lingers
 from kdirect.client.partitioner import Keys
-from kdirect.client.produce_driver import UNANSWERED, ProduceDriver
+from kdirect.client.produce_driver import UNANSWERED, ProduceDriver, Sync
 from kdirect.client.run_partition import RECORD_OVERHEAD, RunPartitions
 from kdirect.client.send_columns import ColumnEncoder
 from kdirect.client.topics import Topics
@@ -120,6 +120,7 @@ class Producer:
         self._thread_state = IDLE
         self._driver = ProduceDriver(self._session, self.settings)
         self._try_record: Callable[..., bool] = self._driver.try_record
+        self._record_sync: Callable[..., int | Sync] = self._driver.record_sync
         self._runs = RunPartitions(
             self._environment,
             self._driver,
@@ -252,9 +253,9 @@ class Producer:
                 tp = self._partition_of(topic, partition)
                 if tp not in self._open:
                     stamp = -1 if timestamp is None else timestamp
-                    offset = self._driver.record_sync(tp, value, key, stamp)  # type: ignore[arg-type]
+                    offset: Any = self._record_sync(tp, value, key, stamp)
                     if offset.__class__ is int:
-                        return offset  # type: ignore[return-value]
+                        return offset  # type: ignore[no-any-return]
                     if offset is UNANSWERED:
                         # From here on without the lock, which other threads want.
                         late = Delivery(self._await_delivery)

@@ -1,8 +1,8 @@
 """Kafka's Produce of one partition: the datapath of a producer where no RDMA path leads to the
 broker.
 
-Owns: the order of batches on the wire, and the retries they need.  Bytes in are whole record
-batches; what is in them is the codec's business.  Works with any Kafka broker of 2.1 or later.
+Owns: the order of batches on the wire, and their retries.  It takes whole record batches and does
+not look into them.  It works with any Kafka broker of 2.1 or later.
 
 Invariants:
 
@@ -48,12 +48,12 @@ from kdirect.wire.connection import Connection, Pending, broker_error
 log = logging.getLogger("kdirect.client")
 
 MAX_WINDOW = 128
-KAFKA_REMEMBERS = 5  # batches of a producer and partition
+KAFKA_REMEMBERS = 5  # so many batches of each producer in each partition
 
 ACKS = {"0": 0, "1": 1, "all": -1, "-1": -1}
 
 RENUMBERED_AT_MOST = 2
-UNANSWERED_WAIT_S = 0.01  # with acks=0 nothing tells that a request has left
+UNANSWERED_WAIT_S = 0.01  # with acks=0 no answer says that a request has left
 _OUT_OF_SEQUENCE = frozenset(
     (ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER, ErrorCode.INVALID_PRODUCER_EPOCH)
 )
@@ -564,8 +564,9 @@ class TcpAppender:
         self._done(append)
 
     def _give_up_uncertain(self, append: Append) -> None:
-        """It is out of sequence for want of one before it, or because it is there and Kafka has
-        forgotten that: a new number could make two of it.  A kdirect broker says which."""
+        """The batch is out of sequence: either one before it is missing, or it is in the log and
+        Kafka has forgotten that.  With a new number it could be there twice.  A kdirect broker says
+        which of the two is the case; others do not."""
         self._give_up(
             append,
             broker_error(

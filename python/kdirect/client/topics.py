@@ -1,11 +1,12 @@
 """The topics that a producer writes, and how many partitions each has.
 
-Owns: the counts, which are asked for again every metadata.max.age.ms (a topic can get more
-partitions) and before a partition is said not to exist, and one `TopicPartition` for each of them.
-Which partition a record goes to is decided elsewhere (`kdirect.client.run_partition`).
+Owns: the counts, and one `TopicPartition` for each partition.  The counts are asked for again every
+metadata.max.age.ms, because a topic can get more partitions, and before a partition is said not to
+exist.  What may not enter: which partition a record goes to (`kdirect.client.run_partition`).
 
 Law: every record passes `partition_of`.  A producer that was closed or forked raises ClosedError
-there, at no cost to the others: its table of partitions is empty.
+there.  This costs the other producers nothing: the table of a closed one is empty, so only its
+records take the slow way, which checks.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from kdirect.model import TopicPartition, check_topic_name
 
 log = logging.getLogger("kdirect.client")
 
-LEAST_PATIENCE_MS, MOST_PATIENCE_MS = 100, 1000  # for news of a topic that is known already
+# How long to wait for an answer about topics whose counts are known already.
+LEAST_PATIENCE_MS, MOST_PATIENCE_MS = 100, 1000
 
 
 class Topics:
@@ -65,7 +67,8 @@ class Topics:
         return self._counts.get(topic) or self._first(topic)
 
     def count_for(self, topic: str, highest: int) -> int:
-        """How many partitions `topic` has, asked for again when `highest` is none of them."""
+        """How many partitions `topic` has, asked for again where partition `highest` is not among
+        those that are known."""
         if highest >= self.count(topic):
             self._refresh([topic], self._block_ms)
         return self._counts[topic]
@@ -83,7 +86,7 @@ class Topics:
             found = self._session.cluster.refresh(topics, timeout_ms=timeout_ms)
         except KdirectError as e:
             log.debug("news of %d topics: %s", len(topics), e)
-            return  # the broker is away, or a topic: what is sent to it will say so
+            return  # a broker is away or a topic was deleted: sending to it will say so
         for name, topic in found.items():
             if topic.partitions:
                 self._learn(name, len(topic.partitions))

@@ -1,8 +1,8 @@
 """A call that may wait long for a broker, made where nobody waits for it.
 
-Owns: one short-lived thread for each call.  When a producer loses its broker, each attempt to reach
-it again runs this way, so that `produce`, `poll` and the producer's own thread, which share one
-lock, go on meanwhile.  Made by `Environment.spawn`.
+Owns: one short-lived thread for each call.  When a client loses a broker, each attempt to reach it
+again runs this way.  Meanwhile a consumer reads from other brokers, and `produce`, `poll` and the
+producer's own thread, which share one lock, go on.  Made by `Environment.spawn`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ T = TypeVar("T")
 
 
 class Attempt(Generic[T]):
-    """Begins at once.  `result` is that of the call, or its error, once it is `done`."""
+    """Begins the call at once.  Once it is `done`, `result` returns what the call returned, or
+    raises what it raised.  Thread-safe."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self._call = call
@@ -37,11 +38,11 @@ class Attempt(Generic[T]):
         return self._over.is_set()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until it is done, for that long at most; whether it is."""
+        """Wait until the call is done, for so many seconds at most; whether it is."""
         return self._over.wait(max(0.0, seconds))
 
     def result(self) -> T:
-        """Of a call that is done."""
+        """What the call returned; raises what it raised.  Only when it is done."""
         if self._error is not None:
             raise self._error
         return self._value[0]
