@@ -189,11 +189,13 @@ def test_other_threads_produce_while_one_waits_for_its_offset(broker_process):
         os.kill(broker.pid, signal.SIGSTOP)
         try:
             waits.start()
-            time.sleep(0.2)
+            begun = time.monotonic()
+            while len(producer) == 0 and time.monotonic() - begun < 30:
+                time.sleep(0.01)  # until its record is under way
             begun = time.monotonic()
             for _ in range(5):
                 producer.produce("t", b"2", partition=0)
-            assert time.monotonic() - begun < 5 and waits.is_alive()
+            assert time.monotonic() - begun < 30 and waits.is_alive()
         finally:
             os.kill(broker.pid, signal.SIGCONT)
         waits.join(30)
