@@ -91,6 +91,18 @@ def test_a_reader_is_iterated_and_says_where_it_is(settings, transport):
         assert reader.statistics()
 
 
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_the_place_of_a_reader_does_not_pass_the_end_of_its_range(broker, settings, transport):
+    with kdirect.Producer({**settings, "linger.ms": 1000}) as producer:
+        for i in range(10):
+            producer.produce("t", b"%d" % i, partition=0)  # in one batch, from offset 10 on
+    with kdirect.connect({**settings, "transport": transport}) as session:
+        for stop in (11, 12, 15, 20):
+            with session.reader(TP, 10, stop) as reader:
+                assert [b.column("offset").to_pylist() for b in reader] == [[*range(10, stop)]]
+                assert reader.next_offset == stop
+
+
 def test_a_reader_that_was_closed_serves_the_next(broker, settings):
     with kdirect.connect(settings) as session:
         with session.reader(TP, 0, 5) as reader:

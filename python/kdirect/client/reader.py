@@ -192,14 +192,18 @@ class Reader:
 
     @property
     def next_offset(self) -> int:
-        """The offset after the last batch that was handed out, at first the start of the range: all
-        records of the range before it were handed out."""
+        """The offset after the last record that was handed out, or after the gap that follows it;
+        at first the start of the range, and never beyond its end.  All records of the range below
+        it were handed out."""
         return self._next_offset
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """The records of the range from `next_offset` on; see the class."""
         if self._next_offset >= self._stop:
             return
+        if self._place is not None and self._place.cursor.next_offset > self._next_offset:
+            # An error came after records that were decoded and not handed out.
+            self.close()
         decoder = ArrowDecoder(
             self.tp.topic,
             self.tp.partition,
@@ -209,9 +213,9 @@ class Reader:
             **self._decoder_settings,
         )
         for _ in self._fillings(decoder):
-            self._next_offset = decoder.next_offset
+            self._next_offset = min(decoder.next_offset, self._stop)
             yield decoder.take()
-        self._next_offset = max(self._next_offset, decoder.next_offset)
+        self._next_offset = max(self._next_offset, min(decoder.next_offset, self._stop))
         if decoder.rows:
             yield decoder.take()
 
