@@ -154,12 +154,19 @@ class DirectFetcher:
         stream.open(location, grant.file_id, start, limit, grant.slot_index < 0)
         self._take_offsets(stream, grant)
         end = grant.last_stable_offset if committed_only else grant.high_watermark
+        next_offset, first_epoch = grant.start_offset, grant.first_epoch
+        if start != grant.start_position:
+            # The batch that holds `offset` may not be read yet: the first one that may lies below
+            # it, and the grant does not tell the epoch of that one.
+            next_offset, first_epoch = end, 0
+        if 0 <= next_offset < grant.segment_base_offset:
+            next_offset = grant.segment_base_offset  # nothing of this file may be read yet
         stream.expect(
             grant.segment_base_offset,
-            grant.start_offset if start == grant.start_position else end,
+            next_offset,
             grant.dense_from,
             end,
-            grant.first_epoch,
+            first_epoch,
             grant.last_epoch,
         )
 
