@@ -11,6 +11,7 @@ import pytest
 
 import kdirect
 from kdirect.broker.cluster_view import ClusterLayout, Node
+from kdirect.errors import BrokerUnavailableError
 from kdirect.model import TopicPartition
 
 A, B = TopicPartition("a", 0), TopicPartition("b", 0)
@@ -121,3 +122,45 @@ def test_a_broker_that_is_lost_leaves_the_other_as_it_was(started):
         assert kept.access_requests == 1, "its files were entered once"
     with session.reader(A, 0, 50) as reader:
         assert pa.Table.from_batches(reader).num_rows == 50
+
+
+@pytest.mark.parametrize("transport", ["shm", "tcp"])
+def test_where_offsets_cannot_be_asked_for_the_error_names_partition_and_broker(started, transport):
+    names = {"shm": "shm", "tcp": ""}[transport]
+    (first, second), session = started(
+        names, names, **{"connect.timeout.ms": 200, "request.timeout.ms": 400}
+    )
+    put(first, A, [b"a"])
+    put(second, B, [b"b"])
+    assert session.watermarks([A, B]) == {A: (0, 1), B: (0, 1)}
+    address = second.bootstrap_servers
+    second.stop()
+    for ask in (session.watermarks, session.earliest_offsets, session.latest_offsets):
+        for tps in ([A, B], [B, A]):
+            with pytest.raises(BrokerUnavailableError, match=f"^b-0: .*{address}") as raised:
+                ask(tps)
+            assert raised.value.topic_partition == B
+    assert session.watermarks([A]) == {A: (0, 1)}
+    assert session.earliest_offsets([A]) == {A: 0}
+    assert session.offsets_for_times({A: 0}) == {A: 0}
+
+
+def test_a_leader_that_is_lost_keeps_no_other_from_being_asked(started):
+    """Over TCP: broker `b` is asked although the leader of `a`, which is first, is gone."""
+    (first, second), session = started("", "", **{"request.timeout.ms": 10_000})
+    put(second, B, [b"b"])
+    assert session.watermarks([A, B]) == {A: (0, 0), B: (0, 1)}
+    first.stop()
+    asked = []
+    original = session.cluster.connection_to
+
+    def connection_to(node):
+        asked.append(node.port)
+        return original(node)
+
+    cluster = session.cluster
+    cluster.connection_to = connection_to
+    cluster.timeout_ms = 300
+    with pytest.raises(BrokerUnavailableError, match="^a-0: "):
+        session.earliest_offsets([A, B])
+    assert len(set(asked[:2])) == 2

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from kdirect.client.lost_broker import LOST, concerning
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
@@ -343,7 +344,8 @@ class Admin:
         `wanted` maps a partition to EARLIEST_OFFSET, LATEST_OFFSET or a timestamp in ms since 1970.
         A timestamp finds the first record of that time or later, or (-1, -1) if there is none.  For
         the earliest and the latest offset the returned timestamp is -1.  With the isolation level
-        read_committed the latest offset is the last stable one.
+        read_committed the latest offset is the last stable one.  All or nothing: the error names a
+        partition (also as `topic_partition`) and the broker that could not be asked for it.
         """
         level = int(
             (isolation_level or self._cluster.settings["isolation.level"]) == "read_committed"
@@ -562,50 +564,70 @@ class Admin:
     ) -> dict[TopicPartition, T]:
         """Ask the leaders of `tps`, all at the same time, and ask again about partitions that
         failed for a transient reason.  `build` makes a leader's request; `read` takes the value out
-        of one partition of a response; `doing` begins the text of an error."""
+        of one partition of a response; `doing` begins the text of an error.  A leader that cannot
+        be asked does not keep the others from being asked."""
         left = dict.fromkeys(tps)
         out: dict[TopicPartition, T] = {}
         backoff = self._cluster.backoff(self._cluster.timeout_ms)
-        while left:
-            last: KdirectError | None = None
-            sent: list[Pending] = []
+        while True:
+            failed = self._ask_leaders(left, build, read, doing, out)
+            left = {tp: None for tp in left if tp not in out}
+            if not left:
+                return out
+            if not backoff.wait():
+                first = next(iter(left))
+                error = failed.get(first) or ProtocolError(
+                    f"{doing} {first}: the broker's answer does not hold it",
+                    hint="look for the reason in the broker's log",
+                )
+                if isinstance(error, LOST):
+                    raise concerning([tp for tp in left if failed.get(tp) is error], error)
+                raise error
+            for topic in _by_topic(left):
+                self._cluster.forget(topic)
+
+    def _ask_leaders(
+        self,
+        tps: Iterable[TopicPartition],
+        build: Callable[[list[TopicPartition]], Any],
+        read: Callable[[Any], T],
+        doing: str,
+        out: dict[TopicPartition, T],
+    ) -> dict[TopicPartition, KdirectError]:
+        """One request to each leader; values go to `out`.  The errors that may pass, by partition;
+        raises any other."""
+        try:
+            groups, failed = self._cluster.leaders(tps)
+        except KdirectError as e:
+            _passing(e)
+            return dict.fromkeys(tps, e)
+        for error in failed.values():
+            _passing(error)
+        sent: list[tuple[list[TopicPartition], Pending]] = []
+        for node, group in groups.items():
             try:
-                for node, group in self._cluster.by_leader(left).items():
-                    sent.append(self._cluster.connection_to(node).submit(build(group)))
+                sent.append((group, self._cluster.connection_to(node).submit(build(group))))
             except KdirectError as e:
-                if not e.retriable:
-                    raise
-                last = e
-            for pending in sent:
-                try:
-                    response = pending.result()
-                except KdirectError as e:
-                    if not e.retriable:
-                        raise
-                    last = e
-                    continue
-                for topic, p in ((t.name, p) for t in response.topics for p in t.partitions):
-                    tp = TopicPartition(topic, p.partition_index)
-                    if tp not in left:
-                        continue
-                    if p.error_code == ErrorCode.NONE:
-                        del left[tp]
-                        out[tp] = read(p)
-                    else:
-                        last = read_error(p.error_code, f"{doing} {tp}")
-                        if not protocol.error_kind(p.error_code).retriable or isinstance(
-                            last, CorruptLogError
-                        ):
-                            raise last
-            if left:
-                if not backoff.wait():
-                    raise last or ProtocolError(
-                        f"{doing} {next(iter(left))}: the broker's answer does not hold it",
-                        hint="look for the reason in the broker's log",
-                    )
-                for topic in _by_topic(left):
-                    self._cluster.forget(topic)
-        return out
+                _passing(e)
+                failed.update(dict.fromkeys(group, e))
+        for group, pending in sent:
+            try:
+                response = pending.result()
+            except KdirectError as e:
+                _passing(e)
+                failed.update(dict.fromkeys(group, e))
+                continue
+            asked = set(group)
+            for topic, p in ((t.name, p) for t in response.topics for p in t.partitions):
+                tp = TopicPartition(topic, p.partition_index)
+                if tp in asked and p.error_code == ErrorCode.NONE:
+                    out[tp] = read(p)
+                elif tp in asked:
+                    failed[tp] = error = read_error(p.error_code, f"{doing} {tp}")
+                    passes = protocol.error_kind(p.error_code).retriable
+                    if not passes or isinstance(error, CorruptLogError):
+                        raise error
+        return failed
 
     def _count(self, name: str) -> int:
         return len(self._cluster.topic(name, refresh=True).partitions)
@@ -643,6 +665,12 @@ def _only(results: Iterable[Any], field: str, name: str, response: Any) -> Any:
         f"the broker's {type(response).__name__} does not mention {name!r}",
         hint="see the broker's log",
     )
+
+
+def _passing(error: KdirectError) -> None:
+    """Raise `error` unless it may pass."""
+    if not error.retriable:
+        raise error
 
 
 def _by_topic(tps: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:

@@ -1,19 +1,28 @@
 """The search for a broker that was lost while its partitions were read or written.
 
-Owns: which errors mean that a broker is lost, and the one attempt at a time to reach it again,
-where nobody waits for it: the thread that reads or writes goes on with what other brokers lead.
-What may not enter: partitions, and what follows when the broker is back.
+Owns: which errors mean that a broker is lost, the words that name the partitions which such an
+error concerns, and the one attempt at a time to reach the broker again, where nobody waits for it:
+the thread that reads or writes goes on with what other brokers lead.  What may not enter: what
+becomes of the partitions, and what follows when the broker is back.
 
 One thread at a time calls a search; the attempt itself runs on another.
 """
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar
 
-from kdirect.errors import BrokerUnavailableError, ClosedError, QueuePairError, TimedOutError
+from kdirect.errors import (
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    QueuePairError,
+    TimedOutError,
+)
+from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.backoff import Backoff
 from kdirect.wire.environment import Environment
@@ -24,6 +33,17 @@ FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 100.0, 2000.0  # between two attempts of a re
 CONNECT_MS_BESIDES = 500
 
 T = TypeVar("T")
+
+
+def concerning(tps: Sequence[TopicPartition], error: KdirectError) -> KdirectError:
+    """A copy of `error`, which names a broker, that says which partitions could not be asked for
+    because of it: the first of `tps`, and how many others.  Its attribute `topic_partition` is the
+    first one."""
+    out = copy.copy(error)
+    others = f" and {len(tps) - 1} other partitions" if len(tps) > 1 else ""
+    out.message = f"{tps[0]}{others}: {error.message}"
+    out.topic_partition = tps[0]
+    return out
 
 
 class Search(Generic[T]):

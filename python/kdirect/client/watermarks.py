@@ -17,6 +17,7 @@ from typing import Any
 
 from kdirect.client.admin import Admin
 from kdirect.client.direct import DirectFetcher
+from kdirect.client.lost_broker import concerning
 from kdirect.client.read_paths import DirectPaths, ReadConnections
 from kdirect.errors import (
     AccessDeniedError,
@@ -55,7 +56,11 @@ class Watermarks:
     def of(self, tps: Iterable[TopicPartition], *, same: bool = False) -> Marks:
         """The watermarks of each partition.  With `same`, UnknownTopicError says, once, that one of
         them was deleted since the last call, even if there is another of its name; only READs can
-        tell."""
+        tell.
+
+        All or nothing: where a broker cannot be reached, the error names it and a partition that it
+        leads (also as `topic_partition`).  The partitions of other brokers are answered by a call
+        without those."""
         wanted = list(tps)
         with self._lock:
             try:
@@ -110,7 +115,9 @@ class Watermarks:
     def _enter(self, tps: list[TopicPartition], now: float) -> set[TopicPartition]:
         """Get slots; the partitions that have to be asked for."""
         entered = self._direct.enter(dict.fromkeys(tps, LATEST_OFFSET))
-        for error in [*entered.lost.values(), *entered.refused.values()]:
+        for error in entered.lost.values():
+            raise concerning([tp for tp, e in entered.lost.items() if e is error], error) from error
+        for error in entered.refused.values():
             raise error
         denied = {tp: e for tp, e in entered.over_tcp.items() if isinstance(e, AccessDeniedError)}
         if denied:
