@@ -154,6 +154,7 @@ class AccessDeniedError(KdirectError):
 
     retriable = True
     held = False  # another RDMA producer has it
+    undecided = False  # inside the client only: the broker has not answered yet
 
 
 class RefusedError(KdirectError):

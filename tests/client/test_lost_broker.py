@@ -137,7 +137,7 @@ def test_where_offsets_cannot_be_asked_for_the_error_names_partition_and_broker(
     second.stop()
     for ask in (session.watermarks, session.earliest_offsets, session.latest_offsets):
         for tps in ([A, B], [B, A]):
-            with pytest.raises(BrokerUnavailableError, match=f"^b-0: .*{address}") as raised:
+            with pytest.raises(BrokerUnavailableError, match=rf"^b-0: .*{address}") as raised:
                 ask(tps)
             assert raised.value.topic_partition == B
     assert session.watermarks([A]) == {A: (0, 1)}
@@ -161,6 +161,6 @@ def test_a_leader_that_is_lost_keeps_no_other_from_being_asked(started):
     cluster = session.cluster
     cluster.connection_to = connection_to
     cluster.timeout_ms = 300
-    with pytest.raises(BrokerUnavailableError, match="^a-0: "):
+    with pytest.raises(BrokerUnavailableError, match=r"^a-0: "):
         session.earliest_offsets([A, B])
     assert len(set(asked[:2])) == 2

@@ -118,18 +118,14 @@ def test_a_reader_waits_for_a_range_above_the_high_watermark(partition, transpor
         "transport": transport,
         "rdma.device": "nosuch0",
     }
-    with kdirect.connect(settings) as session:
-        with session.reader(TP, 6, 9, timeout_ms=50) as reader:
-            with pytest.raises(TimedOutError, match="offset 6 of a range that ends at 9"):
-                list(reader)
-            log.replicated(REPLICA, 8)
-            log.replicated(REPLICA, 12)
-            assert [v for batch in reader for v in batch["value"].to_pylist()] == [
-                b"6",
-                b"7",
-                b"8",
-            ]
-            assert reader.next_offset == 9
+    with kdirect.connect(settings) as session, session.reader(TP, 6, 9, timeout_ms=50) as reader:
+        with pytest.raises(TimedOutError, match="offset 6 of a range that ends at 9"):
+            list(reader)
+        log.replicated(REPLICA, 8)
+        log.replicated(REPLICA, 12)
+        got = [v for batch in reader for v in batch["value"].to_pylist()]
+        assert got == [b"6", b"7", b"8"]
+        assert reader.next_offset == 9
 
 
 @pytest.mark.parametrize("transport", ["shm", "tcp"])

@@ -69,8 +69,6 @@ UNREAD = frozenset(
         "python/kdirect/broker/groups.py",
         "python/kdirect/broker/offsets.py",
         "python/kdirect/broker/shared_word.py",
-        "python/kdirect/client/consumer.py",
-        "python/kdirect/client/reading.py",
         "python/kdirect/log/commit.pxd",
         "python/kdirect/log/kernel.pxd",
         "python/kdirect/log/recovery.py",

@@ -9,6 +9,11 @@ what was granted of it, and when access was lost.  The bytes and the offsets are
 
 Invariants: never a READ past the last readable position; a file that was read to its end is
 released with the request for the next.
+
+Where the owner reads from other brokers too, it lets this one take its time.  A request that is not
+answered within ANSWER_WAIT_S goes on where nobody waits for it, and `enter` refuses its partitions
+with an AccessDeniedError that is `undecided` until the answer is there.  Their cursors are gone at
+once, and their slots left, so that nothing is READ meanwhile through what the broker gives back.
 """
 
 from __future__ import annotations
@@ -19,11 +24,17 @@ from typing import Any
 from kdirect.client.cursor import DirectCursor
 from kdirect.client.file_stream import FileStream
 from kdirect.client.slot_table import SlotTable
-from kdirect.errors import KdirectError, ProtocolError
+from kdirect.errors import AccessDeniedError, KdirectError, ProtocolError
 from kdirect.format import layout
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.channel import Channel, access_error
+from kdirect.wire.environment import Environment
 from kdirect.wire.location import Location
+
+ANSWER_WAIT_S = 0.05
+
+Target = tuple[TopicPartition, int, int]  # offset, id of the file that was read to its end or -1
 
 
 class DirectFetcher:
@@ -41,6 +52,9 @@ class DirectFetcher:
             "buffer_bytes": settings["fetch.buffer.bytes"],
             "max_batch_bytes": settings["max.batch.bytes"],
         }
+        # Where others go on while this broker is asked; None: whoever enters waits for the answer.
+        self.besides: Environment | None = None
+        self._asked: tuple[list[Target], Attempt[Any]] | None = None  # the request that goes on
         self._slots: SlotTable | None = None
         self._cursors: dict[TopicPartition, DirectCursor] = {}
         self._retired_reads = 0
@@ -73,17 +87,12 @@ class DirectFetcher:
 
     def enter(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, KdirectError]:
         """`assign`, but returns what was refused, by partition: OffsetOutOfRangeError,
-        UnknownTopicError, AccessDeniedError (no free slot, for one), ProtocolError for a grant that
-        cannot be.  What was refused is not read any more.  Raises when the request fails as a
-        whole; then no partition of `offsets` is read."""
-        targets = []
-        for tp, offset in offsets.items():
-            cursor = self._cursors.get(tp)
-            targets.append((tp, offset, cursor.stream.file_id if cursor is not None else -1))
-        self.access_requests += 1
+        UnknownTopicError, AccessDeniedError (no free slot, for one; `undecided`: enter it again
+        later), ProtocolError for a grant that cannot be.  What was refused is not read any
+        more.  Raises when the request fails as a whole; then no partition of `offsets` is read."""
         try:
-            answer = self.channel.consume_access(targets)
-            if self._slots is None:
+            targets, answer = self._answered(offsets)
+            if answer is not None and self._slots is None:
                 self._slots = self._slot_table(answer)
         except KdirectError:
             for tp in offsets:  # a cursor that cannot be moved must not read on where it was
@@ -94,19 +103,54 @@ class DirectFetcher:
             if tp in self._cursors:
                 self._leave_slot(self._cursors[tp])
         refused: dict[TopicPartition, KdirectError] = {}
-        for (tp, offset, _), grant in zip(targets, answer.partitions, strict=True):
-            if grant.error_code:
-                self._forget(tp)
-                refused[tp] = access_error(
-                    grant.error_code, grant.error_message, f"reading {tp} from offset {offset}"
-                )
+        grants = answer.partitions if answer is not None else []
+        for (tp, offset, _), grant in zip(targets, grants, strict=True):
+            if offsets.get(tp) != offset:  # it was moved, or released, while the broker was asked
+                if not grant.error_code:
+                    self.channel.release([grant.file_id])
                 continue
-            try:
-                self._enter(tp, offset, grant)
-            except ProtocolError as e:
-                self._forget(tp)
-                refused[tp] = e
+            error = self._take_grant(tp, offset, grant)
+            if error is not None:
+                refused[tp] = error
+        for tp in offsets.keys() - {tp for tp, offset, _ in targets if offsets.get(tp) == offset}:
+            self._forget(tp)
+            refused[tp] = undecided = AccessDeniedError(f"{tp}: its broker has not answered yet")
+            undecided.undecided = True
         return refused
+
+    def _answered(self, offsets: Mapping[TopicPartition, int]) -> tuple[list[Target], Any]:
+        """What was asked for and the broker's answer; nothing and None while there is none.  An
+        answer that was not waited for is that of an earlier request."""
+        if self._asked is None:
+            targets = []
+            for tp, offset in offsets.items():
+                cursor = self._cursors.get(tp)
+                targets.append((tp, offset, cursor.stream.file_id if cursor is not None else -1))
+            self.access_requests += 1
+            if self.besides is None:
+                return targets, self.channel.consume_access(targets)
+            channel = self.channel
+            self._asked = targets, self.besides.spawn(lambda: channel.consume_access(targets))
+            self._asked[1].wait(ANSWER_WAIT_S)
+        targets, attempt = self._asked
+        if not attempt.done:
+            return [], None
+        self._asked = None
+        return targets, attempt.result()
+
+    def _take_grant(self, tp: TopicPartition, offset: int, grant: Any) -> KdirectError | None:
+        """Enter the granted file; why not, if that cannot be."""
+        if grant.error_code:
+            self._forget(tp)
+            return access_error(
+                grant.error_code, grant.error_message, f"reading {tp} from offset {offset}"
+            )
+        try:
+            self._enter(tp, offset, grant)
+        except ProtocolError as e:
+            self._forget(tp)
+            return e
+        return None
 
     def _slot_table(self, answer: Any) -> SlotTable:
         """The local side of the slot region that a consume answer names."""

@@ -1,9 +1,10 @@
 """The search for a broker that was lost while its partitions were read or written.
 
 Owns: which errors mean that a broker is lost, the words that name the partitions which such an
-error concerns, and the one attempt at a time to reach the broker again, where nobody waits for it:
-the thread that reads or writes goes on with what other brokers lead.  What may not enter: what
-becomes of the partitions, and what follows when the broker is back.
+error concerns, which partitions wait for their brokers, and the one attempt at a time to reach such
+a broker again, where nobody waits for it: the thread that reads or writes goes on with what other
+brokers lead.  What may not enter: where partitions are read, and what follows when the broker is
+back.
 
 One thread at a time calls a search; the attempt itself runs on another.
 """
@@ -11,9 +12,10 @@ One thread at a time calls a search; the attempt itself runs on another.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from kdirect.errors import (
     BrokerUnavailableError,
@@ -26,6 +28,8 @@ from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.backoff import Backoff
 from kdirect.wire.environment import Environment
+
+log = logging.getLogger("kdirect.client")
 
 LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 100.0, 2000.0  # between two attempts of a reader
@@ -91,3 +95,59 @@ class Search(Generic[T]):
             return False
         self._attempt.wait(until - self._environment.monotonic())
         return True
+
+
+class LostPartitions:
+    """Partitions whose brokers are lost, and the search for each of these brokers."""
+
+    def __init__(self, environment: Environment) -> None:
+        self._environment = environment
+        self._tps: set[TopicPartition] = set()
+        self._searches: list[tuple[Search[Any], set[TopicPartition]]] = []  # one for each loss
+
+    def __contains__(self, tp: TopicPartition) -> bool:
+        return tp in self._tps
+
+    def __len__(self) -> int:
+        return len(self._tps)
+
+    @property
+    def searching(self) -> bool:
+        """Is a broker looked for?"""
+        return bool(self._searches)
+
+    def add(self, tps: set[TopicPartition], reach: Callable[[], Any], after_s: float = 0.0) -> None:
+        """One broker that leads these was lost: look for it; see `Search`."""
+        self._tps |= tps
+        self._searches.append((Search(self._environment, reach, after_s), tps))
+
+    def look(self) -> tuple[bool, list[KdirectError]]:
+        """Was a broker reached, so that its partitions are not lost any more; and the errors of
+        the attempts that failed.  A search whose partitions were all discarded ends."""
+        reached = False
+        in_vain: list[KdirectError] = []
+        for entry in list(self._searches):
+            search, tps = entry
+            tps &= self._tps
+            try:
+                if tps and search.found() is None:
+                    continue
+            except LOST as e:
+                in_vain.append(e)
+                continue
+            except KdirectError as e:
+                # It concerns one of the partitions: each is told what is wrong when it is entered.
+                log.debug("the search for a lost broker ends: %s", e)
+            self._searches.remove(entry)
+            self._tps -= tps
+            reached = True
+        return reached, in_vain
+
+    def discard(self, tp: TopicPartition) -> None:
+        """It is not read any more."""
+        self._tps.discard(tp)
+
+    def clear(self) -> None:
+        """The end: nothing is looked for any more."""
+        self._tps.clear()
+        self._searches.clear()

@@ -36,6 +36,7 @@ from kdirect.errors import (
 from kdirect.model import TopicPartition
 from kdirect.wire.channel import Channel
 from kdirect.wire.cluster import Cluster
+from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
 
@@ -83,13 +84,23 @@ class Entered:
     refused: dict[TopicPartition, KdirectError] = field(default_factory=dict)
     # A broker was lost; its partitions are to be entered again.
     lost: dict[TopicPartition, KdirectError] = field(default_factory=dict)
+    # Their broker has not answered yet: to be entered again soon.
+    asked: set[TopicPartition] = field(default_factory=set)
 
 
 class DirectPaths:
-    """A fetcher for each broker."""
+    """A fetcher for each broker.  With `besides` no caller waits long for one broker while others
+    are read: see `DirectFetcher`."""
 
-    def __init__(self, connections: ReadConnections, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        connections: ReadConnections,
+        settings: Mapping[str, Any],
+        besides: Environment | None = None,
+    ) -> None:
         self._connections = connections
+        self._besides = besides
+        self._others = False  # are partitions read over TCP, too?
         self._settings = settings
         self._tcp_only = settings["transport"] == "tcp"
         self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
@@ -195,6 +206,8 @@ class DirectPaths:
             error = refused.get(tp)
             if error is None:
                 self._move_home(tp, fetcher)
+            elif isinstance(error, AccessDeniedError) and error.undecided:
+                out.asked.add(tp)
             elif isinstance(error, AccessDeniedError):
                 out.over_tcp[tp] = error
             else:
@@ -228,7 +241,18 @@ class DirectPaths:
                     f"no queue pair to the leader of {tp}: {e.message}", hint=e.hint
                 ) from e
             fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings)
+            self._count_brokers()
         return fetcher
+
+    def others_are_read(self) -> None:
+        """There are partitions that are read over TCP."""
+        self._others = True
+        self._count_brokers()
+
+    def _count_brokers(self) -> None:
+        several = self._others or len(self._fetchers) > 1
+        for fetcher in self._fetchers.values():
+            fetcher.besides = self._besides if several else None
 
     def drop_broken(self) -> list[TopicPartition]:
         """Close the fetchers whose channels are broken; the partitions that they read."""
@@ -254,6 +278,7 @@ class DirectPaths:
     def _close(self, address: tuple[str, int]) -> None:
         fetcher = self._fetchers.pop(address)
         self._home = {tp: x for tp, x in self._home.items() if x is not fetcher}
+        self._count_brokers()
         fetcher.close()
 
     def release(self, tps: Iterable[TopicPartition]) -> None:
@@ -280,8 +305,11 @@ class DirectPaths:
 
     def statistics(self) -> dict[str, int]:
         """The sums of `DirectFetcher.statistics`; nothing where no fetcher is open."""
+        fetchers = list(self._fetchers.values())
+        if len(fetchers) == 1:  # a reader's: each small range is accounted twice
+            return fetchers[0].statistics()
         out: dict[str, int] = {}
-        for fetcher in self._fetchers.values():
+        for fetcher in fetchers:
             for name, value in fetcher.statistics().items():
                 out[name] = out.get(name, 0) + value
         return out
@@ -290,7 +318,8 @@ class DirectPaths:
 class ReadPaths:
     """READs where brokers grant them, and TCP for the other partitions.
 
-    `open_tcp` makes the source of the latter when it is first needed.
+    `open_tcp` makes the source of the latter when it is first needed; `besides` is that of
+    `DirectPaths`.
     """
 
     def __init__(
@@ -298,16 +327,17 @@ class ReadPaths:
         connections: ReadConnections,
         settings: Mapping[str, Any],
         open_tcp: Callable[[], TcpSource],
+        besides: Environment | None = None,
     ) -> None:
-        self.direct = DirectPaths(connections, settings)
+        self.direct = DirectPaths(connections, settings, besides)
         self.tcp: Any = None  # a TcpSource, once it was needed
         self.second_best: set[TopicPartition] = set()  # over TCP, but perhaps not for ever
         self._open_tcp = open_tcp
         self._warned = False
 
     def enter(self, offsets: Mapping[TopicPartition, int]) -> Entered:
-        """Read these from these offsets, by the path that there is.  Those that were neither
-        refused nor lost have a cursor then."""
+        """Read these from these offsets, by the path that there is.  Those that were not refused,
+        nor lost, and whose broker is not still asked, have a cursor then."""
         entered = self.direct.enter(offsets)
         over_tcp = entered.over_tcp
         self.second_best.difference_update(offsets)
@@ -320,6 +350,7 @@ class ReadPaths:
                 self._warn(denied)
             if self.tcp is None:
                 self.tcp = self._open_tcp()
+                self.direct.others_are_read()
             self.tcp.assign({tp: offsets[tp] for tp in over_tcp})
         return entered
 

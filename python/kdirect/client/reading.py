@@ -35,7 +35,7 @@ import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, Search
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, LostPartitions
 from kdirect.client.message import Message, MessageQueue
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
@@ -81,7 +81,12 @@ class Reading:
         self.paused: set[TopicPartition] = set()
         self.failed: dict[TopicPartition, KdirectError] = {}
         self.untold: list[KdirectError] = []
-        self.paths = ReadPaths(session, settings, lambda: TcpRound(session.cluster, settings))
+        self.paths = ReadPaths(
+            session,
+            settings,
+            lambda: TcpRound(session.cluster, settings),
+            besides=session.environment,
+        )
         # Of the one partition there is, once it was polled: polls may go to it directly.
         self.alone: DirectCursor | None = None
         self._session = session
@@ -91,9 +96,7 @@ class Reading:
         # `Cursor`, and is in `_stale` or `failed`.
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
-        # Of those: their broker is looked for.
-        self._lost: set[TopicPartition] = set()
-        self._searches: list[tuple[Search[Any], set[TopicPartition]]] = []  # of each loss
+        self._lost = LostPartitions(session.environment)  # of those: their broker is looked for
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
         # Read by READs and to be looked at, the next one first; others drop out in passing.
@@ -311,13 +314,13 @@ class Reading:
         for tp in self.paths.direct.drop_broken():
             self._wait(tp)
         self._forget_closed()
-        # Over TCP for want of something better: perhaps there are READs now.
+        # Over TCP for lack of something better: perhaps there are READs now.
         self._stale.update(tp for tp in self.paths.second_best if tp not in self.failed)
 
     @property
     def searching(self) -> bool:
         """Is a broker looked for that was lost?"""
-        return bool(self._searches)
+        return self._lost.searching
 
     def _lose(
         self, tps: Iterable[TopicPartition], error: KdirectError, after_s: float = 0.0
@@ -332,9 +335,7 @@ class Reading:
         if not new:
             return
         cluster, first = self._session.cluster, next(iter(new))
-        search = Search(self._session.environment, lambda: cluster.connection_for(first), after_s)
-        self._lost |= new
-        self._searches.append((search, new))
+        self._lost.add(new, lambda: cluster.connection_for(first), after_s)
         log.warning(
             "%s; %s and %d other partitions wait until their broker is back",
             error.message,
@@ -349,21 +350,11 @@ class Reading:
 
     def _look_for_lost(self) -> None:
         """Have the partitions entered again whose brokers were reached."""
-        for entry in list(self._searches):
-            search, tps = entry
-            tps &= self._lost
-            try:
-                if tps and search.found() is None:
-                    continue
-            except LOST as e:
-                self._in_vain(e)
-                continue
-            except KdirectError as e:
-                # It concerns one of the partitions: each is told what is wrong when it is entered.
-                log.debug("the search for a lost broker ends: %s", e)
-            self._searches.remove(entry)
-            self._lost -= tps
-            # Over TCP for want of something better: perhaps there are READs now.
+        reached, in_vain = self._lost.look()
+        for error in in_vain:
+            self._in_vain(error)
+        if reached:
+            # Over TCP for lack of something better: perhaps there are READs now.
             self._stale.update(tp for tp in self.paths.second_best if tp not in self.failed)
 
     def _in_vain(self, error: KdirectError) -> None:
@@ -413,7 +404,7 @@ class Reading:
             entered = self.paths.enter(wanted)
             refused, lost = entered.refused, entered.lost
             for tp in wanted:
-                if tp not in refused and tp not in lost:
+                if tp not in refused and tp not in lost and tp not in entered.asked:
                     self._entered(tp)
             self._lose_each(lost)
             for tp, error in refused.items():
@@ -421,6 +412,8 @@ class Reading:
                 self._refused(tp, error)
             if lost and not self._others_are_read():
                 raise next(iter(lost.values()))
+            if entered.asked:
+                return
 
     def _entered(self, tp: TopicPartition) -> None:
         self._stale.discard(tp)
@@ -490,7 +483,7 @@ class Reading:
         return found[0] if found else None
 
     def _go_round(self, take: Take, wait_ms: float) -> bool:
-        if self._searches:
+        if self._lost.searching:
             self._look_for_lost()
         if len(self._stale) > len(self._lost):  # those that are lost are stale, too
             self.enter()
@@ -610,7 +603,8 @@ class Reading:
                 raise  # the broker was waited for
             return False
         except AccessDeniedError:
-            # The slot of its next file is not to be had.  To enter it again is to find another way.
+            # The slot of its next file is not to be had, or its broker takes its time.  To enter it
+            # again is to find another way, or the answer.
             self._wait(tp)
             return False
         except KdirectError as e:
@@ -681,15 +675,11 @@ class Reading:
     def close(self) -> None:
         self.alone = None
         self.queue.clear()
-        for place in (
-            self._held,
-            self._cursors,
-            self._stale,
-            self._lost,
-            self._searches,
-            self._asleep,
-        ):
-            place.clear()  # type: ignore[attr-defined]
+        self._held.clear()
+        self._cursors.clear()
+        self._stale.clear()
+        self._lost.clear()
+        self._asleep.clear()
         self._turns.clear()
         self._in_turns.clear()
         self.paths.close()

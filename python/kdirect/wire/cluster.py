@@ -567,6 +567,7 @@ class Cluster:
         timeout_ms: float | None = None,
     ) -> Connection:
         backoff = self.backoff(self._connect_ms(timeout_ms))
+        before: KdirectError | None = None  # what was wrong with the leader that was tried last
         while True:
             node = None
             try:
@@ -580,6 +581,8 @@ class Cluster:
                     or (node is None and not isinstance(e, BrokerError))
                     or not backoff.wait()
                 ):
+                    if node is None and before is not None:
+                        raise before from e  # the time ended while metadata was asked for again
                     if (
                         node is None
                         or (node.host, node.port) in self.bootstrap
@@ -591,6 +594,8 @@ class Cluster:
                         " check their advertised.listeners"
                     )
                     raise type(e)(e.message, hint=hint) from e
+                if node is not None:
+                    before = e
                 self.forget(tp.topic)
 
     def _unknown(self, name: str) -> UnknownTopicError:
