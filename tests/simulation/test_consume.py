@@ -5,6 +5,9 @@ The client's own `Reading`, `DirectFetcher`, `SlotTable`, `FileStream` and curso
 commit kernel's memory by simulated READs, which take their time and are torn.  The broker appends
 and rolls between any two of them, also while the consumer waits for a grant.
 
+The case "marks" holds the high watermarks back, in sealed files too, while the consumer looks above
+them.
+
 The model, checked after each schedule: no error at all, and every record of every partition once
 and in order.
 
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from actors import Actor
@@ -36,7 +40,10 @@ CASES: dict[str, dict] = {
     "many partitions": {"partitions": 12},
     "torn": {"partitions": 5, "faults": Faults(delay_ns=(100, 400_000), tear=0.3)},
     "restless": {"partitions": 6, "faults": Faults(tear=0.2), "restless": True},
+    # The high watermarks lag, also in files that are sealed, and the consumer looks above them.
+    "marks": {"partitions": 4, "faults": Faults(tear=0.1), "restless": True, "marks": True},
 }
+REPLICA = 2  # has to confirm what may be read, with "marks"
 
 
 class Model:
@@ -59,7 +66,15 @@ class Model:
         self.got[tp].append(message.value())
 
 
-def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition]) -> None:
+def move_mark(simulation: Simulation, tp: TopicPartition, end: int | None = None) -> None:
+    """The replica confirms some more of a partition, or all before `end`."""
+    partition = simulation.logs.partitions[tp]
+    if end is None:
+        end = simulation.random.randint(partition.high_watermark, partition.log_end_offset)
+    simulation.execute(lambda: (partition.flush(), partition.replicated(REPLICA, end)))
+
+
+def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition], *, marks: bool):
     """Appends a few records to some partition, or rolls it, again and again until there were enough
     rolls."""
     random, network = simulation.random, simulation.network
@@ -81,7 +96,9 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
             return
         tp = random.choice(partitions)
         partition = simulation.logs.partitions[tp]
-        if random.random() < 0.1:
+        if marks and random.random() < 0.3:
+            move_mark(simulation, tp)
+        elif random.random() < 0.1:
             simulation.execute(partition.roll)
         else:
             values = [
@@ -99,6 +116,17 @@ def broker(simulation: Simulation, model: Model, partitions: list[TopicPartition
         bases[tp] = partition.kernel.segment_base_offset
         if model.rolls < ROLLS:
             network.call_later(random.choice((1_000, 30_000, 300_000)), act)
+        elif marks:
+            finish()
+
+    def finish() -> None:
+        """Confirm everything, once the threads that made room have let it be appended."""
+        logs = simulation.logs.partitions
+        if not simulation.busy:
+            for tp in partitions:
+                move_mark(simulation, tp, logs[tp].log_end_offset)
+        if any(logs[tp].high_watermark < len(model.appended[tp]) for tp in partitions):
+            network.call_later(20_000, finish)
 
     act()
 
@@ -113,16 +141,35 @@ def consumer(
         random = simulation.random
         tp = random.choice(partitions)
         position = len(model.got[tp])
-        what = random.choice(("pause", "resume", "seek", "assign again"))
+        what = random.choice(("pause", "resume", "seek", "assign again", "look ahead"))
         if what == "pause":
             reading.pause([tp])
         elif what == "resume":
             reading.resume(list(reading.paused))
         elif what == "seek":
             reading.seek(tp, position)
+        elif what == "look ahead":
+            look_ahead(reading, tp, position)
         else:
             reading.release([tp])
             reading.add({tp: position})
+
+    def look_ahead(reading: Reading, tp: TopicPartition, position: int) -> None:
+        """Read a while from somewhere up to the log end, and come back."""
+        ahead = simulation.random.randint(position, simulation.logs.partitions[tp].log_end_offset)
+        reading.seek(tp, ahead)
+        for _ in range(simulation.random.choice((1, 10, 100))):
+            if not reading.queue.empty or reading.pull(0):
+                for message in reading.queue.take(simulation.random.choice((1, 100))):
+                    if (message.topic(), message.partition()) != tp:
+                        model.take(message)
+                    else:
+                        assert message.offset() == ahead, f"{message.offset()} of {tp} at {ahead}"
+                        ahead += 1
+            else:
+                simulation.sleep(1e-4)
+            reading.tell()
+        reading.seek(tp, position)
 
     def body(actor: Actor) -> None:
         session = ReadingSession(simulation)
@@ -157,7 +204,11 @@ def run(case: str, seed: int, directory) -> Model:
         partitions = [TopicPartition("t", i) for i in range(shape["partitions"])]
         for tp in partitions[1:]:
             simulation.logs.create_partition(tp)
-        broker(simulation, model, partitions)
+        marks = shape.get("marks", False)
+        for partition in map(simulation.logs.partitions.__getitem__, partitions if marks else ()):
+            partition.reconfigure(replace(partition.config, flush_before_ack=True))
+            partition.gate.set_replicas({REPLICA: 0})
+        broker(simulation, model, partitions, marks=marks)
         consumer(simulation, model, partitions, restless=shape.get("restless", False))
         simulation.run_until(lambda: all(a.done for a in simulation.actors))
         for actor in simulation.actors:
