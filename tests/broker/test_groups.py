@@ -7,19 +7,16 @@ import random
 
 import pytest
 
-from kdirect.broker.groups import (
+from kdirect.broker.group_state import (
     COMPLETING,
     EMPTY,
     FOREVER,
     PREPARING,
     STABLE,
-    GroupCoordinator,
-    GroupSettings,
     JoinResult,
-    Persist,
-    Reply,
     SyncResult,
 )
+from kdirect.broker.groups import GroupCoordinator, GroupSettings, Persist, Reply
 from kdirect.format.protocol import ErrorCode as E
 
 

@@ -1,128 +1,77 @@
 """Kafka's classic consumer groups: who is a member, who leads, which generation.  Decisions only.
 
-Owns: the state of groups.  No clock, no sockets, no storage enter: every call carries `now_ms` and
-returns effects, which the caller carries out in order (`Persist` before the `Reply` that depends on
-it).  A *token* is whatever the caller wants back in the reply to a request; the coordinator never
-looks at it.
+Law of the room: a pure machine over the groups of this broker (`kdirect.broker.group_state`).  It
+has no clock, no sockets and no storage: every call carries `now_ms`, in milliseconds of any clock
+that does not go back, and returns effects, which the caller carries out in order (`Persist` before
+the `Reply` that depends on it).  A *token* stands for a request that waits for its answer: the
+caller hands it in and finds it in the `Reply`; the coordinator never looks at it.
 
-States (Kafka's names): Empty, PreparingRebalance (members join), CompletingRebalance (the leader
-computes the assignment), Stable, Dead.  Invariants: a token handed in is answered exactly once; a
-member is removed by leaving, by its session, or by a rebalance it misses; static members (with an
-instance id) survive a missed rebalance; cooperative rebalancing needs nothing here, it is the
-clients' reading of assignments.
+A group's state, and what moves it there:
+
+====================  ==============================================================================
+Empty                 there is no member; a group begins so, and comes back when a rebalance finds
+                      nobody
+PreparingRebalance    a member joined, left, expired, or changed its protocols: all have to join
+CompletingRebalance   all have joined, or their time is up: the leader computes the assignment
+Stable                the leader has sent the assignment
+Dead                  what is said of a group that does not exist
+====================  ==============================================================================
+
+Invariants: each token is answered exactly once.  A member is removed when it leaves, when its
+session ends, or when it misses a rebalance; a static member (one with an instance id) survives a
+rebalance that it misses.  Cooperative rebalancing needs nothing here: it is how clients read their
+assignments.
 
 Deadlines: `deadline(group)` is the next time at which `expire` has something to do.  Heartbeats
-only move deadlines later, so a timer set for an old one fires early and is set again.
+only move deadlines later, so a timer that was set for an earlier one finds nothing to do, and is
+set again.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from kdirect.broker.group_state import (
+    COMPLETING,
+    DEAD,
+    EMPTY,
+    FOREVER,
+    PREPARING,
+    STABLE,
+    Group,
+    JoinResult,
+    Member,
+    SyncResult,
+)
 from kdirect.format.group_records import TEXT_BYTES
 from kdirect.format.protocol import ErrorCode
 
-EMPTY = "Empty"
-PREPARING = "PreparingRebalance"
-COMPLETING = "CompletingRebalance"
-STABLE = "Stable"
-DEAD = "Dead"
-
-FOREVER = float("inf")
 # As long as any suffix that a client id or an instance id gets to become a member id.
 MEMBER_ID_SUFFIX = f"-{uuid.UUID(int=0)}"
 
 
 def fits(name: str) -> bool:
-    """May the name be in the group's record?  Newer versions of the protocol carry longer ones."""
+    """Is the name short enough for the group's record?  Requests of newer versions may carry longer
+    ones."""
     return len(name.encode()) <= TEXT_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class GroupSettings:
+    """Limits of the broker, under the names of its options (``group.*``)."""
+
     min_session_timeout_ms: int = 6000
     max_session_timeout_ms: int = 1_800_000
     initial_rebalance_delay_ms: int = 0
     max_size: int = 2**31 - 1
 
 
-@dataclass(slots=True)
-class Member:
-    member_id: str
-    instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: list[tuple[str, bytes]]
-    assignment: bytes = b""
-    deadline: float = 0.0
-    join_token: Hashable = None
-    sync_token: Hashable = None
-
-    def metadata(self, protocol: str | None) -> bytes:
-        return next((m for name, m in self.protocols if name == protocol), b"")
-
-
-@dataclass(slots=True)
-class Group:
-    group_id: str
-    state: str = EMPTY
-    generation: int = 0
-    protocol_type: str | None = None
-    protocol: str | None = None
-    leader: str | None = None
-    members: dict[str, Member] = field(default_factory=dict)
-    static: dict[str, str] = field(default_factory=dict)  # instance id -> member id
-    # Member ids that were given out and have not joined yet -> deadline.
-    pending: dict[str, float] = field(default_factory=dict)
-    # Members of this generation that have not asked for their assignment.
-    unsynced: set[str] = field(default_factory=set)
-    since_ms: float = 0.0  # of the state, on the clock of `now_ms`
-    join_deadline: float = FOREVER
-    sync_deadline: float = FOREVER
-    delay_until: float = 0.0  # an empty group's first rebalance waits for company; 0: it does not
-    delay_limit: float = 0.0
-    newcomers: bool = False
-
-    def rebalance_timeout_ms(self) -> int:
-        return max((m.rebalance_timeout_ms for m in self.members.values()), default=0)
-
-    def common_protocols(self) -> set[str]:
-        members = iter(self.members.values())
-        first = next(members, None)
-        common = {name for name, _ in first.protocols} if first else set()
-        for m in members:
-            common &= {name for name, _ in m.protocols}
-        return common
-
-
-@dataclass(frozen=True, slots=True)
-class JoinResult:
-    error: int
-    generation: int = -1
-    protocol_type: str | None = None
-    protocol: str | None = None
-    leader: str = ""
-    member_id: str = ""
-    members: tuple[
-        tuple[str, str | None, bytes], ...
-    ] = ()  # (member id, instance id, metadata), for the leader
-    skip_assignment: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SyncResult:
-    error: int
-    protocol_type: str | None = None
-    protocol: str | None = None
-    assignment: bytes = b""
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
+    """Answer the request that the token stands for."""
+
     token: Hashable
     result: JoinResult | SyncResult
 
@@ -179,7 +128,7 @@ class GroupCoordinator:
             if member_id:
                 return _refuse(token, ErrorCode.UNKNOWN_MEMBER_ID, member_id)
             group = self.groups[group_id] = Group(group_id, since_ms=now_ms)
-        if not self._protocols_fit(group, protocol_type, protocols, member_id):
+        if not group.takes_protocols(protocol_type, protocols, member_id):
             self._forget_if_unused(group)
             return _refuse(token, ErrorCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
         if not self._has_room(group, member_id, instance_id):
@@ -223,21 +172,6 @@ class GroupCoordinator:
         size = len(group.members) + len(group.pending)
         return known or static or size < self.settings.max_size
 
-    def _protocols_fit(
-        self, group: Group, protocol_type: str, protocols: list[tuple[str, bytes]], member_id: str
-    ) -> bool:
-        if not protocols or not protocol_type:
-            return False
-        if not group.members:
-            return True
-        if group.protocol_type != protocol_type:
-            return False
-        others = [m for m in group.members.values() if m.member_id != member_id]
-        names = {name for name, _ in protocols}
-        for m in others:
-            names &= {name for name, _ in m.protocols}
-        return bool(names)
-
     def _join_unknown(
         self,
         group: Group,
@@ -248,7 +182,7 @@ class GroupCoordinator:
         understands_skip: bool,
         out: list[Effect],
     ) -> None:
-        """A member without an id: a new one, or a static one that was restarted."""
+        """A member without an id: a new one, or a static one whose process was restarted."""
         instance_id = fresh.instance_id
         token = fresh.join_token
         fresh.member_id = (
@@ -267,12 +201,13 @@ class GroupCoordinator:
     def _join_known(
         self, group: Group, fresh: Member, protocol_type: str, now_ms: float, out: list[Effect]
     ) -> None:
+        """A member with an id: one that was just given it, or one that joins again."""
         token = fresh.join_token
         if fresh.member_id in group.pending:
             del group.pending[fresh.member_id]
             self._add(group, fresh, protocol_type, now_ms, out)
             return
-        error = self._identity(group, fresh.member_id, fresh.instance_id)
+        error = group.identity_error(fresh.member_id, fresh.instance_id)
         if error:
             out.append(Reply(token, JoinResult(error, member_id=fresh.member_id)))
             return
@@ -282,17 +217,19 @@ class GroupCoordinator:
             self._update(group, member, fresh, now_ms, out)
             self._complete_if_ready(group, now_ms, out)
         elif group.state == COMPLETING:
-            if same:  # it lost the answer: give it again
-                out.append(Reply(token, self._current(group, member)))
+            if same:  # it has not got the answer: give it once more
+                out.append(Reply(token, group.join_result(member)))
             else:
                 self._update(group, member, fresh, now_ms, out)
                 self._prepare(group, now_ms, out)
         elif group.state == STABLE:
+            # A leader that joins again wants another assignment; any other member that does so with
+            # the same protocols only missed the answer.
             if member.member_id == group.leader or not same:
                 self._update(group, member, fresh, now_ms, out)
                 self._prepare(group, now_ms, out)
             else:
-                out.append(Reply(token, self._current(group, member)))
+                out.append(Reply(token, group.join_result(member)))
         else:
             out.append(
                 Reply(token, JoinResult(ErrorCode.UNKNOWN_MEMBER_ID, member_id=fresh.member_id))
@@ -301,6 +238,7 @@ class GroupCoordinator:
     def _add(
         self, group: Group, member: Member, protocol_type: str, now_ms: float, out: list[Effect]
     ) -> None:
+        """A new member: the others have to join again."""
         if not group.members:
             group.protocol_type = protocol_type
         group.members[member.member_id] = member
@@ -309,15 +247,15 @@ class GroupCoordinator:
         if group.leader is None:
             group.leader = member.member_id
         group.newcomers = True
-        member.deadline = FOREVER
+        member.deadline = FOREVER  # its request waits here, so it lives
         self._prepare(group, now_ms, out)
 
     def _update(
         self, group: Group, member: Member, fresh: Member, now_ms: float, out: list[Effect]
     ) -> None:
-        if (
-            member.join_token is not None
-        ):  # asked again over another connection: the first one is not going to be read
+        """Take what a known member says of itself, with the token of its new request."""
+        if member.join_token is not None:
+            # It asks again over another connection, and no longer reads the first one.
             out.append(
                 Reply(
                     member.join_token,
@@ -334,8 +272,8 @@ class GroupCoordinator:
     def _replace_static(
         self, group: Group, fresh: Member, now_ms: float, understands_skip: bool, out: list[Effect]
     ) -> None:
-        """KIP-345: a restarted static member takes its predecessor's place, without a rebalance
-        where nothing changed."""
+        """A static member that was restarted takes its predecessor's place (KIP-345): without a
+        rebalance if it supports the same protocols and the vote stays what it was."""
         assert fresh.instance_id is not None
         old = group.members.pop(group.static[fresh.instance_id])
         if old.join_token is not None:
@@ -359,11 +297,11 @@ class GroupCoordinator:
         if (
             group.state == STABLE
             and fresh.metadata(group.protocol) == old.metadata(group.protocol)
-            and self._vote(group) == group.protocol
+            and group.vote() == group.protocol
         ):
             out.append(Persist(group))
             if understands_skip and group.leader == fresh.member_id:
-                out.append(Reply(token, self._current(group, fresh, skip_assignment=True)))
+                out.append(Reply(token, group.join_result(fresh, skip_assignment=True)))
             else:
                 # To an old client that leads, the predecessor is named as leader, so that it does
                 # not compute another assignment.
@@ -388,8 +326,9 @@ class GroupCoordinator:
     # -- rebalancing -------------------------------------------------------------------------------
 
     def _prepare(self, group: Group, now_ms: float, out: list[Effect]) -> None:
-        """Start a rebalance, unless one runs; finish it when everybody is here."""
+        """Start a rebalance, unless one runs; finish it when all members have joined."""
         if group.state != PREPARING:
+            # Whoever waits for an assignment of this generation will not get one.
             for m in group.members.values():
                 if m.sync_token is not None:
                     out.append(Reply(m.sync_token, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)))
@@ -401,79 +340,52 @@ class GroupCoordinator:
                 group.delay_until = now_ms + min(delay, timeout)
                 group.delay_limit = now_ms + timeout
                 group.newcomers = False
-            self._set_state(group, PREPARING, now_ms)
+            group.set_state(PREPARING, now_ms)
             group.join_deadline = now_ms + timeout
             group.sync_deadline = FOREVER
             group.unsynced.clear()
         self._complete_if_ready(group, now_ms, out)
 
     def _complete_if_ready(self, group: Group, now_ms: float, out: list[Effect]) -> None:
+        """Finish the rebalance if there is nobody to wait for."""
         if group.state != PREPARING or (group.delay_until and group.members):
             return
-        # With nobody left there is nobody to wait for: an id that was given out makes no member.
+        # A pending id is waited for as long as there are members; alone it does not make a group.
         if not group.members or (
             not group.pending and all(m.join_token is not None for m in group.members.values())
         ):
             self._complete_join(group, now_ms, out)
 
     def _complete_join(self, group: Group, now_ms: float, out: list[Effect]) -> None:
+        """The next generation begins, with those who have joined, and with the static members."""
         group.delay_until = 0.0
         for m in [
             m for m in group.members.values() if m.join_token is None and m.instance_id is None
         ]:
-            self._drop(group, m)
+            group.drop(m)
         joined = [m for m in group.members.values() if m.join_token is not None]
         if group.members and not joined:
-            # Only static members are left and none came: wait on, until their sessions end.
+            # Only static members are left, and none has joined: wait until their sessions end.
             group.join_deadline = now_ms + group.rebalance_timeout_ms()
             return
         group.generation += 1
         group.join_deadline = FOREVER
         if not group.members:
             group.protocol = group.leader = None
-            self._set_state(group, EMPTY, now_ms)
+            group.set_state(EMPTY, now_ms)
             out.append(Persist(group))
             return
         if group.leader not in group.members or group.members[group.leader].join_token is None:
             group.leader = joined[0].member_id
-        group.protocol = self._vote(group)
-        self._set_state(group, COMPLETING, now_ms)
+        group.protocol = group.vote()
+        group.set_state(COMPLETING, now_ms)
         group.sync_deadline = now_ms + group.rebalance_timeout_ms()
         group.unsynced = {m.member_id for m in joined}
         for m in joined:
             token, m.join_token = m.join_token, None
             m.assignment = b""
             m.deadline = now_ms + m.session_timeout_ms
-            out.append(Reply(token, self._current(group, m)))
-
-    def _vote(self, group: Group) -> str | None:
-        common = group.common_protocols()
-        votes: dict[str, int] = {}
-        for m in group.members.values():
-            choice = next((name for name, _ in m.protocols if name in common), None)
-            if choice is not None:
-                votes[choice] = votes.get(choice, 0) + 1
-        return max(votes, key=votes.__getitem__) if votes else None
-
-    def _current(
-        self, group: Group, member: Member, *, skip_assignment: bool = False
-    ) -> JoinResult:
-        members: tuple[tuple[str, str | None, bytes], ...] = ()
-        if member.member_id == group.leader:
-            members = tuple(
-                (m.member_id, m.instance_id, m.metadata(group.protocol))
-                for m in group.members.values()
-            )
-        return JoinResult(
-            ErrorCode.NONE,
-            group.generation,
-            group.protocol_type,
-            group.protocol,
-            group.leader or "",
-            member.member_id,
-            members,
-            skip_assignment,
-        )
+            out.append(Reply(token, group.join_result(m)))
 
     def sync(
         self,
@@ -487,7 +399,8 @@ class GroupCoordinator:
         assignments: Iterable[tuple[str, bytes]],
         now_ms: float,
     ) -> list[Effect]:
-        """A SyncGroup request; the leader's carries the assignments."""
+        """A SyncGroup request: a member asks for its assignment; the leader's request carries the
+        assignments, (member id, bytes), of all."""
         group, error = self._member_of(group_id, member_id, instance_id, generation)
         if error or group is None:
             return [Reply(token, SyncResult(error))]
@@ -503,7 +416,7 @@ class GroupCoordinator:
             group.sync_deadline = FOREVER
         if group.state == STABLE:
             member.deadline = now_ms + member.session_timeout_ms
-            return [Reply(token, _assigned(group, member))]
+            return [Reply(token, group.sync_result(member))]
         out: list[Effect] = []
         if member.sync_token is not None:
             out.append(Reply(member.sync_token, SyncResult(ErrorCode.REBALANCE_IN_PROGRESS)))
@@ -513,11 +426,11 @@ class GroupCoordinator:
             given = dict(assignments)
             for m in group.members.values():
                 m.assignment = given.get(m.member_id, b"")
-            self._set_state(group, STABLE, now_ms)
+            group.set_state(STABLE, now_ms)
             out.append(Persist(group))
             for m in group.members.values():
                 if m.sync_token is not None:
-                    out.append(Reply(m.sync_token, _assigned(group, m)))
+                    out.append(Reply(m.sync_token, group.sync_result(m)))
                     m.sync_token = None
                     m.deadline = now_ms + m.session_timeout_ms
         return out
@@ -531,18 +444,19 @@ class GroupCoordinator:
         group, error = self._member_of(group_id, member_id, instance_id, generation)
         if error or group is None:
             return error
-        self._touch(group.members[member_id], now_ms)
+        group.members[member_id].touch(now_ms)
         return ErrorCode.REBALANCE_IN_PROGRESS if group.state == PREPARING else ErrorCode.NONE
 
     def check_commit(
         self, group_id: str, generation: int, member_id: str, instance_id: str | None, now_ms: float
     ) -> int:
-        """May these offsets be committed?  A commit is a heartbeat too."""
+        """May these offsets be committed?  The error code; NONE: yes.  A commit counts as a
+        heartbeat."""
         if not group_id or not fits(group_id):
             return ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
         if generation < 0 and (group is None or group.state in (EMPTY, DEAD)):
-            if group is None:  # offsets kept by a consumer that assigns its partitions itself
+            if group is None:  # of a consumer that assigns its partitions itself
                 self.groups[group_id] = Group(group_id, since_ms=now_ms)
             return ErrorCode.NONE
         if group is None:
@@ -552,7 +466,7 @@ class GroupCoordinator:
             return error
         if group.state == COMPLETING:
             return ErrorCode.REBALANCE_IN_PROGRESS
-        self._touch(group.members[member_id], now_ms)
+        group.members[member_id].touch(now_ms)
         return ErrorCode.NONE
 
     def leave(
@@ -571,7 +485,7 @@ class GroupCoordinator:
             self._complete_if_ready(group, now_ms, out)
             self._forget_if_unused(group)
             return ErrorCode.NONE, out
-        error = self._identity(group, member_id, instance_id)
+        error = group.identity_error(member_id, instance_id)
         if error:
             return error, []
         out = []
@@ -579,6 +493,7 @@ class GroupCoordinator:
         return ErrorCode.NONE, out
 
     def _remove(self, group: Group, member: Member, now_ms: float, out: list[Effect]) -> None:
+        """A member has left, or its session has ended: answer what it waits for, and rebalance."""
         if member.join_token is not None:
             out.append(
                 Reply(
@@ -588,61 +503,47 @@ class GroupCoordinator:
             )
         if member.sync_token is not None:
             out.append(Reply(member.sync_token, SyncResult(ErrorCode.UNKNOWN_MEMBER_ID)))
-        self._drop(group, member)
+        group.drop(member)
         if group.state in (STABLE, COMPLETING):
             self._prepare(group, now_ms, out)
         elif group.state == PREPARING:
             self._complete_if_ready(group, now_ms, out)
-
-    def _drop(self, group: Group, member: Member) -> None:
-        group.members.pop(member.member_id, None)
-        group.unsynced.discard(member.member_id)
-        if (
-            member.instance_id is not None
-            and group.static.get(member.instance_id) == member.member_id
-        ):
-            del group.static[member.instance_id]
-        if group.leader == member.member_id:
-            group.leader = next(iter(group.members), None)
 
     # -- time --------------------------------------------------------------------------------------
 
     def deadline(self, group_id: str) -> float:
         """When `expire` has something to do for this group; infinity: never."""
         group = self.groups.get(group_id)
-        if group is None:
-            return FOREVER
-        first = min((m.deadline for m in group.members.values()), default=FOREVER)
-        first = min(first, min(group.pending.values(), default=FOREVER), group.sync_deadline)
-        if group.state == PREPARING:
-            first = min(first, group.delay_until or group.join_deadline)
-        return first
+        return FOREVER if group is None else group.deadline()
 
     def expire(self, now_ms: float) -> list[Effect]:
         """Everything whose time has come."""
         out: list[Effect] = []
         for group in list(self.groups.values()):
-            if self.deadline(group.group_id) <= now_ms:
+            if group.deadline() <= now_ms:
                 self._expire_group(group, now_ms, out)
         return out
 
     def _expire_group(self, group: Group, now_ms: float, out: list[Effect]) -> None:
+        """First ids and sessions end, then the time to ask for assignments, then the time to join:
+        each of them may begin, or finish, a rebalance."""
         gone = [member_id for member_id, deadline in group.pending.items() if deadline <= now_ms]
         for member_id in gone:
             del group.pending[member_id]
         for m in [m for m in group.members.values() if m.deadline <= now_ms]:
-            if m.member_id in group.members:
+            if m.member_id in group.members:  # a rebalance that another's end finished drops some
                 self._remove(group, m, now_ms, out)
         if group.sync_deadline <= now_ms:
             group.sync_deadline = FOREVER
             for member_id in list(group.unsynced):
-                self._drop(group, group.members[member_id])
+                group.drop(group.members[member_id])
             group.unsynced.clear()
             if group.state in (STABLE, COMPLETING):
                 self._prepare(group, now_ms, out)
         if group.state == PREPARING:
             if group.delay_until and group.delay_until <= now_ms:
                 if group.newcomers and now_ms < group.delay_limit:
+                    # Somebody came during the delay, so more may come: wait as long once more.
                     group.newcomers = False
                     group.delay_until = min(
                         now_ms + self.settings.initial_rebalance_delay_ms, group.delay_limit
@@ -655,40 +556,21 @@ class GroupCoordinator:
                 self._complete_if_ready(group, now_ms, out)
         self._forget_if_unused(group)
 
-    # -- looking -----------------------------------------------------------------------------------
-
-    def _identity(self, group: Group, member_id: str, instance_id: str | None) -> int:
-        if instance_id is not None:
-            owner = group.static.get(instance_id)
-            if owner is None:
-                return ErrorCode.UNKNOWN_MEMBER_ID
-            if owner != member_id:
-                return ErrorCode.FENCED_INSTANCE_ID
-        if member_id not in group.members:
-            return ErrorCode.UNKNOWN_MEMBER_ID
-        return ErrorCode.NONE
+    # -- groups ------------------------------------------------------------------------------------
 
     def _member_of(
         self, group_id: str, member_id: str, instance_id: str | None, generation: int
     ) -> tuple[Group | None, int]:
+        """(the group, what is wrong with a request of this member in it)."""
         if not group_id:
             return None, ErrorCode.INVALID_GROUP_ID
         group = self.groups.get(group_id)
         if group is None or group.state == DEAD:
             return None, ErrorCode.UNKNOWN_MEMBER_ID
-        error = self._identity(group, member_id, instance_id)
+        error = group.identity_error(member_id, instance_id)
         if not error and generation != group.generation:
             error = ErrorCode.ILLEGAL_GENERATION
         return group, error
-
-    def _touch(self, member: Member, now_ms: float) -> None:
-        if member.deadline != FOREVER:
-            member.deadline = now_ms + member.session_timeout_ms
-
-    def _set_state(self, group: Group, state: str, now_ms: float) -> None:
-        if group.state != state:
-            group.state = state
-            group.since_ms = now_ms
 
     def remove_empty(self, group: Group) -> None:
         """Forget a group whose records are deleted, unless somebody has joined it meanwhile."""
@@ -696,20 +578,9 @@ class GroupCoordinator:
             del self.groups[group.group_id]
 
     def _forget_if_unused(self, group: Group) -> None:
-        """A group that never came to anything leaves no trace."""
-        if (
-            group.generation == 0
-            and group.state == EMPTY
-            and not group.members
-            and not group.pending
-            and group.protocol_type is None
-        ):
+        """A group that nobody has ever joined leaves no trace."""
+        if group.is_unused():
             self.groups.pop(group.group_id, None)
-
-
-def _assigned(group: Group, member: Member) -> SyncResult:
-    """The member's assignment in the present generation."""
-    return SyncResult(ErrorCode.NONE, group.protocol_type, group.protocol, member.assignment)
 
 
 def _refuse(token: Hashable, error: int, member_id: str) -> list[Effect]:

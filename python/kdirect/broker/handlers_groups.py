@@ -16,22 +16,19 @@ from typing import Any
 from kdirect.broker.answers import Answer, later, respond
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
-from kdirect.broker.groups import (
+from kdirect.broker.group_state import (
     COMPLETING,
     DEAD,
     EMPTY,
     FOREVER,
     PREPARING,
     STABLE,
-    Effect,
     Group,
-    GroupCoordinator,
-    GroupSettings,
     JoinResult,
     Member,
-    Persist,
     SyncResult,
 )
+from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist
 from kdirect.broker.offsets import LoadedGroup
 from kdirect.broker.services import Services
 from kdirect.errors import FormatError, KdirectError
