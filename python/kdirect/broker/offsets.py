@@ -1,12 +1,14 @@
 """Committed offsets and group metadata, kept in ``__consumer_offsets``.
 
-Owns: the table of committed offsets and of groups in memory, and what its records mean.  They are
-Kafka's own (`kdirect.format.group_records`), in a topic of our log like any other: what makes
-records survive a crash makes offsets survive it, and Kafka's tools can read them.  How the table is
-kept in the topic is `kdirect.broker.state_topic`'s.
+Law of the room: owns the table of committed offsets and of groups in memory, and knows what its
+records mean.  How a table is kept in a topic is the business of `kdirect.broker.state_topic`: the
+log first, memory then.
 
-Called on the event loop; `load` before the broker serves, `load_partition` on a thread while nobody
-uses the groups of that partition.
+The records are Kafka's (`kdirect.format.group_records`), in a topic of our log like any other.  So
+offsets survive a crash by the same means as records do, and Kafka's tools can read them.
+
+Threads: called on the event loop.  `load` is called before the broker serves, and `load_partition`
+on a thread, while nobody uses the groups of that partition.
 """
 
 from __future__ import annotations
@@ -32,15 +34,18 @@ log = logging.getLogger("kdirect.broker.groups")
 
 @dataclass(slots=True)
 class LoadedGroup:
-    """A group as the log remembers it."""
+    """A group as it was last written to the log."""
 
     group_id: str
     record: GroupRecord
 
 
 class OffsetStore:
-    """All committed offsets.  `config` maps broker properties to values; `admin(work)` runs what
-    changes topics."""
+    """The offsets and groups that this broker coordinates.  `config` maps broker properties to
+    values; `admin(work)` runs work that changes topics, on the thread for it.
+
+    What changes the table returns a future: of the partition that was appended to, None when there
+    was nothing to append; LogError when it could not be appended, and nothing has changed."""
 
     def __init__(
         self,
@@ -82,7 +87,8 @@ class OffsetStore:
         return [LoadedGroup(name, record) for name, record in self._groups.items()]
 
     def load_partition(self, index: int) -> list[LoadedGroup]:
-        """Read one partition back; its groups that had metadata."""
+        """Read one partition back; its groups that had metadata.  A broker that becomes the
+        coordinator of these groups calls it.  CorruptLogError as `load`."""
         self._state.load(index)
         return [
             LoadedGroup(name, record)
@@ -91,8 +97,8 @@ class OffsetStore:
         ]
 
     def unload_partition(self, index: int) -> None:
-        """Forget, in memory, the groups that one partition keeps: another broker coordinates
-        them."""
+        """Forget, in memory, the groups that one partition keeps.  A broker calls it when another
+        one becomes their coordinator; from then on their offsets cannot be changed here."""
         self._state.unload(index)
 
     def _index_of(self, group: str) -> int:
@@ -158,8 +164,7 @@ class OffsetStore:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> asyncio.Future[Partition | None]:
-        """Append, then remember.  The partition that was appended to; LogError when it could not
-        be."""
+        """Set offsets of a group.  The future is described at the class."""
         rows: list[Row] = [
             (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
             for tp, c in offsets.items()
@@ -174,7 +179,7 @@ class OffsetStore:
     def forget(
         self, group: str, partitions: Iterable[TopicPartition]
     ) -> asyncio.Future[Partition | None]:
-        """Delete offsets."""
+        """Delete the offsets of a group in these partitions."""
         known = self._offsets.get(group, {})
         gone = [tp for tp in partitions if tp in known]
         return self._change(
@@ -191,12 +196,12 @@ class OffsetStore:
             self._offsets.pop(group, None)
 
     async def forget_topic(self, topic: str) -> None:
-        """The topic was deleted: so are the offsets in it."""
+        """A topic was deleted: delete the offsets of all groups in it."""
         await self._forget_where(lambda name: name == topic)
 
     async def forget_missing_topics(self) -> None:
-        """Finish what a crash in the middle of a deletion left: a topic of that name that is
-        created again begins without offsets."""
+        """Delete offsets in topics that do not exist: a crash may have come between the deletion of
+        a topic and that of its offsets, and a new topic of that name begins without them."""
         await self._forget_where(lambda name: self._topics.find(name) is None)
 
     async def _forget_where(self, gone: Callable[[str], bool]) -> None:
@@ -207,14 +212,13 @@ class OffsetStore:
         for group, partitions in doomed.items():
             try:
                 await self.forget(group, partitions)
-            except (
-                KdirectError
-            ) as e:  # the topic is gone all the same, and the next start tries again
+            except KdirectError as e:
+                # The topic is gone all the same, and the next start tries again.
                 log.error("offsets of group %s in deleted topics stay on disk: %s", group, e)
                 self._drop(group, partitions)
 
     def save_group(self, group: str, record: GroupRecord) -> asyncio.Future[Partition | None]:
-        """Append, then remember."""
+        """Set the metadata of a group."""
 
         def remember() -> None:
             self._groups[group] = record
@@ -239,7 +243,8 @@ class OffsetStore:
         return self._change(group, rows, drop)
 
     async def expire(self, group: str, before_ms: int) -> int:
-        """Forget offsets committed before a time; how many."""
+        """Delete the offsets of a group that were committed before a time, in milliseconds since
+        the epoch; how many."""
         old = [tp for tp, c in self._offsets.get(group, {}).items() if c.timestamp_ms < before_ms]
         await self.forget(group, old)
         return len(old)

@@ -1,14 +1,20 @@
 """The 8-byte word that orders the producers of a shared head (KafkaDirect §4.2.2, figure 5).
 
-Owns: the memory of the words, and the broker's queue pair with itself, over which it reserves and
-closes like any other producer: atomics of an RNIC are atomic among themselves, not with those of
-the processor.  What may not enter: who may reserve.
+A producer of a shared head adds to the word to reserve its place: the next order, and the position
+where its bytes go.  The word counts orders in its high bits and positions in its low bits
+(`kdirect.format.layout`, ``SHARED_*``).
 
-Memory: a word has a page of its own, so that the key to it opens nothing else.  The broker stores
-into it before its first key is given out, and never again; it lives as long as any key to it.
+Law of the room: owns the memory of the words, and the broker's queue pair with itself.  The broker
+reserves and closes over that queue pair, as producers do over theirs, because atomics of an RNIC
+are atomic among themselves, and not with those of the processor.  Who may reserve is decided
+elsewhere (`kdirect.broker.produce_access`).
 
-Threads: any; one lock a loopback, and one a word that is being closed.  A reservation takes as long
-as a round trip to the own RNIC.
+Memory: a word has a page of its own, so that a key to the word opens nothing else.  The broker
+stores into it before its first key is given out, and never again.  The page lives as long as any
+key to it.
+
+Threads: any.  A loopback has one lock, under which an atomic takes a round trip to the broker's own
+RNIC; a word has one lock, for two threads may close it.
 """
 
 from __future__ import annotations
@@ -29,14 +35,16 @@ TIMEOUT_MS = 5000
 
 
 class Reservation(NamedTuple):
-    """What a word held before an atomic: the order and the position that were reserved."""
+    """What a word held before an atomic was added to it: the order, and the position in the head in
+    bytes, that this atomic has reserved."""
 
     order: int
     position: int
 
 
 class SharedWord:
-    """One word.  `region` is the broker's own; members get theirs by `register`."""
+    """The word of one head, which begins at `position` of the head.  `region` is the broker's own
+    key to it; producers get theirs by `register`.  Life: construct, `close`, `end`."""
 
     def __init__(self, loopback: Loopback, position: int) -> None:
         self._loopback = loopback
@@ -47,18 +55,19 @@ class SharedWord:
         self._lock = threading.Lock()  # two threads may close it
 
     def register(self, domain: Any) -> MemoryRegion:
-        """A key to the word for the clients of `domain`: atomics only."""
+        """A key to the word for the clients of a protection domain: it permits atomics only."""
         return domain.register(
             self.memory, Access.LOCAL_WRITE | Access.REMOTE_ATOMIC, 0, layout.SHARED_WORD_BYTES
         )  # type: ignore[no-any-return]
 
     def reserve(self, length: int) -> Reservation:
-        """Reserve `length` bytes for the broker itself."""
+        """Reserve `length` bytes for the broker itself, which appends what came over TCP."""
         return self._loopback.fetch_add(self.region, layout.SHARED_ONE_ORDER + length)
 
     def close(self) -> Reservation:
-        """Make every later reservation fail; what was reserved until now, everything if that cannot
-        be told.  Again: the same."""
+        """Make every later reservation fail: its position lies after the end of any head.
+        Returns what was reserved until now, or, when that cannot be told, as if the whole head
+        was.  A second call returns the same."""
         with self._lock:
             if self.closed is None:
                 try:
@@ -69,14 +78,14 @@ class SharedWord:
             return self.closed
 
     def end(self) -> None:
-        """The broker reserves no more."""
+        """End the broker's own key: it reserves no more."""
         self.region.deregister()
 
 
 class Loopback:
-    """See the module.  Life: opened on an engine's device with its first shared head, `close` with
-    the engine.  One that is `broken` is replaced before the next head; the words that it served
-    cannot be closed, so their heads are aborted."""
+    """The broker's queue pair with itself.  Life: made on an engine's device for its first shared
+    head, and closed with the engine.  One that is `broken` is replaced before the next shared head;
+    the words that it served cannot be closed, so their heads are aborted."""
 
     def __init__(self, device: Any) -> None:
         self._lock = threading.Lock()
@@ -99,7 +108,8 @@ class Loopback:
         self._view = memoryview(self._result.memory)[:8]
 
     def fetch_add(self, word: MemoryRegion, add: int) -> Reservation:
-        """FETCH_AND_ADD on a word of this domain; what it held."""
+        """FETCH_AND_ADD on a word of this domain; what it held before.  Waits for its completion
+        up to `TIMEOUT_MS`; TransportError without one, and the loopback is broken."""
         with self._lock:
             try:
                 self._qp.post_fetch_add(1, self._result, 0, word.address, word.rkey, add)

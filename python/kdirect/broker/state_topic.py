@@ -13,7 +13,8 @@ and the later ones win.
     absent ---- load ----> loaded ---- unload ----> absent
 
 Only the broker that coordinates a partition has it loaded: `load` reads one partition into the
-table, `unload` takes its rows out again.
+table, `unload` takes its rows out again.  What is absent is neither changed nor rewritten: the rows
+in memory would not be those in the log.
 
 Called on the event loop.  What changes the table goes into the log first and into memory then, in
 one order: an append that waits for room (`kdirect.broker.appends`) holds back what is to be
@@ -91,6 +92,7 @@ class StateTopic:
         self._appends = appends
         self._admin = admin
         self._ready = False  # the topic is there
+        self._is_new = True  # there was no topic when the broker started
         self._waiting: list[Done] = []  # for it
         self._loaded: set[int] = set()
 
@@ -102,6 +104,8 @@ class StateTopic:
         found = self._topics.get(self.name)
         if found is None:
             found = self._topics.create(self.name, self._partitions, self._configs)
+        if self._is_new:
+            self._is_new = False
             self._loaded.update(range(found.partition_count))  # with nothing
         return found
 
@@ -144,14 +148,11 @@ class StateTopic:
         if topic is None:
             return False
         self._ready = True
+        self._is_new = False
         if not _FOR_EVER.items() <= topic.configs.items():
             # Copied from Kafka, whose cleaner keeps what is live; here retention would not.
             self._topics.configure(topic, {**topic.configs, **_FOR_EVER})
         return True
-
-    def is_loaded(self, index: int) -> bool:
-        """Does the table hold the rows of this partition?"""
-        return index in self._loaded
 
     def load(self, index: int) -> None:
         """Read a partition into the table, once.  File work.  CorruptLogError names a record that
@@ -169,7 +170,8 @@ class StateTopic:
             self._rewrite(partition, self._table.live_rows(index))
 
     def unload(self, index: int) -> None:
-        """Take a partition out of the table: another broker coordinates it."""
+        """Take a partition out of the table: another broker coordinates it from now on.  A change
+        that is under way fails, and is not remembered."""
         self._loaded.discard(index)
         self._table.forget_partition(index)
 
@@ -216,7 +218,8 @@ class StateTopic:
     ) -> asyncio.Future[Partition | None]:
         """Append `rows` to the partition that `index_of(partition count)` names, then `remember`
         them.  The future of that partition is done already unless file work comes first; its result
-        is None when there is nothing to append.  LogError when it could not be appended."""
+        is None when there is nothing to append.  LogError when it could not be appended, or
+        the partition is absent: then nothing is remembered."""
         future: asyncio.Future[Partition | None] = asyncio.get_running_loop().create_future()
         if not rows:
             remember()
@@ -229,19 +232,32 @@ class StateTopic:
                 return
             try:
                 partition = self.partition(index_of(self.partition_count))
+                self._check_loaded(partition)
             except KdirectError as e:
                 resolve(future, None, e)
                 return
             self._append(partition, rows, partial(appended, partition))
 
         def appended(partition: Partition, error: BaseException | None) -> None:
-            if error is None:
-                remember()
-                self._rewrite_soon(partition)
+            try:
+                if error is None:
+                    self._check_loaded(partition)  # it may have been unloaded meanwhile
+                    remember()
+                    self._rewrite_soon(partition)
+            except KdirectError as e:
+                error = e
             resolve(future, partition, error)
 
         self.when_ready(ready)
         return future
+
+    def _check_loaded(self, partition: Partition) -> None:
+        tp = partition.topic_partition
+        if tp.partition not in self._loaded:
+            raise LogError(
+                f"{self._what} in {tp} are not loaded: another broker coordinates them",
+                hint="ask for the coordinator again",
+            )
 
     def _append(self, partition: Partition, rows: list[Row], then: Done) -> None:
         """`then` is called once, in the order of the calls, when all is appended or something could
