@@ -177,6 +177,8 @@ class DataHandlers:
             services.counters.append_errors += 1
             message = _KERNEL_MESSAGES.get(result.error)
             append.done = Produced(append.index, result.error, -1, -1, start, message)
+            if result.error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer
+                append.gated = partition.acknowledgements_wait()
             return
         services.counters.appends += 1
         services.counters.append_bytes += append.size

@@ -284,6 +284,10 @@ class ReadAccess:
         position, base = slot.last_readable_position, slot.high_watermark
         if segment is not None and file.wanted < partition.log_end_offset:
             position, base = file.position, file.base
+        elif file.wanted > base:  # the log's end, and records before it may not be read yet
+            position, base = 0, slot.segment_base_offset
+            if segment is not None:
+                position, base = file.position, file.base
         return {
             **slot._asdict(),
             "slot_index": grant.slot_index,

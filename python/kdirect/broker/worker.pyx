@@ -349,6 +349,10 @@ cdef class ProduceWorker(ProduceTables):
             flags = ACK_FLAG_DUPLICATE
         if damaged:
             flags |= ACK_FLAG_REVOKED
+        elif result.error == COMMIT_DUPLICATE_SEQUENCE:
+            # It is in the log, at an offset that is not known: all that there is has to be let out.
+            if (<CommitKernel> h.kernel).c_holds():
+                g.end_offset = max(g.end_offset, (<CommitKernel> h.kernel).c_log_end())
         elif result.error == 0:
             if (<CommitKernel> h.kernel).c_holds():
                 # Readers are told when the high watermark moves, not now.

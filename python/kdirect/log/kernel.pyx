@@ -177,6 +177,9 @@ cdef class CommitKernel:
     cdef int64_t c_high_watermark(self) noexcept nogil:
         return (<kernel_state*> self._state).readable.offset
 
+    cdef int64_t c_log_end(self) noexcept nogil:
+        return (<kernel_state*> self._state).log_end
+
     cdef bint c_holds(self) noexcept nogil:
         return (<kernel_state*> self._state).hold
 
@@ -223,7 +226,7 @@ cdef class CommitKernel:
 
     def commit_next(self, int64_t segment_base_offset, uint64_t position, uint32_t length,
                     int32_t leader_epoch, int64_t now_ms, *, bint stamped=False):
-        """Make bytes of the head records, in a run of their own; see `c_commit_next`."""
+        """Make bytes that lie in the head records, in a run of their own; see `c_commit_next`."""
         cdef commit_result r
         with nogil:
             self.c_begin()
@@ -234,7 +237,8 @@ cdef class CommitKernel:
 
     def commit_as_stamped(self, int64_t segment_base_offset, uint64_t position, uint32_t length,
                           int64_t now_ms):
-        """The same with the offsets and leader epochs that they carry."""
+        """The same for a copy of another log, which keeps the offsets and leader epochs that it
+        carries: a replica commits by this what was written into its head by RDMA."""
         return self.commit_next(
             segment_base_offset, position, length, self.leader_epoch, now_ms, stamped=True)
 
@@ -244,7 +248,8 @@ cdef class CommitKernel:
         return self._append(data, now_ms, False)
 
     def append_as_stamped(self, data, int64_t now_ms):
-        """The same with the offsets and leader epochs that they carry; see `c_append`."""
+        """The same for a copy of another log, which keeps the offsets and leader epochs that it
+        carries: a replica appends by this what it has fetched.  See `c_append`."""
         return self._append(data, now_ms, True)
 
     cdef _append(self, data, int64_t now_ms, bint stamped):
@@ -423,7 +428,8 @@ cdef class CommitKernel:
         with nogil:
             pthread_mutex_lock(&s.lock)
             capacity = s.capacity
-            s.capacity = s.tail
+            if s.data != NULL:
+                s.capacity = s.tail
             pthread_mutex_unlock(&s.lock)
         return capacity
 
