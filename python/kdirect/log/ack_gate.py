@@ -14,15 +14,18 @@ below it may be acknowledged.  Offsets given to it only rise, until `truncated`.
 
 Threads: one partition's gate is fed by whichever thread flushes, under the partition's flush lock,
 and asked by any thread: each call reads an attribute once, so an answer may be late and is never
-too large.
+too large.  Only `demand_flush` is called without that lock: of two demands at the same time the
+smaller one may stay, and an acknowledgement then waits for an earlier flush.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class AckGate:
-    """The gate of one partition.  `holds`: ``log.flush.before.ack`` (or, later, replicas that have
-    to confirm).  `on_disk`: every record below is on disk."""
+    """The gate of one partition.  `holds`: ``log.flush.before.ack``.  `on_disk`: every record below
+    is on disk."""
 
     __slots__ = ("_demanded", "_replicas", "holds", "on_disk")
 
@@ -40,9 +43,15 @@ class AckGate:
         """Records below `offset` are to be on disk before any of them is acknowledged."""
         self._demanded = max(self._demanded, offset)
 
-    def set_replicas(self, brokers: dict[int, int]) -> None:
-        """These brokers, and only these, have to confirm records; with what each is known to
-        have."""
+    @property
+    def moves_high_watermark(self) -> bool:
+        """Is it the gate that says up to where records may be read?  Else all that is committed
+        may."""
+        return self.holds or bool(self._replicas)
+
+    def set_replicas(self, brokers: Mapping[int, int]) -> None:
+        """These brokers, and only these, have to confirm records; with what each is known to have:
+        every record below that offset."""
         self._replicas = dict(brokers)
 
     def replicated(self, broker: int, offset: int) -> None:
@@ -58,10 +67,10 @@ class AckGate:
 
     def acknowledged(self, log_end_offset: int) -> int:
         """Every record below this offset may be acknowledged."""
-        limit = log_end_offset
-        if self.holds or self.on_disk < self._demanded:
-            limit = min(limit, self.on_disk)
-        return min(limit, *self._replicas.values()) if self._replicas else limit
+        limit, on_disk, replicas = log_end_offset, self.on_disk, self._replicas
+        if self.holds or on_disk < self._demanded:
+            limit = min(limit, on_disk)
+        return min(limit, *replicas.values()) if replicas else limit
 
     def waits(self, end_offset: int) -> bool:
         """Does an acknowledgement of records that end before `end_offset` have to wait?"""

@@ -26,12 +26,15 @@ class LeaderEpochs:
         self._epochs = epochs
 
     def end_offset(self, epoch: int, log_end_offset: int) -> tuple[int, int]:
-        """(the largest epoch not above `epoch`, the offset at which the next one starts); (-1, -1)
-        when there is none."""
+        """(the largest epoch not above `epoch`, the offset at which the next one starts).  All that
+        is known is above `epoch`: (`epoch`, where that begins), for the records of `epoch` are
+        deleted.  (-1, -1) for an epoch that is none, or above all that is known."""
         epochs = self._epochs
-        known = [i for i, (e, _) in enumerate(epochs) if e <= epoch]
-        if not known or epoch > epochs[-1][0]:
+        if epoch < 0 or epoch > epochs[-1][0]:
             return -1, -1
+        known = [i for i, (e, _) in enumerate(epochs) if e <= epoch]
+        if not known:
+            return epoch, epochs[0][1]
         i = known[-1]
         return epochs[i][0], epochs[i + 1][1] if i + 1 < len(epochs) else log_end_offset
 
@@ -40,7 +43,10 @@ class LeaderEpochs:
         return epoch_at(self._epochs, offset)
 
     def add(self, epoch: int, start_offset: int) -> None:
-        epochs = [*self._epochs, (epoch, start_offset)]
+        """A leadership that begins at `start_offset`, which is the log's end or is about to be."""
+        # What was noted above that offset never got a record: a copy of another log was to be
+        # appended, and there was no room for it.
+        epochs = [*(e for e in self._epochs if e[1] <= start_offset), (epoch, start_offset)]
         checkpoint.write_leader_epochs(self._directory, epochs)
         self._epochs = epochs
 

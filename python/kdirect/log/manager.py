@@ -246,6 +246,8 @@ class LogManager:
                 files=files,
                 unsynced=unsynced,
             )
+            # No `high_watermark`: this broker is the only replica, and all that was found is on
+            # disk before anybody reads it, so all of it may be read.
             self._add(partition)
         except KdirectError:
             raise

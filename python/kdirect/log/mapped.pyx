@@ -141,11 +141,6 @@ cdef class MappedBytes:
     def __len__(self):
         return self._length
 
-    @property
-    def end_address(self):
-        """The address after the last byte."""
-        return self._address + self._length
-
     def is_resident(self):
         """See the function."""
         return is_resident(self._address, self._length)
@@ -521,13 +516,6 @@ def time_index_entry(uint64_t address, uint32_t i):
     cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
     data += <size_t> i * TIME_INDEX_ENTRY_BYTES
     return <int64_t> kd_get64(data), kd_get32(data + 8)
-
-
-def offset_index_entry(uint64_t address, uint32_t i):
-    """(relative offset, position) of entry `i`."""
-    cdef const uint8_t* data = <const uint8_t*> <uintptr_t> address
-    data += <size_t> i * OFFSET_INDEX_ENTRY_BYTES
-    return kd_get32(data), kd_get32(data + 4)
 
 
 def indexes_are_sane(uint64_t offset_address, uint32_t offset_entries, uint64_t time_address,

@@ -32,7 +32,7 @@ import shutil
 import threading
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -113,6 +113,7 @@ class Partition(Rolling):
         self._epochs = LeaderEpochs(directory, epochs)
         self._last_flush_ms = now_ms()
         self._closed = False
+        self._cut_failure: LogError | None = None
         self._roll_lock = threading.RLock()
         self._flush_lock = threading.Lock()
         self._lock = threading.RLock()
@@ -138,7 +139,7 @@ class Partition(Rolling):
     @property
     def local_log_start_offset(self) -> int:
         """The first offset whose record is in a local segment and may be read: not below the log
-        start offset, and above it once older segments are kept elsewhere only."""
+        start offset, and above it where older segments are kept in a tier only."""
         return max(self.log_start_offset, self._segments[0].base_offset)
 
     @property
@@ -199,8 +200,9 @@ class Partition(Rolling):
         return self.log_end_offset - self.gate.on_disk
 
     def end_offset_for_epoch(self, epoch: int) -> tuple[int, int]:
-        """(the largest known epoch not above `epoch`, the offset at which the next one starts);
-        (-1, -1) when there is none.  Kafka's OffsetForLeaderEpoch."""
+        """Kafka's OffsetForLeaderEpoch: (the largest known epoch not above `epoch`, the offset at
+        which the next one starts); see `LeaderEpochs.end_offset`.  A replica whose last batch is of
+        `epoch` cuts its log there."""
         if epoch == self.leader_epoch:
             return epoch, self.log_end_offset
         return self._epochs.end_offset(epoch, self.log_end_offset)
@@ -454,19 +456,40 @@ class Partition(Rolling):
                 self._last_flush_ms = now_ms()
                 self._open_gate(view)
 
+    def set_replicas(self, brokers: Mapping[int, int]) -> None:
+        """From now on records may be read and acknowledged once these brokers have them; with what
+        each has: every record below that offset.  Without brokers, the disk alone decides, if
+        ``log.flush.before.ack`` is set.
+
+        A leader names its in-sync replicas by this.  A replica names its leader, with the high
+        watermark that the leader tells.  The high watermark does not go back."""
+        with self._roll_lock, self._flush_lock:
+            view = self.kernel.view()
+            end = view.log_end_offset
+            self.gate.set_replicas({broker: min(has, end) for broker, has in brokers.items()})
+            self._configure_kernel()
+            self._open_gate(view)
+
     def replicated(self, broker: int, offset: int) -> None:
         """Another broker has every record below `offset`: readers see what the gate lets out."""
         with self._flush_lock:
-            self.gate.replicated(broker, offset)
-            self._open_gate(self.kernel.view())
+            view = self.kernel.view()
+            # More than there is: records of another leadership, which it will have to cut off.
+            self.gate.replicated(broker, min(offset, view.log_end_offset))
+            self._open_gate(view)
 
     def hold_readers_at(self, offset: int) -> None:
         """Before anybody else knows the partition: only records below `offset` may be read, or
-        below the batch that holds it, although there are more (a replica that starts again)."""
-        if not self.log_start_offset <= offset < self.log_end_offset:
+        below the batch that holds it, although there are more.  A replica that starts again reads
+        its high watermark from a checkpoint, which may be older than the log start."""
+        start = max(offset, self.log_start_offset)
+        if start >= self.log_end_offset:
             return
-        source = self.source_for(offset)
-        position, offset = source.locate(offset)
+        source = self.source_for(start)
+        position, offset = source.locate(start)
+        while offset < self.log_start_offset:  # of this batch some records are deleted already
+            start += 1
+            position, offset = source.locate(start)
         sealed = [
             SealedSegment(s.base_offset, s.size, s.end_offset)
             for s in self._segments[:-1]
@@ -605,7 +628,13 @@ class Partition(Rolling):
         with self._roll_lock:
             self.config = config
             self.gate.holds = config.flush_before_ack
-            self.kernel.configure(**kernel_settings(config))
+            self._configure_kernel()
+
+    def _configure_kernel(self) -> None:
+        """Tell the kernel what `config` and the gate say; with the roll lock held."""
+        settings = kernel_settings(self.config)
+        settings["hold_high_watermark"] = self.gate.moves_high_watermark
+        self.kernel.configure(**settings)
 
     def statistics(self) -> dict[str, int]:
         """Counters of this partition; see the metrics of room `log`."""
@@ -620,11 +649,15 @@ class Partition(Rolling):
 
     def close(self, *, clean: bool = True) -> None:
         """End appends; with `clean`, put everything on disk and shorten the files to their records,
-        so that the next start needs no scan.  Holders of segments keep their mappings."""
+        so that the next start needs no scan.  Holders of segments keep their mappings.  LogError
+        after a cut of the log has failed: the next start has to look at the files."""
         with self._roll_lock:
             if self._closed:
                 return
             self._closed = True
+            cut_failure = self._cut_failure
+            if cut_failure is not None:
+                clean = False
             self._spare.give_back()
             active = self._segments[-1]
             try:
@@ -643,6 +676,8 @@ class Partition(Rolling):
             if clean:
                 active.sync(with_indexes=True)
                 checkpoint.sync_directory(self.directory)
+        if cut_failure is not None:
+            raise cut_failure
 
     def delete(self) -> None:
         """The topic is gone: tell the slots, close, remove the directory."""

@@ -1,24 +1,26 @@
 """Opening a partition's directory: what is on disk becomes segments and a kernel.
 
-Law of the room: after a clean shutdown nothing is scanned; after a crash everything from the
-recovery point on is.  What is below the recovery point was synced and is kept, whatever follows.
+Law of the room: after a clean shutdown nothing is scanned (but for leader epochs whose file is
+missing or damaged); after a crash everything from the recovery point on is.  What is below the
+recovery point was synced and is kept, whatever follows.
 
 After a crash, in order:
 
 1. Leftovers of unfinished work (``.tmp``, ``.cleaned``, ``.swap``, ``.deleted``) and indexes
-   without a log go.
-2. Segments that end below the recovery point are trusted; their indexes are checked and rebuilt if
-   insane.  Offsets that are missing at the end of one whose file is whole are a gap, as Kafka's
-   cleaner leaves them; reading goes on behind it.
-3. Later ones are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.
+   without a log are removed.
+2. Segments that end below the recovery point are trusted.  Their indexes are checked, and rebuilt
+   if entries do not rise or point outside the segment.  Where the file is whole and ends before the
+   next segment begins, the offsets between are a gap, as Kafka's cleaner leaves them; reading goes
+   on after the gap.
+3. Later segments are scanned (`scan_segment`): frames from the start, CRCs from the recovery point.
    The log is cut at the first batch that is not whole, not committed, or not the next in offsets;
    what follows in that file becomes zeros, and later segments are renamed to ``.corrupt``.  Both
    indexes are rebuilt.
-4. The producer table comes from the newest sound snapshot and the batches behind it.
+4. The producer table comes from the newest sound snapshot and the batches after it.
 5. What was kept is synced, so that nobody reads a record that a second crash would take away.
 
 Files are not shortened after a crash, because clients of the broker that died may still map them: a
-hole is punched instead, and the next clean close shortens.
+hole is punched instead, and the next clean close shortens the file.
 """
 
 from __future__ import annotations
@@ -27,16 +29,19 @@ import logging
 import os
 import uuid
 from pathlib import Path
+from typing import NamedTuple
 
-from kdirect.errors import CorruptLogError
+from kdirect.errors import CorruptLogError, FormatError
 from kdirect.format import layout
+from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint
-from kdirect.log.config import LogConfig
+from kdirect.log.config import PAGE_BYTES, LogConfig
 from kdirect.log.epochs import epoch_at
 from kdirect.log.index import OffsetIndex, TimeIndex
 from kdirect.log.kernel import CommitKernel
 from kdirect.log.mapped import (
     Chain,
+    MappedBytes,
     Walk,
     indexes_are_sane,
     last_batch,
@@ -70,48 +75,110 @@ def load_partition(
     files: list[str] | None = None,
     unsynced: list[Path] | None = None,
 ) -> Partition:
-    """Open (or start) the partition in `directory`.  `files` are the names of what is there, if the
-    caller has listed them.  With `high_watermark`, only records below it may be read until the gate
-    says more; without it, all that was found, for it is on disk.  What has to be synced before the
-    partition is used is added to `unsynced`, for the caller to do so; without it, it is done here.
-    CorruptLogError when it is no log."""
-    if files is None:
-        directory.mkdir(parents=True, exist_ok=True)
-        files = os.listdir(directory)
-    found = _find_segments(directory, files)
-    is_new = not found
-    if is_new:
-        Segment.create_empty(directory, max(0, log_start_offset))
-        found = [max(0, log_start_offset)]
-    known = (
-        checkpoint.read_partition_metadata(directory)
-        if checkpoint.PARTITION_METADATA in files
-        else None
-    )
-    dense_from = known.dense_from if known is not None else 0 if is_new else None
-    # A log that somebody else may have written has gaps anywhere up to its present end.
-    gaps_below = _ANYWHERE if dense_from is None else dense_from
+    """Open (or start) the partition in `directory`; CorruptLogError when that holds no log.
+
+    `clean`: the broker before closed it; else it is recovered from `recovery_point` on.  `files`
+    are the names of what is there, if the caller has listed them.  With `high_watermark`, only
+    records below it may be read until the gate says more; without it, all that was found, for it is
+    on disk.  What has to be synced before the partition is used is added to `unsynced`, for the
+    caller to do so; without it, it is done here."""
+    found = _look(topic_partition, directory, config, files, max(0, log_start_offset))
     to_sync: list[Path] = []
-    if clean:
-        segments = _load_clean(directory, found, config, gaps_below)
-    else:
-        segments = _load_after_crash(
-            topic_partition, directory, found, config, recovery_point, gaps_below, to_sync
-        )
+    segments = _load_clean(found) if clean else _load_after_crash(found, recovery_point, to_sync)
     if unsynced is None:
         checkpoint.sync_paths(directory, to_sync)
     else:
         unsynced += to_sync
     segments[-1].sealed = False
+    dense_from = _note_gaps(found, segments)
+    start_offset = max(log_start_offset, segments[0].base_offset)
+    start_offset = min(start_offset, segments[-1].end_offset)
+    epochs = _load_epochs(found, segments, start_offset)
+    kernel = _load_kernel(found, segments, start_offset, epochs)
+    partition = Partition(
+        topic_partition,
+        directory,
+        config,
+        segments=segments,
+        kernel=kernel,
+        topic_id=_identify(found, topic_id, dense_from),
+        recovery_point=segments[-1].end_offset,
+        epochs=epochs,
+        dense_from=dense_from,
+    )
+    if high_watermark is not None:
+        partition.hold_readers_at(high_watermark)
+    return partition
+
+
+# -- what is there ---------------------------------------------------------------------------------
+
+
+class _Found(NamedTuple):
+    """A partition's directory, before a segment of it is read.  `bases` are the base offsets of the
+    log files, in order, at least one; `known` is what ``partition.metadata`` says."""
+
+    topic_partition: TopicPartition
+    directory: Path
+    config: LogConfig
+    files: list[str]
+    bases: list[int]
+    is_new: bool
+    known: checkpoint.PartitionMetadata | None
+
+    @property
+    def dense_from(self) -> int | None:
+        """The offset from which on kdirect wrote the log; None: that is not known."""
+        return self.known.dense_from if self.known is not None else 0 if self.is_new else None
+
+    @property
+    def gaps_below(self) -> int:
+        """Offsets may be missing below this one."""
+        # A log that another program may have written has gaps anywhere up to its present end.
+        return _ANYWHERE if self.dense_from is None else self.dense_from
+
+    def path(self, base: int) -> Path:
+        """The log file of the segment that begins at offset `base`."""
+        return self.directory / file_name(base, LOG_SUFFIX)
+
+
+def _look(
+    topic_partition: TopicPartition,
+    directory: Path,
+    config: LogConfig,
+    files: list[str] | None,
+    first_offset: int,
+) -> _Found:
+    """Sweep the directory, and begin a log at `first_offset` where there is none."""
+    if files is None:
+        directory.mkdir(parents=True, exist_ok=True)
+        files = os.listdir(directory)
+    bases = _find_segments(directory, files)
+    is_new = not bases
+    if is_new:
+        Segment.create_empty(directory, first_offset)
+        bases = [first_offset]
+    known = None
+    if checkpoint.PARTITION_METADATA in files:
+        known = checkpoint.read_partition_metadata(directory)
+    return _Found(topic_partition, directory, config, files, bases, is_new, known)
+
+
+def _note_gaps(found: _Found, segments: list[Segment]) -> int:
+    """Tell the segments from which offset on none is missing; that offset."""
     end_offset = segments[-1].end_offset
     # What comes after the present end is ours.
-    dense_from = end_offset if dense_from is None else min(dense_from, end_offset)
+    dense_from = end_offset if found.dense_from is None else min(found.dense_from, end_offset)
     for segment in segments:
         segment.dense_from = dense_from
-    start_offset = min(max(log_start_offset, segments[0].base_offset), end_offset)
-    epochs = _load_epochs(
-        directory, start_offset, end_offset, known=checkpoint.LEADER_EPOCHS in files
-    )
+    return dense_from
+
+
+def _load_kernel(
+    found: _Found, segments: list[Segment], start_offset: int, epochs: list[tuple[int, int]]
+) -> CommitKernel:
+    """A kernel that goes on where the last segment ends, with the producers that it knew."""
+    end_offset = segments[-1].end_offset
     kernel = CommitKernel(
         log_start_offset=start_offset,
         log_end_offset=end_offset,
@@ -119,27 +186,16 @@ def load_partition(
         position=segments[-1].size,
         leader_epoch=epochs[-1][0],
         last_epoch=epoch_at(epochs, end_offset - 1),
-        **kernel_settings(config),
+        **kernel_settings(found.config),
     )
-    load_producers(kernel, directory, files, segments, start_offset, end_offset)
-    known_id = _identify(directory, known, topic_id, dense_from)
-    partition = Partition(
-        topic_partition, directory, config, segments=segments, kernel=kernel, topic_id=known_id,
-        recovery_point=end_offset, epochs=epochs, dense_from=dense_from,
-    )  # fmt: skip
-    if high_watermark is not None:
-        partition.hold_readers_at(high_watermark)
-    return partition
+    load_producers(kernel, found.directory, found.files, segments, start_offset, end_offset)
+    return kernel
 
 
-def _identify(
-    directory: Path,
-    known: checkpoint.PartitionMetadata | None,
-    topic_id: uuid.UUID | None,
-    dense_from: int,
-) -> uuid.UUID:
-    """The id of the partition's topic, which is noted in the directory; CorruptLogError when that
-    is another topic's."""
+def _identify(found: _Found, topic_id: uuid.UUID | None, dense_from: int) -> uuid.UUID:
+    """The id of the partition's topic, which is noted in the directory; CorruptLogError when the
+    directory is another topic's."""
+    known, directory = found.known, found.directory
     if known is not None and topic_id is not None and topic_id != known.topic_id:
         raise CorruptLogError(
             f"{directory} belongs to another topic of this name"
@@ -153,7 +209,8 @@ def _identify(
 
 
 def _find_segments(directory: Path, files: list[str]) -> list[int]:
-    """Base offsets of the log files, in order, after sweeping what does not belong."""
+    """Base offsets of the log files, in order.  Leftovers are removed; CorruptLogError for a file
+    whose name is none of ours."""
     bases = []
     others = []
     for name in files:
@@ -180,57 +237,51 @@ def _find_segments(directory: Path, files: list[str]) -> list[int]:
 # -- after a clean shutdown ------------------------------------------------------------------------
 
 
-def _load_clean(
-    directory: Path, bases: list[int], config: LogConfig, gaps_below: int
-) -> list[Segment]:
-    """Files are as the broker left them: sizes are file lengths, except of files that someone held
+def _load_clean(found: _Found) -> list[Segment]:
+    """Files are as the broker left them: sizes are file lengths, except of files that somebody held
     open then."""
-    segments = []
-    for i, base in enumerate(bases):
-        last = i + 1 == len(bases)
-        segment = Segment(
-            directory, base, end_offset=None if last else bases[i + 1], sealed=not last
+    ends: list[int | None] = [*found.bases[1:], None]
+    return [
+        _load_closed(found, base, next_base)
+        for base, next_base in zip(found.bases, ends, strict=True)
+    ]
+
+
+def _load_closed(found: _Found, base: int, next_base: int | None) -> Segment:
+    """One segment of a log that was closed; `next_base` is where the next one begins, None for the
+    last one."""
+    path = found.path(base)
+    length = os.stat(path).st_size
+
+    def segment_of(size: int, end_offset: int | None) -> Segment:
+        return Segment(
+            found.directory,
+            base,
+            size=size,
+            end_offset=end_offset if next_base is None else next_base,
+            sealed=next_base is not None,
+            dense_from=found.gaps_below if size else 0,
         )
-        path = segment.path
-        length = os.stat(path).st_size
-        if length:
-            segment = Segment(
-                directory,
-                base,
-                size=length,
-                end_offset=None if last else bases[i + 1],
-                sealed=not last,
-                dense_from=gaps_below,
+
+    segment = segment_of(length, None)
+    _check_index_files(segment, found.config)
+    # The last segment is walked for its end offset, and one of whole pages because it may be longer
+    # than its records: it was not shortened while a client held it.
+    if length and (next_base is None or length % PAGE_BYTES == 0):
+        walk = _end_of(segment, length)
+        size, end_offset = walk.position, walk.next_offset
+        if size < length and not _is_unwritten(segment, size):
+            raise CorruptLogError(
+                f"{path} was closed cleanly, but the record batch at position {size}"
+                f" {walk.fault} (offset {end_offset} comes next)",
+                hint=f"remove {found.directory.parent / checkpoint.CLEAN_SHUTDOWN}"
+                " to have it recovered at the next start",
             )
-            _check_index_files(segment, config)
-        if length and (last or length % 4096 == 0):
-            walk = _end_of(segment, length)
-            size, end_offset = walk.position, walk.next_offset
-            if size < length and _is_unwritten(segment, size):
-                # Still held when it was closed; nobody holds it now.
-                segment = Segment(
-                    directory,
-                    base,
-                    size=size,
-                    end_offset=end_offset if last else bases[i + 1],
-                    sealed=not last,
-                    dense_from=gaps_below,
-                )
-                os.truncate(path, size)
-            elif size < length:
-                raise CorruptLogError(
-                    f"{path} was closed cleanly, but the record batch at position {size}"
-                    f" {walk.fault} (offset {end_offset} comes next)",
-                    hint=f"remove {directory.parent / checkpoint.CLEAN_SHUTDOWN}"
-                    " to have it recovered at the next start",
-                )
-            elif last:
-                segment = Segment(
-                    directory, base, size=length, end_offset=end_offset, dense_from=gaps_below
-                )
-        segment.synced = True
-        segments.append(segment)
-    return segments
+        segment = segment_of(size, end_offset)
+        if size < length:  # nobody holds it now
+            os.truncate(path, size)
+    segment.synced = True
+    return segment
 
 
 def _end_of(segment: Segment, length: int) -> Walk:
@@ -240,7 +291,7 @@ def _end_of(segment: Segment, length: int) -> Walk:
     try:
         start, known = segment.last_indexed(length)
         walk = last_batch(segment.address, start, length, known)
-        if start and walk.position == start:  # the index may be wrong
+        if start and walk.position == start:  # no batch there: the index may be wrong
             walk = last_batch(
                 segment.address, 0, length, Chain(segment.base_offset, segment.dense_from)
             )
@@ -251,8 +302,8 @@ def _end_of(segment: Segment, length: int) -> Walk:
 
 
 def _is_unwritten(segment: Segment, position: int) -> bool:
-    """There are zeros where the header of a batch would be, or the file ends: preallocated bytes,
-    not a damaged batch."""
+    """Are there zeros where the header of a batch would be, or does the file end?  Then these are
+    bytes that were allocated and never written, and no damaged batch."""
     with open(segment.path, "rb") as file:
         file.seek(position)
         return not any(file.read(layout.BATCH_HEADER_BYTES))
@@ -312,92 +363,87 @@ def _write_indexes(segment: Segment, scanned: ScannedSegment) -> None:
 # -- after a crash ---------------------------------------------------------------------------------
 
 
-def _load_after_crash(
-    topic_partition: TopicPartition,
-    directory: Path,
-    bases: list[int],
-    config: LogConfig,
-    recovery_point: int,
-    gaps_below: int,
-    to_sync: list[Path],
-) -> list[Segment]:
+def _load_after_crash(found: _Found, recovery_point: int, to_sync: list[Path]) -> list[Segment]:
+    """The segments that are whole, in order, each of which goes on where the one before ends; at
+    least one.  What has to be synced is added to `to_sync`."""
     segments: list[Segment] = []
-    expected = bases[0]
-    epochs = checkpoint.read_leader_epochs(directory)
+    expected = found.bases[0]
+    epochs = checkpoint.read_leader_epochs(found.directory)
     greatest_epoch = epochs[-1][0] if epochs else _ANY_EPOCH
-    for i, base in enumerate(bases):
-        path = directory / file_name(base, LOG_SUFFIX)
-        if base != expected and base <= recovery_point:
-            # Everything below the recovery point was on disk, so what is missing was deleted, and
-            # what is older is a remnant.
-            log.error(
-                "offsets [%d, %d) of %s are missing: the segments before them are set aside as %s",
-                expected,
-                base,
-                topic_partition,
-                CORRUPT_SUFFIX,
-            )
-            _set_aside(directory, [s.base_offset for s in segments])
-            segments.clear()
-        elif base != expected:
-            log.error(
-                "%s should begin at offset %d: it and what follows is set aside as %s",
-                path,
-                expected,
-                CORRUPT_SUFFIX,
-            )
-            _set_aside(directory, bases[i:])
+    for i, base in enumerate(found.bases):
+        if base != expected and base > recovery_point:
+            _refuse_the_rest(found, found.bases[i:], expected)
             break
-        if i + 1 < len(bases) and bases[i + 1] <= recovery_point:
-            segments.append(_trusted_segment(directory, base, bases[i + 1], config, gaps_below))
-            expected = segments[-1].end_offset
-            continue
-        segment, scanned = _scan(
-            directory, base, config, recovery_point, gaps_below, greatest_epoch
-        )
-        segments.append(segment)
-        expected = scanned.end_offset
-        if scanned.reason:
-            log.warning(
-                "%s is cut at offset %d, position %d: there is %s",
-                path,
-                scanned.end_offset,
-                scanned.size,
-                scanned.reason,
-            )
-    if segments[-1].end_offset < recovery_point:
+        if base != expected:
+            _set_aside_remnants(found, segments, expected, base)
+            segments.clear()
+        next_base = found.bases[i + 1] if i + 1 < len(found.bases) else None
+        if next_base is not None and next_base <= recovery_point:
+            segments.append(_trusted_segment(found, base, next_base))
+        else:
+            segments.append(_scan(found, base, recovery_point, greatest_epoch))
+        expected = segments[-1].end_offset
+    if expected < recovery_point:
         log.error(
             "%s ends at offset %d, below its recovery point %d: synced records are missing or"
             " damaged",
-            topic_partition,
-            segments[-1].end_offset,
+            found.topic_partition,
+            expected,
             recovery_point,
         )
     _note_unsynced(segments, recovery_point, to_sync)
-    if to_sync or len(segments) != len(bases):
-        to_sync.append(directory)
+    if to_sync or len(segments) != len(found.bases):
+        to_sync.append(found.directory)
     return segments
 
 
+def _refuse_the_rest(found: _Found, bases: list[int], expected: int) -> None:
+    """Nothing vouches for segments above the recovery point that do not go on at `expected`."""
+    log.error(
+        "%s should begin at offset %d: it and what follows is set aside as %s",
+        found.path(bases[0]),
+        expected,
+        CORRUPT_SUFFIX,
+    )
+    _set_aside(found.directory, bases)
+
+
+def _set_aside_remnants(found: _Found, segments: list[Segment], expected: int, base: int) -> None:
+    """Offsets are missing below the recovery point.  Everything there was on disk, so what is
+    missing was deleted, and the `segments` before it are remnants of that deletion."""
+    log.error(
+        "offsets [%d, %d) of %s are missing: the segments before them are set aside as %s",
+        expected,
+        base,
+        found.topic_partition,
+        CORRUPT_SUFFIX,
+    )
+    _set_aside(found.directory, [s.base_offset for s in segments])
+
+
 def _note_unsynced(segments: list[Segment], recovery_point: int, to_sync: list[Path]) -> None:
-    """The files of recovered segments that have to be synced; what is below was on disk."""
+    """Add the files of recovered segments that have to be synced; what ends below the recovery
+    point was on disk."""
     for segment in segments:
         segment.sealed = segment is not segments[-1]
         if segment.end_offset > recovery_point:
             to_sync.append(segment.path)
-            if segment.sealed:  # the others are with their seal
+            if segment.sealed:  # indexes of the last segment are synced when it is sealed
                 to_sync += [segment.offset_index.path, segment.time_index.path]
         segment.synced = segment.sealed
 
 
-def _trusted_segment(
-    directory: Path, base: int, end_offset: int, config: LogConfig, gaps_below: int
-) -> Segment:
-    """A segment below the recovery point, which is to end at `end_offset`."""
-    path = directory / file_name(base, LOG_SUFFIX)
+def _trusted_segment(found: _Found, base: int, end_offset: int) -> Segment:
+    """A segment below the recovery point, without a scan; the next one begins at `end_offset`."""
+    directory, path = found.directory, found.path(base)
     length = os.stat(path).st_size
     segment = Segment(
-        directory, base, size=length, end_offset=end_offset, sealed=True, dense_from=gaps_below
+        directory,
+        base,
+        size=length,
+        end_offset=end_offset,
+        sealed=True,
+        dense_from=found.gaps_below,
     )
     segment.keep_length = True
     offset_index, time_index = segment.offset_index, segment.time_index
@@ -416,12 +462,11 @@ def _trusted_segment(
     time_index.close()
     if not sane:
         log.warning("the indexes of %s are missing or damaged: rebuilding them", path)
-        _rebuild_indexes(segment, config)
+        _rebuild_indexes(segment, found.config)
     walk = _end_of(segment, length)
     size, found_end = walk.position, walk.next_offset
     if size == length and found_end < end_offset:
-        # The file is whole.  Kafka's cleaner, which removes records that are superseded, leaves it
-        # so.
+        # The file is whole: Kafka's cleaner, which removes superseded records, leaves it like this.
         log.warning(
             "offsets [%d, %d) of %s are missing: compacted away, or with a file that is gone",
             found_end,
@@ -430,8 +475,8 @@ def _trusted_segment(
         )
         found_end = end_offset
     elif found_end != end_offset and not _is_unwritten(segment, size):
-        # Not a missing segment: what was synced here cannot be read any more.  The rest of the log
-        # is kept.
+        # What was synced here cannot be read any more.  It keeps its offsets, so that the segments
+        # after it still go on where it ends.
         log.error(
             "%s is damaged at position %d, below the recovery point: the batch there %s;"
             " offsets [%d, %d) cannot be read",
@@ -448,16 +493,9 @@ def _trusted_segment(
     return segment
 
 
-def _scan(
-    directory: Path,
-    base: int,
-    config: LogConfig,
-    recovery_point: int,
-    gaps_below: int,
-    greatest_epoch: int,
-) -> tuple[Segment, ScannedSegment]:
+def _scan(found: _Found, base: int, recovery_point: int, greatest_epoch: int) -> Segment:
     """Scan one segment, make what follows its last good batch zeros, write its indexes."""
-    path = directory / file_name(base, LOG_SUFFIX)
+    directory, path, config = found.directory, found.path(base), found.config
     segment = Segment(directory, base, size=os.stat(path).st_size)
     segment.keep_length = True
     segment.acquire()
@@ -469,7 +507,7 @@ def _scan(
             base,
             recovery_point,
             config.index_interval_bytes,
-            dense_from=gaps_below,
+            dense_from=found.gaps_below,
             greatest_epoch=greatest_epoch,
         )
         if scanned.size < length and not punch_hole(
@@ -481,6 +519,14 @@ def _scan(
     finally:
         segment.release()
         segment.unmap_if_idle()
+    if scanned.reason:
+        log.warning(
+            "%s is cut at offset %d, position %d: there is %s",
+            path,
+            scanned.end_offset,
+            scanned.size,
+            scanned.reason,
+        )
     segment = Segment(
         directory,
         base,
@@ -492,7 +538,7 @@ def _scan(
     segment.file_length = os.stat(path).st_size
     segment.keep_length = scanned.size < segment.file_length
     _write_indexes(segment, scanned)
-    return segment, scanned
+    return segment
 
 
 def _set_aside(directory: Path, bases: list[int]) -> None:
@@ -507,16 +553,38 @@ def _set_aside(directory: Path, bases: list[int]) -> None:
 
 
 def _load_epochs(
-    directory: Path, start_offset: int, end_offset: int, *, known: bool
+    found: _Found, segments: list[Segment], start_offset: int
 ) -> list[tuple[int, int]]:
-    """Leader epochs that still have, or may get, records; at least one.  `known`: there is a file
-    of them."""
-    stored = checkpoint.read_leader_epochs(directory) if known else []
+    """Leader epochs that still have, or may get, records; at least one."""
+    end_offset = segments[-1].end_offset
+    known = checkpoint.LEADER_EPOCHS in found.files
+    stored = checkpoint.read_leader_epochs(found.directory) if known else []
     epochs = [e for e in stored if e[1] <= end_offset]
     if stored and not epochs:
         epochs = [(stored[0][0], start_offset)]
     if not epochs:
-        epochs = [(0, start_offset)]
+        epochs = _epochs_of_batches(segments) or [(0, start_offset)]
     if epochs != stored:
-        checkpoint.write_leader_epochs(directory, epochs)
+        checkpoint.write_leader_epochs(found.directory, epochs)
+    return epochs
+
+
+def _epochs_of_batches(segments: list[Segment]) -> list[tuple[int, int]]:
+    """The leader epochs that the batches carry, where the file of them is missing or damaged: a
+    reader takes a batch of an epoch that is not known for a damaged one.  Reads every header."""
+    epochs: list[tuple[int, int]] = []
+    for segment in segments:
+        if segment.size == 0:
+            continue
+        segment.acquire()
+        try:
+            data = memoryview(MappedBytes(None, segment.address, segment.size))
+            for batch in iterate_batches(data, check_crc=False):
+                if batch.leader_epoch > (epochs[-1][0] if epochs else -1):
+                    epochs.append((batch.leader_epoch, batch.base_offset))
+        except FormatError as e:  # what can be read stays readable
+            log.error("leader epochs in %s after a damaged batch are not known: %s", segment, e)
+        finally:
+            segment.release()
+            segment.unmap_if_idle()
     return epochs

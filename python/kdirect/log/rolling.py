@@ -70,6 +70,7 @@ class Rolling:
     _spare: SpareHead
     _use: HeadUse
     _closed: bool
+    _cut_failure: LogError | None  # files and memory say different things since then
     _disk: Flushing
     _rolls: int
     _growths: int
@@ -215,7 +216,7 @@ class Rolling:
             self._check_open()
             active = self._segments[-1]
             if not active.is_head:
-                new = self._put_behind(prepared, now_ms())
+                new = self._put_after(prepared, now_ms())
             elif active.size:
                 new = self._roll(now_ms(), given=prepared)
             else:
@@ -240,6 +241,8 @@ class Rolling:
                 f"partition {self.topic_partition} is closed",
                 hint="the broker is stopping or the topic was deleted",
             )
+        if self._cut_failure is not None:
+            raise self._cut_failure
 
     def _prepare(self, room: int, *, whole: bool = False) -> PreparedHead:
         """Files for the next head: a spare, or new ones with `room` bytes, or `whole`."""
@@ -257,7 +260,7 @@ class Rolling:
         self, min_bytes: int, now_ms: int, wanted: int = 0, *, fresh: bool = False
     ) -> Segment:
         """Make the dormant active segment the head, or, when it has no room (or `fresh`), put a new
-        segment behind it.  So many bytes exist then, `wanted` of them where that is allowed."""
+        segment after it.  `min_bytes` of room exist then, `wanted` where that is allowed."""
         self._check_open()
         old = self._segments[-1]
         config = self.config
@@ -275,23 +278,29 @@ class Rolling:
                 self._set_segments((*self._segments[:-1], new))
             old.supersede()
         else:
-            return self._put_behind(self._prepare(room), now_ms)
+            return self._put_after(self._prepare(room), now_ms)
         self._disk.directory_changed = True
         self._use.opened(time.monotonic())
         self._tell(old, new)
         return new
 
-    def _put_behind(self, prepared: PreparedHead, now_ms: int) -> Segment:
+    def _put_after(self, prepared: PreparedHead, now_ms: int) -> Segment:
         """Make `prepared` the head, after an active segment that is dormant and takes no more
-        records."""
+        records; in its place if that one is empty, because then both have the same name."""
         old = self._segments[-1]
+        replaces = old.size == 0
         new = prepared.publish(int(self.kernel.log_end_offset))
+        if replaces:
+            old.supersede()
         with self._lock:
             self.kernel.roll_without_head()
             new.become_head(self.kernel, prepared.config.segment_bytes, now_ms)
+            if replaces:
+                self._set_segments(self._segments[:-1])
             self._add_segment(new)
         self._snapshot_producers(*self.kernel.producers())
-        old.mark_sealed()
+        if not replaces:
+            old.mark_sealed()
         self._use.opened(time.monotonic())
         self._tell(old, new)
         return new
@@ -373,7 +382,7 @@ class Rolling:
         self._disk.directory_changed = True
 
     def _retire_active(self) -> bool:
-        """Put an empty segment without allocated bytes behind the active one, which is about to be
+        """Put an empty segment without allocated bytes after the active one, which is about to be
         deleted.  False when records have arrived in it meanwhile that are not readable yet."""
         old = self._segments[-1]
         was_head = old.is_head
@@ -423,16 +432,18 @@ class Rolling:
 
     def truncate_to(self, offset: int) -> int:
         """Cut the log so that it ends before `offset`, or, where a batch holds that offset and
-        earlier ones, before this batch; the new log end offset.  OffsetOutOfRangeError outside
-        [log start, log end].
+        earlier ones, before this batch; the new log end offset.  A replica cuts off by this what
+        its leader does not have.  OffsetOutOfRangeError outside [log start, log end].
 
         Later segments are deleted, and the one that holds the offset is replaced by a copy of what
-        is kept (`kdirect.log.truncation`): who reads what was cut off goes on reading the old
+        is kept (`kdirect.log.truncation`): whoever reads what was cut off goes on reading the old
         bytes, slots are revoked as when a topic is deleted, and producers lose the head as when it
         is rolled.  High watermark, recovery point, leader epochs, producer table and snapshots go
         back with the log.  If there was a head, there is one again.
 
-        A crash in the middle leaves a log that ends between the new end and the old one.
+        A crash in the middle leaves a log that ends between the new end and the old one.  After an
+        error either nothing has changed, or the partition takes no more records and is not closed
+        cleanly: the next start recovers such a log.
         """
         with self._roll_lock:
             self._check_open()
@@ -443,27 +454,18 @@ class Rolling:
                 return offset
             for callback in self.before_roll:
                 callback(self)
+            old = self._segments[-1]
+            was_head = old.is_head
             thaw = self.kernel.freeze()
             try:
                 at = bisect_right(self._bases, offset) - 1
                 position, end_offset = self._segments[at].locate(offset)
                 cut = CutSegment(self._segments[at], position, end_offset, self.config)
+                self._cut(at, cut, position, end_offset)
             except BaseException:
-                self.kernel.thaw(thaw)
+                if self._cut_failure is None:
+                    self.kernel.thaw(thaw)
                 raise
-            old = self._segments[-1]
-            was_head = old.is_head
-            try:
-                doomed = self._cut_list(at, cut, position, end_offset)
-                self._cut_files(doomed, cut)
-            except (OSError, LogError) as e:
-                self._disk.failure = (
-                    e  # files and memory say different things: a restart reads the files
-                )
-                raise LogError(
-                    f"cutting {self.topic_partition} at offset {end_offset} failed: {e}",
-                    hint="check the disk and restart the broker",
-                ) from e
             log.info(
                 "cut %s at offset %d: it ended at %d",
                 self.topic_partition,
@@ -473,33 +475,62 @@ class Rolling:
             self._open_head_again(old, was_head)
             return end_offset
 
+    def _cut(self, at: int, cut: CutSegment, position: int, end_offset: int) -> None:
+        """Put `cut` in place of segment `at` and all after it, in memory and on disk.  Checkpoints
+        go first: a recovery scans what is above the recovery point, and cuts off there what belongs
+        to leaderships that are forgotten."""
+        with self._flush_lock:  # held throughout: a flush would raise the recovery point again
+            try:
+                self.gate.truncated(end_offset)
+                self.write_checkpoints()
+            except BaseException as e:
+                cut.discard()  # less is known to be on disk than is, and nothing else has changed
+                if isinstance(e, OSError):
+                    raise LogError(
+                        f"{self.topic_partition} was not cut at offset {end_offset}: {e}",
+                        hint="check the disk",
+                    ) from e
+                raise
+            try:
+                doomed = self._cut_list(at, cut, position, end_offset)
+            except (OSError, LogError) as e:
+                raise self._cut_failed(end_offset, e) from e
+        try:
+            self._cut_files(doomed, cut)
+        except (OSError, LogError) as e:
+            raise self._cut_failed(end_offset, e) from e
+
+    def _cut_failed(self, end_offset: int, cause: OSError | LogError) -> LogError:
+        """Files and memory say different things: take no more records, and let a restart read the
+        files."""
+        self._disk.failure = cause
+        self._cut_failure = LogError(
+            f"cutting {self.topic_partition} at offset {end_offset} failed: {cause}",
+            hint="check the disk and restart the broker",
+        )
+        return self._cut_failure
+
     def _cut_list(
         self, at: int, cut: CutSegment, position: int, end_offset: int
     ) -> tuple[Segment, ...]:
-        """Exchange what is in memory, and put on disk that less is on disk; the segments that
-        go."""
-        with self._flush_lock:
-            # In this order: a recovery scans what is above the recovery point, and cuts off there
-            # what belongs to leaderships that are forgotten.
-            self.gate.truncated(end_offset)
-            self.write_checkpoints()
-            epochs = self._epochs.write_truncated(end_offset)
-            with self._lock:
-                self.kernel.revoke_slots()
-                head = self._segments[-1] if self._segments[-1].is_head else None
-                if head is not None:
-                    head.take_from_kernel()
-                doomed = self._segments[at:]
-                epoch = self._epochs.replace(epochs)
-                self.kernel.truncate(end_offset, position, cut.segment.base_offset, epoch)
-                self._set_segments((*self._segments[:at], cut.segment))
+        """Exchange what is in memory; the segments that go."""
+        epochs = self._epochs.write_truncated(end_offset)
+        with self._lock:
+            self.kernel.revoke_slots()
+            head = self._segments[-1] if self._segments[-1].is_head else None
+            if head is not None:
+                head.take_from_kernel()
+            doomed = self._segments[at:]
+            epoch = self._epochs.replace(epochs)
+            self.kernel.truncate(end_offset, position, cut.segment.base_offset, epoch)
+            self._set_segments((*self._segments[:at], cut.segment))
         if head is not None:
             head.finish_seal()
-        self.write_checkpoints()  # of the high watermark
         return doomed
 
     def _cut_files(self, doomed: tuple[Segment, ...], cut: CutSegment) -> None:
         """Later segments go from the last one on, so that a crash leaves no gap."""
+        self.write_checkpoints()  # of the high watermark
         for segment in reversed(doomed[1:]):
             segment.delete()
         checkpoint.sync_directory(self.directory)

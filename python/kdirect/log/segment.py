@@ -1,24 +1,24 @@
 """Segments: one file of record batches with its two indexes.
 
-Law of the room: here (and, for the files of a new head, in `kdirect.log.head`) alone are segment
-files created, mapped, lengthened, shortened and unlinked.
+Law of the room: segment files are created, mapped, lengthened, shortened and unlinked here, and,
+for a new head, in `kdirect.log.head`; a copy that replaces one is made in `kdirect.log.truncation`.
 
 - The active segment is mapped shared and writable once, with addresses for all that it may become;
   the commit kernel writes through that mapping.  Its bytes are allocated in steps before they are
   touched (never sparse: a full disk must show as ENOSPC, not as a bus error on first touch), and
   given back when they are not used.  `mapped_length` says how many exist: nobody touches, registers
   or grants more.
-- A sealed segment is immutable.  The file is shortened to its records only when nobody can have it
-  mapped: until the last grant is released a hole is punched behind the records and the length is
-  kept, because cutting a file that others map turns their reads past the new end into SIGBUS.
+- A sealed segment is immutable.  Its file is shortened to its records only when nobody can have it
+  mapped.  Until the last grant is released, the bytes after the records are a hole and the length
+  is kept: a file that is cut while others map it kills whoever reads past its new end (SIGBUS).
 - Deletion is unlink; mappings of holders live on.
-- Mappings and descriptors exist while someone has acquired the segment, and a little longer for a
-  few recently used ones, so their number is bounded by the partitions written to, not by the log's
-  size.
+- Mappings and descriptors exist while somebody has acquired the segment, and a little longer for a
+  few recently used ones.  So their number is bounded by how many partitions are written to, not by
+  the size of the log.
 
-Locks: a segment's lock guards its fields and is held for moments only, for readers take it on an
-event loop.  Files are lengthened, shortened and unmapped without it: by who holds the partition's
-roll lock, or by who gave back the last reference.
+Locks: a segment's lock guards its fields and is held for moments only, because readers take it on
+an event loop.  Files are lengthened, shortened and unmapped without it, by a thread that holds the
+partition's roll lock, or by the one that gave back the last reference.
 
 Positions are bytes from the start of the file; a batch lies in [position, position + size).
 """
@@ -70,9 +70,13 @@ _idle = IdleMappings(IDLE_MAPPINGS)
 class Segment:
     """One segment of a partition.
 
-    `base_offset` and `end_offset` bound its offsets (half-open), `size` its valid bytes; for the
-    head, both follow the kernel.  `fd`, `address`, `mapped_length` are -1, 0, 0 while it is not
-    mapped.  Any thread may call; `acquire` before using an address, `release` after.  `grow`,
+    Its offsets are those from `base_offset` up to, and without, `end_offset`; `size` is how many
+    bytes of records it has.  For the head, both follow the kernel.  `fd`, `address`,
+    `mapped_length` are -1, 0, 0 while it is not mapped.
+
+    Life: dormant (a file, perhaps mapped), head (`become_head`), sealed (`take_from_kernel`, then
+    `finish_seal`), and in the end `close`, `delete`, or `supersede` where another object stands for
+    the file.  Any thread may call; `acquire` before using an address, `release` after.  `grow`,
     `give_back`, `take_from_kernel` and `finish_seal` are called with the partition's roll lock
     held.
     """
@@ -143,7 +147,7 @@ class Segment:
             view = kernel.view()
             if view.segment_base_offset == self.base_offset:
                 return view.end_position, view.log_end_offset
-        with self._lock:  # it is being sealed: what it was is known in a moment
+        with self._lock:  # a thread that is sealing it has set the values when it unlocks
             return self._size, self._end_offset
 
     @property
@@ -169,7 +173,7 @@ class Segment:
 
     @property
     def modified_ms(self) -> int:
-        """When the file was last written, for records without timestamps."""
+        """When the file was last written (ms since the epoch), for records without timestamps."""
         try:
             return os.stat(self.path).st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -195,9 +199,9 @@ class Segment:
         return mapping.length if mapping is not None else 0
 
     def map(self, *, writable: bool = False) -> None:
-        """Map its records, once; again: nothing to do.  Without an `acquire` the mapping of a
-        sealed segment may go at any time.  `writable` lets it be registered where an RNIC needs
-        write permission even for reads."""
+        """Map its records, unless they are mapped already.  Without an `acquire` the mapping of a
+        sealed segment may be ended at any time.  `writable`: some RNICs register memory for reads
+        only if the process may write it."""
         with self._lock:
             self._map(writable)
             idle = self._references == 0 and not self.is_head
@@ -224,7 +228,7 @@ class Segment:
                 ) from e
             try:
                 length = os.fstat(fd).st_size
-                # Not what may lie behind the records: it is about to be cut off, or a hole.
+                # What may lie after the records is about to be cut off, or is a hole.
                 self._mapping = Mapping(fd, min(length, self._size), writable=writable)
             except BaseException:
                 os.close(fd)
@@ -257,8 +261,8 @@ class Segment:
         return self
 
     def acquire_nowait(self) -> bool:
-        """`acquire`, if the segment and its indexes are mapped already and no other thread is busy
-        with them.  While it is acquired, nobody does file work under its lock."""
+        """`acquire`, if the segment and its indexes are mapped already and no other thread has its
+        lock; else False.  While it is acquired, nobody does file work under that lock."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -305,8 +309,8 @@ class Segment:
 
     def release_nowait(self) -> bool:
         """`release`, unless it is the last one, which may unmap or cut the file, or another thread
-        is busy with the segment.  False, and nothing has changed: `release` it on a thread that may
-        wait."""
+        has the segment's lock.  Then False, and nothing has changed: call `release` on a thread
+        that may wait."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -322,8 +326,8 @@ class Segment:
         return self._references
 
     def unmap_if_idle(self) -> bool:
-        """Unmap unless it is acquired.  False when another thread is busy with it: this never
-        waits, because the caller may hold the lock of another segment."""
+        """Unmap unless it is acquired.  False when another thread has its lock: this never waits,
+        because the caller may hold the lock of another segment."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -349,9 +353,8 @@ class Segment:
             detached.end()
 
     def _shorten(self) -> None:
-        """Cut the file behind its records.  Only when nobody maps more of it, and only in the
-        process that owns the log: a forked child inherits this object, not the right to change
-        files."""
+        """Cut the file after its records, when nobody maps more of it.  Not in a forked child,
+        which inherits this object but not the right to change files."""
         if os.getpid() != self._pid or self.keep_length:
             return
         try:
@@ -421,8 +424,8 @@ class Segment:
             self.offset_index.grow(wanted.offset_index)
             self.time_index.grow(wanted.time_index)
         except OSError:
-            # Nobody but this mapping, which was not touched there, reaches behind the length that
-            # the file had.
+            # Only this mapping reaches past the length that the file had, and nobody has touched it
+            # there.
             os.ftruncate(self.fd, before)
             punch_hole(self.fd, self._allocated, before - self._allocated)
             raise
@@ -432,9 +435,9 @@ class Segment:
         kernel.resize(wanted.log, self.offset_index.capacity, self.time_index.capacity)
 
     def give_back(self, acquisitions: int) -> int:
-        """Free what lies behind the head's records; how many bytes.  0, and nothing done, if it is
-        not worth the work, or if somebody has acquired the segment since `acquisitions`.  Nobody
-        may write the head by other means than the kernel.
+        """Free what lies after the head's records; how many bytes.  0, and nothing done, if it is
+        not worth the work, or if somebody has acquired the segment since the counter of that name
+        was `acquisitions`.  Nobody may write the head by other means than the kernel.
 
         Where others have it mapped a hole is punched and the length is kept; they may not have it
         pinned."""
@@ -486,21 +489,20 @@ class Segment:
             self._kernel = None
 
     def finish_seal(self) -> None:
-        """Free what lies behind the records, trim the indexes, give back the kernel's
-        reference.  File work, with no lock held that a reader takes."""
+        """Free what lies after the records, trim the indexes, give back the kernel's reference.
+        File work, with no lock held that a reader takes."""
         try:
             for index in self._indexes:
                 index.trim(index.entries)
             if self._references > 1 and self.file_length > self._size:
                 punch_hole(self.fd, self._size, self.file_length - self._size)
-        except (
-            OSError
-        ) as e:  # it is sealed all the same; an index that is too long is found out by who uses it
+        except OSError as e:
+            # It is sealed all the same: whoever uses an index that is too long notices.
             log.warning("cannot trim the files of %s: %s", self.path, e)
         self.release()
 
     def mark_sealed(self) -> None:
-        """A segment that is no head takes no more records."""
+        """Seal a segment that is not the head: it takes no more records."""
         with self._lock:
             self.sealed = True
             longer = self._references == 0 and self.file_length > self._size
@@ -510,8 +512,8 @@ class Segment:
             self._shorten()
 
     def supersede(self) -> None:
-        """Another Segment object stands for the file now (it became the head): keep the mapping for
-        holders, touch the file no more."""
+        """Another Segment object stands for the file from now on, because it becomes the head, or
+        another file takes its name: holders keep this mapping, and the file is not touched."""
         with self._lock:
             self._superseded = True
             self.sealed = True
@@ -519,8 +521,8 @@ class Segment:
         self._end(detached)
 
     def end_replaced(self) -> None:
-        """Another file has its name, with other records: holders keep their mapping of the old one,
-        and nobody acquires it any more."""
+        """Another file has its name, with other records: holders keep their mapping of the old
+        file, and nobody can acquire it any more."""
         with self._lock:
             self._superseded = True
         self.close()
@@ -636,7 +638,7 @@ class Segment:
         self, timestamp_ms: int, from_offset: int, after: Walk | None = None
     ) -> Walk:
         """Walk to the first batch with a record of `timestamp_ms` or later at `from_offset` or
-        higher, behind the one that was found before (`after`).  The caller has acquired the
+        higher; with `after`, to the next one after that batch.  The caller has acquired the
         segment.  CorruptLogError when a batch on the way is damaged."""
         size, end_offset = self.extent()
         if after is not None:
@@ -671,7 +673,7 @@ class Segment:
         sync_data(paths)
 
     def close(self) -> None:
-        """End of its use.  Holders keep their mapping; a file that nobody else maps is cut."""
+        """End its use.  Holders keep their mapping; a file that nobody maps ends at its records."""
         with self._lock:
             if self._closed:
                 return

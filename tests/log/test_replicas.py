@@ -1,0 +1,203 @@
+"""What a replica does with its log: who has confirmed what, high watermarks that are loaded, and the
+leader epochs by which two logs find where they part."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from kdirect.errors import StorageFullError
+from kdirect.log import checkpoint
+from kdirect.log.ack_gate import AckGate
+from kdirect.log.config import LogConfig
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
+from kdirect.log.recovery import load_partition
+from tests.log.conftest import TP
+from tests.log.test_truncation import contents, stamped
+
+
+def append(p: Partition, batch, count: int, records: int = 1) -> None:
+    for _ in range(count):
+        assert p.append(batch(records)).error == 0
+
+
+# -- confirmations ---------------------------------------------------------------------------------
+
+
+def test_replicas_hold_readers_where_the_disk_does_not(open_partition, batch) -> None:
+    """Without group commit a record may be read as soon as it is committed, unless replicas have to
+    confirm it; without them again, at once."""
+    p = open_partition()
+    append(p, batch, 2)
+    assert p.high_watermark == 2 and not p.acknowledgements_wait()
+    p.set_replicas({2: 2, 3: 0})
+    append(p, batch, 3)
+    assert p.high_watermark == 2, "it does not go back"
+    assert p.acknowledgements_wait()
+    p.replicated(2, 5)
+    assert p.high_watermark == 2
+    p.replicated(3, 4)
+    assert p.high_watermark == 4 and len(contents(p)) == 4
+    p.set_replicas({2: 5})
+    assert p.high_watermark == 5, "the slowest need not confirm any more"
+    append(p, batch, 1)
+    assert p.high_watermark == 5
+    p.set_replicas({})
+    assert p.high_watermark == 6 and not p.acknowledgements_wait()
+    append(p, batch, 1)
+    assert p.high_watermark == 7
+
+
+def test_other_settings_do_not_confirm_records(open_partition, batch) -> None:
+    p = open_partition(flush_before_ack=True)
+    p.set_replicas({2: 0})
+    append(p, batch, 1)
+    p.flush()
+    p.reconfigure(LogConfig(segment_bytes=1 << 20))
+    assert p.high_watermark == 0
+    append(p, batch, 1)
+    assert p.high_watermark == 0
+    p.replicated(2, 2)
+    assert p.high_watermark == 2
+
+
+def test_a_replica_cannot_confirm_what_is_not_there_yet(open_partition, batch) -> None:
+    """It has records of another leadership there, which it has yet to cut off."""
+    p = open_partition(flush_before_ack=True)
+    p.set_replicas({2: 30})
+    append(p, batch, 1)
+    p.flush()
+    assert p.high_watermark == 0
+    p.replicated(2, 40)
+    assert p.high_watermark == 1
+    append(p, batch, 1)
+    p.flush()
+    assert p.high_watermark == 1
+    p.replicated(2, 2)
+    assert p.high_watermark == 2
+
+
+def test_a_gate_is_asked_while_its_replicas_change() -> None:
+    class Changing(dict[int, int]):
+        """Another thread puts an empty one in its place once it was looked at."""
+
+        def __bool__(self) -> bool:
+            gate.set_replicas({})
+            return True
+
+    gate = AckGate(holds=False, on_disk=0)
+    gate._replicas = Changing({2: 5})
+    assert gate.acknowledged(9) == 5
+    assert gate.acknowledged(9) == 9
+
+
+# -- a high watermark that is loaded ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("start", "found"), [(4, 4), (5, 6), (11, 12)])
+def test_a_high_watermark_below_the_log_start(memory_path, batch, start, found) -> None:
+    """The checkpoint of the high watermark may be older than that of the log start, or missing:
+    what is deleted was readable, and nothing else is known to be."""
+    config = LogConfig(segment_bytes=1 << 16)
+    with LogManager([memory_path], config) as m:
+        p = m.create_partition(TP)
+        append(p, batch, 6, records=2)
+        p.delete_records(start)
+    p = load_partition(
+        TP, memory_path / str(TP), config, clean=True, log_start_offset=start, high_watermark=0
+    )
+    try:
+        assert (p.log_start_offset, p.high_watermark, p.log_end_offset) == (start, found, 12)
+        assert p.local_log_start_offset == start
+        p.set_replicas({2: found})
+        append(p, batch, 1)
+        p.replicated(2, 13)
+        assert p.high_watermark == 13
+    finally:
+        p.close()
+
+
+def test_the_local_log_start(open_partition, batch) -> None:
+    p = open_partition()
+    for _ in range(3):
+        append(p, batch, 2, records=2)
+        p.roll()
+    assert p.local_log_start_offset == 0
+    p.delete_records(5)
+    assert p.segments[0].base_offset == 4 and p.local_log_start_offset == 5
+
+
+# -- leader epochs ---------------------------------------------------------------------------------
+
+
+def test_an_epoch_whose_records_are_deleted(open_partition, batch) -> None:
+    """Its replica goes on from where the first epoch that is left begins, as with Kafka."""
+    p = open_partition()
+    for epoch in (3, 6):
+        p.set_leader_epoch(epoch)
+        append(p, batch, 5)
+        p.roll()
+    p.delete_records(7)
+    assert [p.end_offset_for_epoch(e) for e in (-1, 0, 3, 5, 6, 7)] == [
+        (-1, -1), (0, 7), (3, 7), (5, 7), (6, 10), (-1, -1),
+    ]  # fmt: skip
+
+
+def test_epochs_of_records_that_found_no_room(open_partition, batch, monkeypatch) -> None:
+    """The epochs are noted before the records: what another leader sends in their place counts."""
+    p = open_partition()
+    append(p, batch, 1)
+
+    def full(*arguments: object) -> None:
+        raise StorageFullError("no", hint="none")
+
+    copies = b"".join(stamped(batch(), o, 3 if o < 5 else 5) for o in range(1, 9))
+    thaw = p.kernel.freeze()
+    monkeypatch.setattr(p, "_make_room", full)
+    with pytest.raises(StorageFullError):
+        p.append_as_stamped(copies)
+    monkeypatch.undo()
+    assert p.leader_epoch == 5 and p.log_end_offset == 1
+    p.kernel.thaw(thaw)
+    assert p.append_as_stamped(stamped(batch(), 1, 6)).error == 0
+    assert p.log_end_offset == 2
+    assert p.end_offset_for_epoch(3) == (3, 1) and p.end_offset_for_epoch(6) == (6, 2)
+    assert p.truncate_to(1) == 1
+    assert p.end_offset_for_epoch(0) == (0, 1)
+
+
+@pytest.mark.parametrize("clean", [False, True], ids=["crash", "clean"])
+@pytest.mark.parametrize("text", [None, "rubbish"], ids=["missing", "damaged"])
+def test_epochs_come_from_the_batches_where_their_file_is_lost(
+    open_partition, batch, tmp_path: Path, clean, text
+) -> None:
+    """A reader takes a batch of an epoch that is not known for a damaged one."""
+    p = open_partition()
+    for epoch in (5, 7):
+        p.set_leader_epoch(epoch)
+        append(p, batch, 2)
+        p.roll()
+        append(p, batch, 2)
+    wanted = contents(p)
+    if clean:
+        open_partition().flush()
+    else:
+        p.flush()
+    copy = tmp_path / "copy"
+    shutil.copytree(tmp_path / "log", copy)
+    if clean:
+        (copy / checkpoint.CLEAN_SHUTDOWN).write_bytes(b"{}")
+    file = copy / str(TP) / checkpoint.LEADER_EPOCHS
+    file.unlink()
+    if text is not None:
+        file.write_text(text)
+    with LogManager([copy], LogConfig()) as m:
+        q = m.partitions[TP]
+        assert contents(q) == wanted and q.leader_epoch == 7
+        assert file.read_text() == "0\n2\n5 0\n7 4\n"
+        assert q.end_offset_for_epoch(5) == (5, 4)
+        append(q, batch, 1)
+        assert contents(q)[8][12:16] == b"\0\0\0\7"
