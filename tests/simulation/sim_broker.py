@@ -157,13 +157,13 @@ class SimBroker(AccessManager):
         self, simulation: Simulation, logs: LogManager, properties: dict[str, Any]
     ) -> None:
         self.loop = SimLoop(simulation)
-        appends = Appends(
+        self.appends = Appends(
             on_thread=self.loop.on_thread, later=self.loop.soon, new_future=self.loop.new_future
         )
         super().__init__(
             logs,
             properties,
-            appends,
+            self.appends,
             environment=BrokerEnvironment(simulation, self.loop),
             scheduler=self.loop,
             start_engine=self.loop.start_engine,

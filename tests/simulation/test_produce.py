@@ -329,6 +329,7 @@ def run(case: str, seed: int, directory) -> None:
                 raise actor.error
         simulation.network.run_for(100_000_000)
         model.check(simulation, exactly_once=shape.get("exactly_once", True))
+        simulation.check_nothing_left()
 
 
 OFTEN_LOST = Faults(disconnect=0.003, tear=0.2, rnr=0.002)

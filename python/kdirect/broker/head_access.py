@@ -307,10 +307,13 @@ class HeadAccess:
             worker.remove(grant.file_id)
             grants.deregister(grant.staging)
             grant.region = grant.staging = None
-            if grant.word is None:
-                grants.drop(grant)
-            else:
+            if grant.word is not None and not grant.released:
+                # Its producer has not noticed yet, and learns of it by the closed word.
                 grants.release_segment(grant)
+                continue
+            if grant.word is not None:  # its producer left while a thread was at work
+                grants.deregister(grant.word)
+            grants.drop(grant)
         self.members.clear()
         for peer, _ in self._leaving:
             peer.leaving.discard(self)
