@@ -26,7 +26,14 @@ from kdirect.broker.head_life import Effect, Event, HeadLife, NextFileEvent, Sta
 from kdirect.broker.order import AbortReason
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequests
-from kdirect.errors import AccessDeniedError, KdirectError, RefusedError, RevokedError
+from kdirect.errors import (
+    AccessDeniedError,
+    KdirectError,
+    RdmaError,
+    RefusedError,
+    RevokedError,
+    TransportError,
+)
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -183,6 +190,19 @@ class HeadDriver:
             self.rolled_away(access)
             access = self.heads.get(tp)
         return access
+
+    def access_to(self, tp: TopicPartition, head: Segment) -> HeadAccess | None:
+        """The access that producers have to `head`, which is the partition's last segment.  Any
+        thread.
+
+        For a moment after `HeadFiles.succeed` that segment is the file which was granted ahead, and
+        the event loop has not heard of it: then `heads` still names the head that was left.
+        """
+        access = self.heads.get(tp)
+        if access is None or not access.fenced or access.segment is head:
+            return access
+        # `_succeeded` puts the successor into `heads` before it takes it from here.
+        return access.successor or self.heads.get(tp)
 
     def is_current(self, access: HeadAccess) -> bool:
         return self.heads.get(access.partition.topic_partition) is access
@@ -448,8 +468,8 @@ class HeadDriver:
             life.on_next_file(NextFileEvent.DROPPED)
             self.happened(Event.SUCCESSION_FAILED, occasion)
             return
-        access.successor = None
         self.heads[tp] = successor
+        access.successor = None  # in this order: see `access_to`
         life.on_next_file(NextFileEvent.BECAME_HEAD)
         begun = successor.become_head(segment)
         self._end_answered(access)
@@ -620,7 +640,14 @@ class HeadDriver:
         assert item is not None and access.word is not None
         if len(access.broker_requests) >= BROKER_WINDOW:
             return
-        reserved = access.word.reserve(len(item.data))
+        try:
+            reserved = access.word.reserve(len(item.data))
+        except (RdmaError, TransportError) as e:
+            # Nobody can tell what is reserved now.  The head takes no more, and is aborted when
+            # what is missing is overdue; the append waits for the next one.
+            log.error("%s: nothing can be reserved on the head: %s", item.partition, e)
+            self.happened(Event.FULL, occasion)
+            return
         if reserved.position + len(item.data) > access.capacity:
             if reserved.position <= access.capacity:
                 occasion.end_order = reserved.order

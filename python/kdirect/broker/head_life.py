@@ -18,6 +18,7 @@ stays and there are no effects.
     any of these  a hole, damage, a recall that is not heeded -----------------------------> ENDING
     any of these, and ENDING --- drained, left, sealed, time is up ------> CLOSING ------> NOBODY
     any of these, and ENDING --- the topic is about to be deleted ------> DELETING ------> NOBODY
+    DELETING ---- the topic could not be deleted -----------------------> CLOSING -------> NOBODY
 
 What each state means is written at its name in `State`.
 """
@@ -131,7 +132,8 @@ class Event(Enum):
     NEXT_HAS_ENDED = auto()  # ... but nothing of it is committed
     SUCCESSION_FAILED = auto()  # ... it could not become the head
     DELETE = auto()  # the topic is about to be deleted
-    DELETED = auto()  # it is deleted, or could not be
+    DELETED = auto()  # it is deleted
+    DELETION_FAILED = auto()  # it could not be deleted, and its partitions go on
     CLOSED = auto()  # the thread that ended the head is done
 
 
@@ -321,6 +323,8 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     #
     **_waits(S.DELETING),
     (S.DELETING, E.DELETED): Row(S.NOBODY, (X.FORGET,)),
+    # The file stays the head, with what producers have written past its tail.
+    (S.DELETING, E.DELETION_FAILED): Row(S.CLOSING, (X.REVOKE, X.CLOSE)),
 }
 
 N, F = NextFile, NextFileEvent

@@ -285,9 +285,10 @@ class ProduceAccess:
         is done here, the rest on the loop.
         """
         tp = partition.topic_partition
+        head = partition.segments[-1]
         # Before looking: `HeadDriver._open` looks here after it has put its access there.
-        self._driver.files.rolling[tp] = partition.segments[-1]
-        access = self._driver.heads.get(tp)
+        self._driver.files.rolling[tp] = head
+        access = self._driver.access_to(tp, head)
         if access is not None and not access.fenced:
             access.fence(notify=True)
             self._scheduler.soon(self._driver.rolled_away, access)
@@ -340,7 +341,11 @@ class ProduceAccess:
         """They are deleted, or (still in the log) could not be: producers and those who wait are
         told."""
         for access in heads:
-            if self._driver.is_current(access):
+            if not self._driver.is_current(access):
+                continue
+            if self._driver.files.is_current(access):  # RESUME releases it, when the head is closed
+                self._driver.happened(Event.DELETION_FAILED, Occasion(access.partition))
+            else:
                 self._driver.happened(Event.DELETED, Occasion(access.partition))
                 self._appends.release(access.partition.topic_partition)
         for tp in partitions:
