@@ -11,6 +11,7 @@ import pytest
 from harness import TP, Simulation
 from test_produce import Model, producer
 
+from kdirect.broker.produce_access import ProduceAccess
 from kdirect.rdma.sim import Faults
 
 SCHEDULES = 12
@@ -72,17 +73,19 @@ def test_a_roll_finds_the_producer_of_a_file_that_is_the_head_already(
         model = Model()
         with Simulation(seed + i, tmp_path / str(i), TORN, segment_bytes=8192) as simulation:
             producer(simulation, model, "p", 60, **{"rdma.produce": "exclusive"})
-            access = simulation.access
+            produce = simulation.access.produce
             tries = simulation.random.randint(1, 3)
 
-            def rolled(partition: Any, old: Any, new: Any) -> None:
+            def rolled(
+                partition: Any, old: Any, new: Any, produce: ProduceAccess = produce
+            ) -> None:
                 nonlocal tries
-                before = access.produce.heads.get(TP)
+                before = produce.heads.get(TP)
                 if before is None or before.successor is None or not tries:
                     return
                 tries -= 1
                 successor = before.successor
-                access.produce.before_roll(partition)
+                produce.before_roll(partition)
                 fenced.append(successor.fenced)
 
             simulation.partition.on_roll.append(rolled)
