@@ -21,6 +21,7 @@ from kdirect.broker.cluster_view import (
     Node,
     PartitionView,
 )
+from kdirect.broker.groups import Group
 from kdirect.errors import ConfigError
 from kdirect.format import protocol as p
 from kdirect.format.batch import encode_single_bytes
@@ -284,6 +285,26 @@ def test_one_broker_coordinates_all_groups(pair: Any, raw: Any) -> None:
     beat = second.call(build(p.HeartbeatRequest, group_id="g", generation_id=1, member_id="m"), 0)
     fetched = second.call(build(p.OffsetFetchRequest, group_id="g", topics=None), 5)
     assert {beat.error_code, fetched.error_code} == {ErrorCode.NOT_COORDINATOR}
+
+
+def test_a_group_is_listed_and_described_by_its_coordinator_alone(pair: Any, raw: Any) -> None:
+    """Although the other broker has something of it, from a time before the layout."""
+    for broker in pair:
+        broker.server.groups.coordinator.groups["g"] = Group("g")
+    first, second = (raw(broker.bootstrap_servers) for broker in pair)
+
+    def listed(broker: Any) -> list[str]:
+        answer = broker.call(build(p.ListGroupsRequest), 2)
+        assert answer.error_code == 0
+        return [group.group_id for group in answer.groups]
+
+    def described(broker: Any) -> tuple[int, str]:
+        (row,) = broker.call(build(p.DescribeGroupsRequest, groups=["g"]), 3).groups
+        return row.error_code, row.group_state
+
+    assert (listed(first), listed(second)) == (["g"], [])
+    assert described(first) == (0, "Empty")
+    assert described(second)[0] == ErrorCode.NOT_COORDINATOR
 
 
 def test_topics_of_the_layout_stay_as_they_are(pair: Any, raw: Any) -> None:

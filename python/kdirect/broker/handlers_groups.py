@@ -556,6 +556,8 @@ class GroupHandlers:
         types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
         rows = []
         for name in sorted({*self.coordinator.groups, *self._offsets.groups()}):
+            if not self._cluster.coordinates(name):  # another broker lists it
+                continue
             group = self.coordinator.groups.get(name)
             state = group.state if group is not None else EMPTY
             kind = (group.protocol_type if group is not None else None) or ""
@@ -591,6 +593,9 @@ class GroupHandlers:
             "protocol_data": "",
             "members": [],
         }
+        if not self._cluster.coordinates(name):
+            out["error_code"] = ErrorCode.NOT_COORDINATOR
+            return out
         if group is None:
             if name in self._offsets.groups():
                 out["group_state"] = EMPTY
