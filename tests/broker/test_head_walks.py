@@ -282,6 +282,7 @@ class World:
         if self.head:
             self.happened(Event.DELETE)
         mine = self.life.state is State.DELETING
+        assert not self.life.is_granted, "the files of a head go to which there are keys"
 
         def ended() -> None:
             if mine:
@@ -307,6 +308,8 @@ class World:
     def check(self) -> None:
         state = self.life.state
         assert self.head == (state in WITH_HEAD)
+        assert not (self.head and self.fenced) or not self.life.is_granted, "the keys have ended"
+        assert not (self.head and self.stopped and self.life.is_granted) or state is State.ENDING
         assert self.keys <= 1 or self.life.mode is Mode.SHARED
         assert not self.next_key or self.life.next_file is NextFile.GRANTED
         assert self.held == self.deletions + (self.head or state is State.MAKING_ROOM)

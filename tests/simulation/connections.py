@@ -7,6 +7,7 @@ import types
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
+from kdirect.broker.access import AccessAnswer
 from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.log.clock import now_ms
 
@@ -21,15 +22,15 @@ def append_to(access: Any, partition: Any, data: bytes) -> Any:
     return access.produce.append(partition, data, at_ms) if result is None else result
 
 
-def whole(answer: Any) -> Any:
-    """An answer; of a coroutine, which only lets others have their turn, what it returns."""
-    if not hasattr(answer, "send"):
+def whole(answer: AccessAnswer) -> AccessAnswer:
+    """An answer whose work, which only lets others have their turn, is done."""
+    if answer.work is None:
         return answer
     while True:
         try:
-            answer.send(None)
+            answer.work.send(None)
         except StopIteration as end:
-            return end.value
+            return AccessAnswer(end.value)
 
 
 class Control:
@@ -52,13 +53,14 @@ class Control:
             self.closed = True
             raise BrokerUnavailableError("the broker is gone", hint="connect again")
         answer = simulation.execute(lambda: whole(self._access.handle(self, message)))
-        if hasattr(answer, "done"):
-            simulation.give_way(lambda: answer.done() or self.closed)
-            if not answer.done():
+        response, waiting = answer.response, answer.waiting
+        if waiting is not None:
+            simulation.give_way(lambda: waiting.done() or self.closed)
+            if not waiting.done():
                 raise BrokerUnavailableError("the broker is gone", hint="connect again")
-            answer = answer.result()
+            response = waiting.result()
         simulation.give_way()
-        return answer
+        return response
 
     def submit(self, message: Any, timeout_ms: float | None = None) -> SimAsked:
         """As `request`, without waiting for the answer."""
@@ -68,7 +70,7 @@ class Control:
             self.closed = True
             raise BrokerUnavailableError("the broker is gone", hint="connect again")
         return SimAsked(
-            simulation, self, simulation.execute(lambda: self._access.handle(self, message))
+            simulation, self, simulation.execute(lambda: whole(self._access.handle(self, message)))
         )
 
     def version_for(self, message: Any) -> int:
@@ -79,7 +81,7 @@ class SimAsked:
     """The answer to a request for access that nobody waits for yet: it arrives a while after it was
     made."""
 
-    def __init__(self, simulation: Simulation, control: Control, answer: Any) -> None:
+    def __init__(self, simulation: Simulation, control: Control, answer: AccessAnswer) -> None:
         self._simulation = simulation
         self._control = control
         self._answer = answer
@@ -93,9 +95,8 @@ class SimAsked:
 
     @property
     def done(self) -> bool:
-        return self._control.closed or (
-            self._arrived and (not hasattr(self._answer, "done") or self._answer.done())
-        )
+        waiting = self._answer.waiting
+        return self._control.closed or (self._arrived and (waiting is None or waiting.done()))
 
     def wait(self, timeout_ms: float) -> bool:
         return self._simulation.wait(lambda: self.done, timeout_ms)
@@ -104,7 +105,8 @@ class SimAsked:
         assert self.done
         if self._control.closed:
             raise BrokerUnavailableError("the broker is gone", hint="connect again")
-        return self._answer.result() if hasattr(self._answer, "done") else self._answer
+        waiting = self._answer.waiting
+        return self._answer.response if waiting is None else waiting.result()
 
 
 class SimPending:

@@ -22,10 +22,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.cluster_view import ClusterView
@@ -67,6 +67,19 @@ _RESPONSES = {
     layout.API_GET_CONSUME_ACCESS: p.GetConsumeAccessResponse,
     layout.API_RELEASE_ACCESS: p.ReleaseAccessResponse,
 }
+
+
+class AccessAnswer(NamedTuple):
+    """What becomes of a request for access; one of the three is set."""
+
+    response: Any = None  # it is answered
+    work: Coroutine[Any, Any, Any] | None = None  # returns the response; never fails
+    waiting: asyncio.Future[Any] | None = None  # of the response, which a later event brings
+
+    @property
+    def awaited(self) -> Awaitable[Any] | None:
+        """What returns the response, unless it is there."""
+        return self.work if self.work is not None else self.waiting
 
 
 class AccessManager:
@@ -247,9 +260,8 @@ class AccessManager:
 
     # -- requests ----------------------------------------------------------------------------------
 
-    def handle(self, connection: Hashable, request: Any) -> Any:
-        """Answer one of kdirect's four requests (API keys 32001 to 32004): the response, or a
-        future or coroutine of it."""
+    def handle(self, connection: Hashable, request: Any) -> AccessAnswer:
+        """Answer one of kdirect's four requests (API keys 32001 to 32004)."""
         self._requests += 1
         handler = {
             layout.API_OPEN_QUEUE_PAIR: self._open_queue_pair,
@@ -260,10 +272,10 @@ class AccessManager:
         try:
             answer = handler(connection, request)
         except (KdirectError, OSError) as e:  # no descriptor is left, say
-            return self._failed(connection, request, e)
-        if isinstance(answer, Coroutine):
-            return self._answer_when_done(connection, request, answer)
-        return answer
+            return AccessAnswer(self._failed(connection, request, e))
+        if answer.work is None:
+            return answer
+        return AccessAnswer(work=self._answer_when_done(connection, request, answer.work))
 
     async def _answer_when_done(
         self, connection: Hashable, request: Any, work: Coroutine[Any, Any, Any]
@@ -281,12 +293,12 @@ class AccessManager:
             log.warning("%s of %s failed: %s", type(request).__name__, client, error)
         return _refused(request, refusal)
 
-    def _open_queue_pair(self, connection: Hashable, request: Any) -> Any:
+    def _open_queue_pair(self, connection: Hashable, request: Any) -> AccessAnswer:
         self._queue_pairs.check(request)
         engine = self._engines.get(request.transport)
         if engine is None:
-            return self._open_first(connection, request)
-        return self._queue_pairs.open(connection, request, engine)
+            return AccessAnswer(work=self._open_first(connection, request))
+        return AccessAnswer(self._queue_pairs.open(connection, request, engine))
 
     async def _open_first(self, connection: Hashable, request: Any) -> Any:
         """The first queue pair of a transport."""
@@ -300,13 +312,13 @@ class AccessManager:
             ) from e
         return self._queue_pairs.open(connection, request, engine)
 
-    def _get_produce_access(self, connection: Hashable, request: Any) -> Any:
-        answer = self.produce.request(
-            self._queue_pairs.peer_of(connection, request.connection_id),
-            self._partition(request.topic, request.partition),
-            request,
-        )
-        return self._later(answer) if isinstance(answer, WaitingRequest) else answer
+    def _get_produce_access(self, connection: Hashable, request: Any) -> AccessAnswer:
+        peer = self._queue_pairs.peer_of(connection, request.connection_id)
+        partition = self._partition(request.topic, request.partition)
+        response = self.produce.request(peer, partition, request)
+        if response is not None:
+            return AccessAnswer(response)
+        return AccessAnswer(waiting=self._later(self.produce.wait(peer, partition, request)))
 
     def _later(self, waiting: WaitingRequest) -> asyncio.Future[Any]:
         """A future of the response to a request that waits."""
@@ -320,7 +332,10 @@ class AccessManager:
         waiting.answer = answer
         return future
 
-    async def _get_consume_access(self, connection: Hashable, request: Any) -> Any:
+    def _get_consume_access(self, connection: Hashable, request: Any) -> AccessAnswer:
+        return AccessAnswer(work=self._grant_files(connection, request))
+
+    async def _grant_files(self, connection: Hashable, request: Any) -> Any:
         if not self._consume_enabled:
             raise RefusedError(
                 layout.ERROR_ACCESS_DISABLED,
@@ -329,7 +344,10 @@ class AccessManager:
         peer = self._queue_pairs.peer_of(connection, request.connection_id)
         return await self.read.answer(peer, request)
 
-    async def _release_access(self, connection: Hashable, request: Any) -> Any:
+    def _release_access(self, connection: Hashable, request: Any) -> AccessAnswer:
+        return AccessAnswer(work=self._release_files(connection, request))
+
+    async def _release_files(self, connection: Hashable, request: Any) -> Any:
         peer = self._queue_pairs.peer_of(connection, request.connection_id)
         for i, file_id in enumerate(request.file_ids):
             grant = peer.grants.get(file_id)

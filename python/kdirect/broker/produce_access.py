@@ -108,13 +108,14 @@ class ProduceAccess:
 
     def request(
         self, peer: Peer, partition: Partition, request: Any
-    ) -> p.GetProduceAccessResponse | WaitingRequest:
-        """The answer, or the request, which waits for it.  Raises RefusedError."""
+    ) -> p.GetProduceAccessResponse | None:
+        """The answer; None: the request has to `wait` for it.  Raises RefusedError."""
         self._check_request(partition, request)
         self.listen(partition)
-        response = self._ask(peer, partition, request)
-        if response is not None:
-            return response
+        return self._ask(peer, partition, request)
+
+    def wait(self, peer: Peer, partition: Partition, request: Any) -> WaitingRequest:
+        """Let a request wait that `request` has just found no answer to."""
         return self._waiting.add(peer, partition, request)
 
     def _check_request(self, partition: Partition, request: Any) -> None:

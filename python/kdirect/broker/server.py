@@ -341,10 +341,10 @@ class BrokerServer:
                 error_message="the topic is the broker's own",
             )
         connection.used_access = True
-        response = self.access.handle(connection, request)
-        if isinstance(response, Awaitable):
-            return later(_encoded_later(header, response))
-        return encoded(header, response)
+        answer = self.access.handle(connection, request)
+        if answer.awaited is not None:
+            return later(_encoded_later(header, answer.awaited))
+        return encoded(header, answer.response)
 
     async def delete_topic(self, topic: Topic) -> None:
         """End access to a topic, delete it, wake the fetches that wait for it, and forget what
