@@ -174,17 +174,23 @@ class HeadAccess:
 
     def _give_keys(self, grant: Grant, request: Any, position: int) -> None:
         domain = grant.peer.domain
+        # The file is the partition's.  The producer writes it from the tail on, until the key ends:
+        # `fence` or `leave`, which know whether it is still inside a copy.
         grant.region = domain.register(
             self._memory(),
             Access.LOCAL_WRITE | Access.REMOTE_WRITE,
             position,
             self.capacity - position,
         )
+        # Acknowledgements on their way to the producer's ring, which is as large.  The worker fills
+        # an entry, which is the transport's from the post of its WRITE to that one's completion.
+        # It goes with the grant, once the worker has forgotten that (`ProduceTables.remove`).
         grant.staging = domain.register(
             Memory.anonymous(request.ack_entries * layout.ACK_BYTES, "kdirect-acks"),
             Access.LOCAL_WRITE,
         )
         if self.word is not None:
+            # The word's memory is the head's; this key ends when its producer comes back or leaves.
             grant.word = self.word.register(domain)
 
     def _granted(self, grant: Grant, position: int) -> p.GetProduceAccessResponse:

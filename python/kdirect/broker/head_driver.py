@@ -54,6 +54,14 @@ RECALL_CHECK_S = 0.005
 LOST_HOLE_MS = 50  # how long to wait for a hole left by a producer that has disconnected
 ANSWER_CHECK_S = 0.001  # between two looks whether a producer has the last answers of a sealed head
 
+_COUNTERS = (
+    "rdma_recalls",
+    "rdma_exclusive_heads",
+    "rdma_shared_heads",
+    "rdma_heads_cut",
+    "rdma_heads_ahead",
+)
+
 
 class Occasion:
     """What an event brings along for its effects.  `answer` stays None where the request waits."""
@@ -115,16 +123,7 @@ class HeadDriver:
         # The heads that producers have access to.  Read by any thread.
         self.heads: dict[TopicPartition, HeadAccess] = {}
         self._reserving: set[HeadAccess] = set()  # appends that waited are being reserved on them
-        self._counters = dict.fromkeys(
-            (
-                "rdma_recalls",
-                "rdma_exclusive_heads",
-                "rdma_shared_heads",
-                "rdma_heads_cut",
-                "rdma_heads_ahead",
-            ),
-            0,
-        )
+        self._counters = dict.fromkeys(_COUNTERS, 0)
         self._effects = self._effect_table()
 
     def _effect_table(self) -> dict[Effect, Callable[[HeadLife, Occasion], None]]:

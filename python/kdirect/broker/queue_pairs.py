@@ -52,6 +52,7 @@ class Ping(NamedTuple):
 
 
 def _ping(domain: Any) -> Ping:
+    # Written before the client has the key, and never again; it ends with the domain.
     memory = Memory.anonymous(PING_BYTES, "kdirect-ping")
     proof = os.urandom(PING_BYTES)
     memoryview(memory)[:PING_BYTES] = proof
@@ -128,12 +129,16 @@ class QueuePairs:
                 max_send_bytes=4096,
             )
             ping = _ping(domain)
+            # The client READs its slots; kernels write those that are attached to them, which each
+            # grant ends (`ReadAccess.release`) before the domain is closed.
             slot_memory = Memory.anonymous(
                 self._slots_per_consumer * layout.SLOT_BYTES, "kdirect-slots"
             )
             slot_region = domain.register(slot_memory, Access.REMOTE_READ)
             qp.connect(bytes(request.address), active=False)
-            # Ends with the domain, after the worker has forgotten the queue pair.
+            # Entry i is the transport's while receive i is posted, then the worker's, which copies
+            # it and posts the receive again.  It ends with the domain, after the worker has
+            # forgotten the queue pair.
             notices = Memory.anonymous(self._max_in_flight * layout.NOTICE_BYTES, "kdirect-notices")
             engine.worker.add_peer(
                 qp, self._max_in_flight, domain.register(notices, Access.LOCAL_WRITE)

@@ -361,6 +361,8 @@ def _readable(partition: Partition, offset: int) -> int:
 
 def _register(peer: Peer, at: FileExtent) -> Any:
     """A key to what there is of a file."""
+    # The file is the log's and is held by `at` until the key has ended (`_close_region`).  Clients
+    # READ it; the log appends past what they may read, and never changes what is committed.
     memory = Memory.wrap(at.fd, at.address, at.mapped_length, False, at.owner)
     return peer.domain.register(memory, Access.REMOTE_READ, 0, at.length)
 

@@ -118,8 +118,13 @@ class MessageService:
 
 
 class MessageConnection(Connection):
-    """One two-sided client, beside its TCP connection `control`: it ends with that one or with its
-    queue pair.  `count` receives of `message_bytes`; the client keeps as many for the answers."""
+    """One two-sided client, in addition to its TCP connection `control`: it ends with that one or
+    with its queue pair.  `count` receives of `message_bytes`; the client keeps as many for the
+    answers.
+
+    It is a `Connection`: the order of answers, the bounds on memory and on requests under way, and
+    the turns are the same, and each request passes them without a further call.  What carries the
+    bytes differs, and is overridden below: `_push`, `_flush`, `_throttle` and the end."""
 
     def __init__(
         self,
@@ -140,6 +145,7 @@ class MessageConnection(Connection):
         self._domain = domain
         self._message_bytes = message_bytes
         self.registered_bytes = count * message_bytes
+        # Whose a buffer is, and until which completion: see the module.
         self._receives = domain.register(
             Memory.anonymous(count * message_bytes, "kdirect-requests"), Access.LOCAL_WRITE
         )
