@@ -330,23 +330,6 @@ class Simulation:
                 "bytes that were not committed are left in the head"
             )
 
-    def check_nothing_left(self) -> None:
-        """Once every client is gone the broker has neither a grant nor a head of theirs: no key, no
-        file id, nobody who waits, and the partition is free."""
-        for actor in self.actors:
-            for control in actor.controls:
-                self.access.loop.soon(self.access.connection_closed, control)
-        self.network.run_for(100_000_000)
-        left = {
-            name: count
-            for name, count in self.access.statistics().items()
-            if name in ("rdma_grants", "rdma_produce_grants", "rdma_produce_heads", "rdma_peers")
-            and count
-        }
-        assert not left, f"all clients are gone, but there are {left}"
-        assert not self.access.produce.heads
-        assert self.access.appends.is_free(TP), "nobody writes the partition, but it is held"
-
     def log(self) -> list[bytes]:
         """Every value below the high watermark; offsets are dense and bytes whole."""
         values: list[bytes] = []

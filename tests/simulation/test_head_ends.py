@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from harness import TP, Simulation
+from leftovers import check_nothing_left
 from test_produce import Model, producer
 
 from kdirect.broker.produce_access import ProduceAccess
@@ -25,7 +26,7 @@ def run_to_the_end(simulation: Simulation, model: Model) -> None:
             raise actor.error
     simulation.network.run_for(100_000_000)
     model.check(simulation)
-    simulation.check_nothing_left()
+    check_nothing_left(simulation)
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared"])

@@ -21,6 +21,7 @@ from collections import defaultdict
 import pytest
 from actors import Actor
 from harness import TP, Simulation
+from leftovers import check_nothing_left
 
 from kdirect.client.produce_driver import ProduceDriver
 from kdirect.errors import DeliveryError, KdirectError
@@ -329,7 +330,7 @@ def run(case: str, seed: int, directory) -> None:
                 raise actor.error
         simulation.network.run_for(100_000_000)
         model.check(simulation, exactly_once=shape.get("exactly_once", True))
-        simulation.check_nothing_left()
+        check_nothing_left(simulation)
 
 
 OFTEN_LOST = Faults(disconnect=0.003, tear=0.2, rnr=0.002)
