@@ -13,6 +13,7 @@ from leftovers import check_nothing_left
 from test_produce import Model, producer
 
 from kdirect.broker.produce_access import ProduceAccess
+from kdirect.log.segment import Segment
 from kdirect.rdma.sim import Faults
 
 SCHEDULES = 12
@@ -115,3 +116,34 @@ def test_appends_go_on_when_the_broker_cannot_reserve_on_its_word(
 
             simulation.network.call_later(simulation.random.randint(0, 2_000_000), break_it)
             run_to_the_end(simulation, model)
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+def test_a_head_that_cannot_be_mapped_is_refused_and_leaves_nothing(
+    mode: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    acquire = Segment.acquire
+    failures: list[Segment] = []
+    grants: list[int] = []
+    model = Model()
+    with Simulation(seed, tmp_path, Faults()) as simulation:
+
+        def acquire_or_fail(segment: Segment) -> Segment:
+            access = simulation.access.produce.heads.get(TP)
+            opens = access is not None and access.segment is segment and not access.members
+            if opens and len(failures) < 2:
+                failures.append(segment)
+                simulation.access.loop.soon(count_grants)
+                raise OSError("no memory to map a file")
+            return acquire(segment)
+
+        def count_grants() -> None:
+            grants.append(simulation.access.statistics()["rdma_grants"])
+
+        monkeypatch.setattr(Segment, "acquire", acquire_or_fail)
+        producer(simulation, model, "p", 20, **{"rdma.produce": mode})
+        simulation.run_until(lambda: all(a.done for a in simulation.actors))
+        simulation.network.run_for(100_000_000)
+        check_nothing_left(simulation)
+    assert failures
+    assert not any(grants), "a grant is left that holds nothing"

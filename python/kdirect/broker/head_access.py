@@ -124,9 +124,7 @@ class HeadAccess:
         worker has ended the head, and news of it is on its way."""
         position = self.tail
         window = self._window_of(peer, request)
-        grant = grants.new(peer, self.partition, self.segment, self)
-        if self.segment is not None:  # else it is a prepared file, which lives until it is fenced
-            self.segment.acquire()  # it is the head, and mapped
+        grant = self._new_grant(grants, peer)
         try:
             self._give_keys(grant, request, position)
             self.members[grant.file_id] = grant  # before it is open: `fence` ends its keys
@@ -153,6 +151,19 @@ class HeadAccess:
         grant.max_in_flight = window
         self._window += window
         return self._granted(grant, position)
+
+    def _new_grant(self, grants: GrantTable, peer: Peer) -> Grant:
+        """A grant that holds the head.  A prepared file needs no holder: it lives until it is
+        fenced."""
+        segment = self.segment
+        if segment is not None:
+            segment.acquire()
+        try:
+            return grants.new(peer, self.partition, segment, self)
+        except BaseException:
+            if segment is not None:
+                segment.release()
+            raise
 
     def _window_of(self, peer: Peer, request: Any) -> int:
         """How many requests a producer may have under way; on a shared head, with room for their
