@@ -63,12 +63,6 @@ DIALECT = {
     r"(?:what|who) there is none": "say what is missing",
 }
 
-# Files whose docstrings are still to be read as a newcomer would.
-UNREAD = frozenset(
-    [
-    ]
-)
-
 
 def prose_of_python(text: str) -> str:
     """The comments and docstrings of Python or Cython source.  A string that stands as a statement
@@ -107,8 +101,7 @@ def prose_files() -> list[Path]:
 def test_prose_is_plain_english(path: Path) -> None:
     text = path.read_text()
     found = dialect(text if path.suffix == ".md" else prose_of_python(text))
-    if ident(path) not in UNREAD:
-        assert not found, f"{ident(path)}: " + "; ".join(found)
+    assert not found, f"{ident(path)}: " + "; ".join(found)
 
 
 def test_the_finder_finds_dialect_in_docstrings_and_comments_only() -> None:

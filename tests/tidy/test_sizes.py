@@ -11,8 +11,6 @@ import pytest
 from tests.tidy.tree import ROOT, ident, sources, written_by_hand
 
 LONGEST_FILE = 700
-# Files that are still to be split.
-STILL_TOO_LONG = {"python/kdirect/broker/groups.py"}
 WIDTH = 100
 
 
@@ -23,14 +21,7 @@ def lines_of(path: Path) -> int:
 @pytest.mark.parametrize("path", sources(".py", ".pyx", ".h", ".scala"), ids=ident)
 def test_file_is_not_too_long(path: Path) -> None:
     lines = lines_of(path)
-    assert lines <= LONGEST_FILE or ident(path) in STILL_TOO_LONG, (
-        f"{ident(path)} has {lines} lines: split it where the nouns part"
-    )
-
-
-def test_files_that_have_been_split_are_no_exceptions() -> None:
-    long = {name for name in STILL_TOO_LONG if lines_of(ROOT / name) > LONGEST_FILE}
-    assert long == STILL_TOO_LONG, "take out what is short enough"
+    assert lines <= LONGEST_FILE, f"{ident(path)} has {lines} lines: split it where the nouns part"
 
 
 def too_wide(text: str, *, prose: bool) -> list[int]:
@@ -70,10 +61,6 @@ def test_no_drawer_of_leftovers() -> None:
 
 LONGEST = 60
 
-# Functions that are still to be cut, by file.
-STILL_LONG: dict[str, set[str]] = {
-}
-
 
 def long_functions(path: Path) -> set[str]:
     """Names of functions of 60 lines or more, decorators and docstrings included."""
@@ -112,4 +99,4 @@ def test_functions_are_short() -> None:
         for p in sources(".py", ".pyx")
         if not {"tests", "bench"} & set(p.relative_to(ROOT).parts) and (names := long_functions(p))
     }
-    assert found == STILL_LONG, f"cut functions of {LONGEST} lines or more, or take out what is cut"
+    assert not found, f"cut functions of {LONGEST} lines or more"

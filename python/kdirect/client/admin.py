@@ -16,22 +16,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from kdirect.client.lost_broker import LOST, concerning
+from kdirect.client.leader_requests import at_leaders, by_topic
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
     ConfigError,
-    CorruptLogError,
-    KdirectError,
     ProtocolError,
     UnknownTopicError,
 )
 from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
-from kdirect.wire.broker_errors import broker_error, read_error
+from kdirect.wire.broker_errors import broker_error
 from kdirect.wire.cluster import Cluster, PartitionMetadata, TopicMetadata
-from kdirect.wire.connection import Connection, Pending
+from kdirect.wire.connection import Connection
 
 T = TypeVar("T")
 
@@ -369,11 +367,13 @@ class Admin:
                             for tp in group
                         ],
                     )
-                    for topic, group in _by_topic(tps).items()
+                    for topic, group in by_topic(tps).items()
                 ],
             )
 
-        return self._at_leaders(wanted, build, lambda p: (p.offset, p.timestamp), "offsets of")
+        return at_leaders(
+            self._cluster, wanted, build, lambda p: (p.offset, p.timestamp), "offsets of"
+        )
 
     def delete_records(self, before: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
         """Delete the records of each partition whose offsets are lower than the given one (-1:
@@ -393,11 +393,13 @@ class Admin:
                             for tp in group
                         ],
                     )
-                    for topic, group in _by_topic(tps).items()
+                    for topic, group in by_topic(tps).items()
                 ],
             )
 
-        return self._at_leaders(before, build, lambda p: p.low_watermark, "deleting records of")
+        return at_leaders(
+            self._cluster, before, build, lambda p: p.low_watermark, "deleting records of"
+        )
 
     # -- groups ------------------------------------------------------------------------------------
 
@@ -431,7 +433,7 @@ class Admin:
                                 for tp in tps
                             ],
                         )
-                        for topic, tps in _by_topic(offsets).items()
+                        for topic, tps in by_topic(offsets).items()
                     ],
                 )
             )
@@ -463,7 +465,7 @@ class Admin:
                     r.OffsetFetchRequestTopic(
                         name=topic, partition_indexes=[tp.partition for tp in group_tps]
                     )
-                    for topic, group_tps in _by_topic(wanted).items()
+                    for topic, group_tps in by_topic(wanted).items()
                 ]
             )
             response = connection.request(r(group_id=group, topics=topics, require_stable=False))
@@ -555,80 +557,6 @@ class Admin:
             hint=f"its brokers are {[n.node_id for n in self._cluster.nodes]}",
         )
 
-    def _at_leaders(
-        self,
-        tps: Iterable[TopicPartition],
-        build: Callable[[list[TopicPartition]], Any],
-        read: Callable[[Any], T],
-        doing: str,
-    ) -> dict[TopicPartition, T]:
-        """Ask the leaders of `tps`, all at the same time, and ask again about partitions that
-        failed for a transient reason.  `build` makes a leader's request; `read` takes the value out
-        of one partition of a response; `doing` begins the text of an error.  A leader that cannot
-        be asked does not keep the others from being asked."""
-        left = dict.fromkeys(tps)
-        out: dict[TopicPartition, T] = {}
-        backoff = self._cluster.backoff(self._cluster.timeout_ms)
-        while True:
-            failed = self._ask_leaders(left, build, read, doing, out)
-            left = {tp: None for tp in left if tp not in out}
-            if not left:
-                return out
-            if not backoff.wait():
-                first = next(iter(left))
-                error = failed.get(first) or ProtocolError(
-                    f"{doing} {first}: the broker's answer does not hold it",
-                    hint="look for the reason in the broker's log",
-                )
-                if isinstance(error, LOST):
-                    raise concerning([tp for tp in left if failed.get(tp) is error], error)
-                raise error
-            for topic in _by_topic(left):
-                self._cluster.forget(topic)
-
-    def _ask_leaders(
-        self,
-        tps: Iterable[TopicPartition],
-        build: Callable[[list[TopicPartition]], Any],
-        read: Callable[[Any], T],
-        doing: str,
-        out: dict[TopicPartition, T],
-    ) -> dict[TopicPartition, KdirectError]:
-        """One request to each leader; values go to `out`.  The errors that may pass, by partition;
-        raises any other."""
-        try:
-            groups, failed = self._cluster.leaders(tps)
-        except KdirectError as e:
-            _passing(e)
-            return dict.fromkeys(tps, e)
-        for error in failed.values():
-            _passing(error)
-        sent: list[tuple[list[TopicPartition], Pending]] = []
-        for node, group in groups.items():
-            try:
-                sent.append((group, self._cluster.connection_to(node).submit(build(group))))
-            except KdirectError as e:
-                _passing(e)
-                failed.update(dict.fromkeys(group, e))
-        for group, pending in sent:
-            try:
-                response = pending.result()
-            except KdirectError as e:
-                _passing(e)
-                failed.update(dict.fromkeys(group, e))
-                continue
-            asked = set(group)
-            for topic, p in ((t.name, p) for t in response.topics for p in t.partitions):
-                tp = TopicPartition(topic, p.partition_index)
-                if tp in asked and p.error_code == ErrorCode.NONE:
-                    out[tp] = read(p)
-                elif tp in asked:
-                    failed[tp] = error = read_error(p.error_code, f"{doing} {tp}")
-                    passes = protocol.error_kind(p.error_code).retriable
-                    if not passes or isinstance(error, CorruptLogError):
-                        raise error
-        return failed
-
     def _count(self, name: str) -> int:
         return len(self._cluster.topic(name, refresh=True).partitions)
 
@@ -665,19 +593,6 @@ def _only(results: Iterable[Any], field: str, name: str, response: Any) -> Any:
         f"the broker's {type(response).__name__} does not mention {name!r}",
         hint="see the broker's log",
     )
-
-
-def _passing(error: KdirectError) -> None:
-    """Raise `error` unless it may pass."""
-    if not error.retriable:
-        raise error
-
-
-def _by_topic(tps: Iterable[TopicPartition]) -> dict[str, list[TopicPartition]]:
-    out: dict[str, list[TopicPartition]] = {}
-    for tp in tps:
-        out.setdefault(tp.topic, []).append(tp)
-    return out
 
 
 def _resource(topic: str | None, broker: int | None) -> tuple[int, str, str]:

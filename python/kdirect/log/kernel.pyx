@@ -3,14 +3,12 @@
 
 Law of the room: a kernel belongs to one partition.  It is compiled, holds no GIL, does no I/O, asks
 no clock and allocates only to grow its tables.  TCP produce (`c_append`), RDMA produce
-(`c_commit_next`) and copies of another log (`stamped`) pass
-through the same checks and the same index, under one mutex.
+(`c_commit_next`) and copies of another log (`stamped`) pass the same checks, under one mutex.
 
 Owns: the tail of the head segment, log end offset, high watermark, last stable offset, log start
 offset and leader epoch of the partition; the producer table (idempotence); the list of metadata
 slots (`kdirect.log.slots`); the index entries of the head.  Does not own: files and mappings
-(`kdirect.log.segment` gives it addresses with `install_head` and takes them back with `seal`), and
-who may write (`kdirect.broker.access`).
+(`kdirect.log.segment` lends addresses with `install_head` until `seal`), and who may write.
 
 Invariants, true whenever the mutex is free:
 
@@ -33,8 +31,7 @@ Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one 
 serve them all.
 
 With `hold_high_watermark`, commits do not move the marks; `advance_high_watermark` does, when the
-partition's `AckGate` says so (the bytes are on disk, or, later, on the followers).  A head may be
-sealed, and the next one written, meanwhile.
+partition's `AckGate` says so.  A head may be sealed, and the next one written, meanwhile.
 
 Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
 stay mapped until `seal` has returned; slots until they are detached, got their last update or were
