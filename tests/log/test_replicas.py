@@ -1,5 +1,5 @@
-"""What a replica does with its log: who has confirmed what, high watermarks that are loaded, and the
-leader epochs by which two logs find where they part."""
+"""What a replica does with its log: who has confirmed what, high watermarks that are loaded, and
+the leader epochs by which two logs find where they part."""
 
 from __future__ import annotations
 
