@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -139,17 +140,19 @@ def test_single_process_rows_are_pinned(broken_bench: Path, tmp_path: Path) -> N
 COMPARE = """
 import json, sys
 import compare
-before, after = json.loads(sys.argv[1])
+def figure(value, settings):
+    unit = settings.pop("unit", "us")
+    return {"row": "r", "unit": unit, "value": value, "settings": settings}
 def wrap(rounds):
-    figure = {"row": "r", "unit": "us"}
-    return [[{**figure, "value": v, "settings": {"size": 4, "commit": "x", **more}}
-             for v, more in one] for one in rounds]
+    given = {"size": 4, "commit": "x"}
+    return [[figure(value, {**given, **more}) for value, more in one] for one in rounds]
+before, after = json.loads(sys.argv[1])
 found = compare.compare("r", wrap(before), wrap(after))
-print(json.dumps([[f["change"], f["settings"], compare.is_worse(f, 5)] for f in found]))
+print(json.dumps([{**f, "worse": compare.is_worse(f, 5)} for f in found]))
 """
 
 
-def compared(before: list[list[object]], after: list[list[object]]) -> list[list[object]]:
+def compared(before: list[list[list[Any]]], after: list[list[list[Any]]]) -> list[dict[str, Any]]:
     run = subprocess.run(
         [sys.executable, "-c", COMPARE, json.dumps([before, after])],
         capture_output=True, text=True, check=True,
@@ -158,17 +161,108 @@ def compared(before: list[list[object]], after: list[list[object]]) -> list[list
     return list(json.loads(run.stdout))
 
 
-def test_a_comparison_knows_figures_by_their_place_and_what_is_better() -> None:
+def test_a_comparison_knows_figures_by_their_parameters_and_what_is_better() -> None:
     less = {"lower_is_better": True}
     before = [[[10, less], [100, {}]], [[11, less], [110, {}]], [[12, less], [105, {}]]]
-    after = [[[22, less], [210, {}]], [[20, less], [200, {}]], [[24, less], [220, {}]]]
-    assert compared(before, after) == [[0.5, {"size": 4, **less}, True], [2.0, {"size": 4}, False]]
+    after = [[[210, {}], [22, less]], [[200, {}], [20, less]], [[220, {}], [24, less]]]
+    found = {bool(f["settings"].get("lower_is_better")): f for f in compared(before, after)}
+    assert (found[True]["change"], found[True]["worse"]) == (0.5, True)
+    assert found[True]["settings"] == {"size": 4, **less}
+    assert (found[False]["change"], found[False]["worse"]) == (2.0, False)
+    assert found[False]["settings"] == {"size": 4}
+
+
+def test_figures_that_say_the_same_are_known_by_their_order() -> None:
+    rounds = [[[10, {}], [100, {}]]]
+    assert [f["change"] for f in compared(rounds, [[[20, {}], [300, {}]]])] == [2.0, 3.0]
+
+
+def test_what_a_run_finds_out_is_kept_and_makes_no_other_figure() -> None:
+    before = [[[10, {"p99_us": 1.5, "samples": 7}]], [[10, {"p99_us": 2.5, "samples": 8}]]]
+    after = [[[10, {"p99_us": 3.5, "samples": 9}]], [[10, {"p99_us": 4.5, "samples": 9}]]]
+    [figure] = compared(before, after)
+    assert (figure["change"], figure["settings"]) == (1.0, {"size": 4})
+    assert figure["also"] == {
+        "p99_us": {"before": [1.5, 2.5], "after": [3.5, 4.5]},
+        "samples": {"before": [7, 8], "after": [9, 9]},
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({"size": 4}, {"size": 8}, "size is 4 there, 8 here"),
+        ({"unit": "ms"}, {"unit": "us"}, "unit is ms there, us here"),
+        ({"how": "one poll"}, {"how": "two polls"}, "how is one poll there, two polls here"),
+        ({}, {"lower_is_better": True}, "lower_is_better is missing there, True here"),
+    ],
+)
+def test_a_figure_that_is_defined_otherwise_is_not_compared(
+    before: dict[str, object], after: dict[str, object], told: str
+) -> None:
+    found = compared([[[10, before]]] * 2, [[[10, after]]] * 2)
+    assert [f["change"] for f in found] == [None, None]
+    assert found[0]["why"] == f"the other checkout has no such figure: {told}"
 
 
 def test_values_that_overlap_are_not_worse_and_what_is_missing_is_told() -> None:
-    assert compared([[[10, {}]], [[10, {}]]], [[[5, {}]], [[12, {}]]])[0][2] is False
-    assert compared([[[10, {}]], [[10, {}]]], [[[5, {}]], []])[0][0] is None
-    assert compared([[]], [[]]) == [[None, {}, False]]
+    assert compared([[[10, {}]], [[10, {}]]], [[[5, {}]], [[12, {}]]])[0]["worse"] is False
+    [figure] = compared([[[10, {}]], [[10, {}]]], [[[5, {}]], []])
+    assert figure["change"] is None
+    assert figure["why"] == "the row failed in 1 of 2 rounds of this checkout"
+    assert (figure["before"], figure["after"]) == ([10, 10], [5])
+    [figure] = compared([[]], [[]])
+    assert (figure["change"], figure["settings"], figure["worse"]) == (None, {}, False)
+    assert "the row failed in 1 of 1 rounds of the other checkout" in figure["why"]
+
+
+@pytest.fixture
+def two_checkouts(tmp_path: Path) -> tuple[Path, Path]:
+    """Two checkouts with an environment each, whose rows reach into what only their own has."""
+    roots = tmp_path / "old", tmp_path / "new"
+    for root, value in zip(roots, (4.0, 2.0), strict=True):
+        (root / ".venv/bin").mkdir(parents=True)
+        (root / ".venv/bin/python").symlink_to(sys.executable)
+        (root / "bench").mkdir()
+        for name in ("run.py", "compare.py"):
+            (root / "bench" / name).write_text((ROOT / "bench" / name).read_text())
+        (root / f"bench/inside_{root.name}.py").write_text(f"VALUE = {value}\n")
+        (root / "bench/rows_direct.py").write_text(
+            "import os\n"
+            "def slot_poll(seconds, quick):\n"
+            f"    import inside_{root.name} as inside\n"
+            "    return [{'value': inside.VALUE, 'unit': 'us', 'settings': {\n"
+            "        'lower_is_better': True, 'took_s': 1.0, 'same': True}}]\n"
+            "def produce_rtt(seconds, quick):\n"
+            f"    'A text, which is no part of what is measured: {root.name}.'\n"
+            "    return [{'value': 7, 'unit': os.environ['PYSPARK_PYTHON']}]\n"
+        )
+    run = roots[0] / "bench/run.py"
+    run.write_text(run.read_text().replace('"quiet",', '"quiet-before",'))
+    return roots
+
+
+def test_each_checkout_runs_its_own_rows(two_checkouts: tuple[Path, Path], tmp_path: Path) -> None:
+    old, new = two_checkouts
+    command = [str(new / ".venv/bin/python"), str(new / "bench/compare.py"), "--before", str(old)]
+    command += ["--rows", "slot-poll quiet-before quiet produce-rtt", "--rounds", "2"]
+    command += ["--json", str(tmp_path / "out.json")]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert run.returncode == 1, run.stderr
+    poll, before_only, after_only, *rtt = json.loads((tmp_path / "out.json").read_text())
+    assert (poll["row"], poll["change"], poll["why"]) == ("slot-poll", 2.0, None)
+    assert (poll["before"], poll["after"]) == ([4.0, 4.0], [2.0, 2.0])
+    assert poll["median"] == {"before": 4.0, "after": 2.0}
+    assert poll["also"] == {"took_s": {"before": [1.0, 1.0], "after": [1.0, 1.0]}}
+    # A function whose text alone differs is the same; one whose code differs is named.
+    assert poll["differing_code"] == ["slot_poll"]
+    assert "the checkouts differ in rows_direct.py: slot_poll\n" in run.stdout
+    assert before_only["why"] == "this checkout has no such row"
+    assert after_only["why"] == "the other checkout has no such row"
+    assert "quiet was not compared: the other checkout has no such row" in run.stdout
+    # What starts Python by name, as Spark does, starts each checkout's own.
+    assert {e["unit"] for e in rtt} == {str(root / ".venv/bin/python") for root in (old, new)}
+    assert f"unit is {old}/.venv/bin/python there" in rtt[0]["why"]
 
 
 def test_a_comparison_needs_another_checkout_that_is_installed(tmp_path: Path) -> None:
