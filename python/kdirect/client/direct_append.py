@@ -322,7 +322,8 @@ class DirectAppender:
     @property
     def in_flight(self) -> int:
         """Records not acknowledged."""
-        return int(self.writer.records_in_flight)
+        records: int = self.writer.records_in_flight
+        return records
 
     @property
     def last_offset(self) -> int:

@@ -312,7 +312,9 @@ class ProduceDriver:
 
     def _wait_answered(self, p: WrittenPartition, deadline: float) -> bool:
         while p.in_flight:
-            if not self._wait_some(p, deadline) and self._monotonic() >= deadline:
+            if self._wait_some(p, deadline):
+                return True
+            if self._monotonic() >= deadline:
                 return False
         return True
 

@@ -28,8 +28,8 @@ class WrittenPartition:
     @property
     def in_flight(self) -> int:
         """Records not answered."""
-        backlog = self.writer.backlog_records if self.writer.backlog else 0
-        return backlog + self.appender.in_flight if self.appender is not None else backlog
+        sent = self.appender.in_flight if self.appender is not None else 0
+        return sent + self.writer.backlog_records if self.writer.backlog else sent
 
     @property
     def path(self) -> str:
