@@ -354,15 +354,21 @@ def build(cls: Any, **fields: Any) -> Any:
     return message
 
 
+# No value of these is a struct, or an array of structs.
+PLAIN = frozenset({int, str, bytes, bool, float, type(None)})
+
+
 def _fill(target: Any, schema: Any, values: dict[str, Any]) -> None:
     known = schema.fields
     for name, value in values.items():
         f = known.get(name)
         if f is None:
             raise AttributeError(f"{schema._name} has no field {name}")
-        if value is not None and f.is_struct_array():
+        if value.__class__ in PLAIN:  # most are, and a broker builds thousands for one answer
+            pass
+        elif f.is_struct_array():
             value = [_nested(f.array_of, item) for item in value]
-        elif value is not None and f.is_struct():
+        elif f.is_struct():
             value = _nested(f, value)
         setattr(target, name, value)
 

@@ -343,6 +343,7 @@ class Cluster:
         topics: dict[str, TopicMetadata | KdirectError] = {}
         found: dict[Node, list[TopicPartition]] = {}
         failed: dict[TopicPartition, KdirectError] = {}
+        latest, those = None, []  # a Node's hash is costly, and most partitions follow their like
         for tp in tps:
             try:
                 topic = topics.get(tp.topic)
@@ -351,8 +352,12 @@ class Cluster:
                 if isinstance(topic, KdirectError):
                     # A copy, for a consumer notes on it which partition it concerns.
                     failed[tp] = copy.copy(topic)
-                else:
-                    found.setdefault(self._leader_in(topic, tp), []).append(tp)
+                    continue
+                node = state.nodes.get(topic.partition(tp.partition).leader)
+                if node is None or node is not latest:
+                    latest = self._leader_in(topic, tp)
+                    those = found.setdefault(latest, [])
+                those.append(tp)
             except (UnknownTopicError, BrokerError) as e:
                 failed[tp] = e
                 topics.setdefault(tp.topic, e)

@@ -44,6 +44,9 @@ class TopicMetadata:
 
     def partition(self, number: int) -> PartitionMetadata:
         """UnknownTopicError names the partitions there are."""
+        # A topic has all its partitions, from 0 on, unless some of them could not be told.
+        if 0 <= number < len(self.partitions) and self.partitions[number].partition == number:
+            return self.partitions[number]
         at = bisect_left(self.partitions, number, key=_number)
         if at < len(self.partitions) and self.partitions[at].partition == number:
             return self.partitions[at]
