@@ -343,15 +343,6 @@ class ProduceDriver:
                 self.expire(tp)
         self.raise_errors()
 
-    def finish(self, tp: TopicPartition) -> int:
-        """Wait for the answers of one partition, as `flush` does; the base offset of its last
-        request."""
-        p = self._partitions.get(tp)
-        if p is not None and not self._wait_answered(p, self._monotonic() + self.timeout_ms / 1000):
-            self.expire(tp)
-        self.raise_errors()
-        return p.appender.last_offset if p is not None and p.appender is not None else -1
-
     def expire(self, tp: TopicPartition) -> None:
         """Give up what is not answered of `tp`; it may have been committed all the same."""
         p = self._partitions.get(tp)
