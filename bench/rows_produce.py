@@ -444,17 +444,17 @@ def produce_notify(seconds: float, quick: bool) -> list[Row]:
 def _latency(producer: Any, topic: str, data: bytes, seconds: float) -> list[float]:
     """One request at a time, from the call to its answer."""
     tp = _tp(topic)
-    send, finish = producer._driver.send, producer._driver.finish
+    send, flush = producer._driver.send, producer._driver.flush
     clock = time.perf_counter_ns
     samples: list[float] = []
     for _ in range(5):
         send(tp, data, 1)
-        finish(tp)
+        flush()
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
         begin = clock()
         send(tp, data, 1)
-        finish(tp)
+        flush()
         samples.append((clock() - begin) / 1000)
     return samples
 
