@@ -24,7 +24,7 @@ from typing import Any
 from actors import Actor
 from connections import Control, SimConnection
 from environments import SimEnvironment
-from sim_broker import SimBroker
+from sim_broker import SimBroker, end_log
 
 from kdirect.format.codec import decode_records
 from kdirect.log.config import LogConfig
@@ -299,7 +299,7 @@ class Simulation:
             self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}"
         )
         self.network.kill(old.engine.device)
-        logs.close(clean=False)
+        end_log(logs)
         self._open()
         for actor in self.actors:
             for control in actor.controls:
@@ -318,7 +318,7 @@ class Simulation:
                 actor.resume()
             actor.join()
         self.access.loop.dead = True
-        self.logs.close(clean=False)
+        end_log(self.logs)
 
     def check_tail(self) -> None:
         """Nothing is left in the head file past the last committed byte, once nobody writes it."""

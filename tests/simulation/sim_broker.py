@@ -169,3 +169,14 @@ class SimBroker(AccessManager):
             start_engine=self.loop.start_engine,
         )
         self.engine = self._engines["sim"] = self.open_engine("sim")
+
+
+def end_log(logs: LogManager) -> None:
+    """Close a log as a crash leaves it.  What clients were granted is given back, as a process's
+    descriptors are when it ends: here they would be left to all tests that follow."""
+    partitions = list(logs.partitions.values())
+    logs.close(clean=False)
+    for partition in partitions:
+        for segment in partition.segments:
+            while segment.references > 0:
+                segment.release()
