@@ -24,7 +24,7 @@ from typing import Any
 from actors import Actor
 from connections import Control, SimConnection
 from environments import SimEnvironment
-from sim_broker import SimBroker, end_log
+from sim_broker import SimBroker, give_back
 
 from kdirect.format.codec import decode_records
 from kdirect.log.config import LogConfig
@@ -149,6 +149,7 @@ class Simulation:
         self._baton = threading.Semaphore(0)
         self._directory = directory
         self._lives = 0
+        self._closed_logs: list[LogManager] = []
         self._config = LogConfig(segment_bytes=segment_bytes)
         self._properties = BROKER.resolve(
             {
@@ -299,7 +300,8 @@ class Simulation:
             self._directory / f"log{self._lives}", self._directory / f"log{self._lives + 1}"
         )
         self.network.kill(old.engine.device)
-        end_log(logs)
+        logs.close(clean=False)
+        self._closed_logs.append(logs)
         self._open()
         for actor in self.actors:
             for control in actor.controls:
@@ -318,7 +320,8 @@ class Simulation:
                 actor.resume()
             actor.join()
         self.access.loop.dead = True
-        end_log(self.logs)
+        self.logs.close(clean=False)
+        give_back([*self._closed_logs, self.logs])
 
     def check_tail(self) -> None:
         """Nothing is left in the head file past the last committed byte, once nobody writes it."""

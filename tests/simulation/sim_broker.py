@@ -8,7 +8,7 @@ for its own RNIC.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from environments import SimEnvironment
@@ -171,12 +171,12 @@ class SimBroker(AccessManager):
         self.engine = self._engines["sim"] = self.open_engine("sim")
 
 
-def end_log(logs: LogManager) -> None:
-    """Close a log as a crash leaves it.  What clients were granted is given back, as a process's
-    descriptors are when it ends: here they would be left to all tests that follow."""
-    partitions = list(logs.partitions.values())
-    logs.close(clean=False)
-    for partition in partitions:
-        for segment in partition.segments:
-            while segment.references > 0:
-                segment.release()
+def give_back(logs: Iterable[LogManager]) -> None:
+    """Give back what was granted of closed logs, as the end of a process gives back its
+    descriptors: here they would be left to all tests that follow.  Only once the network is at
+    rest, for it may still READ what was granted before."""
+    for log in logs:
+        for partition in log.partitions.values():
+            for segment in partition.segments:
+                while segment.references > 0:
+                    segment.release()
