@@ -206,7 +206,8 @@ def test_metadata_is_asked_for_once_and_again_when_forgotten_or_old(behind, prox
         c.leader(tp)
     assert proxy.requests.count(METADATA) == 1
     c.forget(name)
-    assert set(map(len, c.by_leader(tps).values())) == {4}
+    leaders, failed = c.leaders(tps)
+    assert (set(map(len, leaders.values())), failed) == ({4}, {})
     assert proxy.requests.count(METADATA) == 2
     c.partitions(name, refresh=True)
     assert proxy.requests.count(METADATA) == 3
@@ -381,8 +382,8 @@ def test_leaders_on_three_brokers(three_brokers):
     assert producer.flush(10) == 0
     with Cluster({"bootstrap.servers": three_brokers[1]}) as c:
         assert c.topics() == {f"t{topic}": 4 for topic in range(8)} and len(c.nodes) == 3
-        leaders = c.by_leader(tps)
-        assert len(leaders) > 1
+        leaders, failed = c.leaders(tps)
+        assert len(leaders) > 1 and not failed
         for node, group in leaders.items():
             for tp in group:
                 assert c.connection_for(tp).peer == f"{node.host}:{node.port}"

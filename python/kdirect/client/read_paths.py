@@ -305,11 +305,8 @@ class DirectPaths:
 
     def statistics(self) -> dict[str, int]:
         """The sums of `DirectFetcher.statistics`; nothing where no fetcher is open."""
-        fetchers = list(self._fetchers.values())
-        if len(fetchers) == 1:  # a reader's: each small range is accounted twice
-            return fetchers[0].statistics()
         out: dict[str, int] = {}
-        for fetcher in fetchers:
+        for fetcher in self._fetchers.values():
             for name, value in fetcher.statistics().items():
                 out[name] = out.get(name, 0) + value
         return out

@@ -315,14 +315,6 @@ class Cluster:
             )
         return node
 
-    def by_leader(self, tps: Iterable[TopicPartition]) -> dict[Node, list[TopicPartition]]:
-        """`tps` grouped by leader, with one metadata request for all topics that are not known
-        yet.  Raises as `leader` does."""
-        found, failed = self.leaders(tps)
-        for error in failed.values():
-            raise error
-        return found
-
     def leaders(
         self, tps: Iterable[TopicPartition]
     ) -> tuple[dict[Node, list[TopicPartition]], dict[TopicPartition, KdirectError]]:
