@@ -1,0 +1,158 @@
+"""The tree of a metadata store as a plain value: what `local` and `sim` keep in memory.
+
+Law: pure.  It decides whether operations may be carried out together, carries them out, and says
+which watches that concerns.  No clock, no thread, no file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kdirect.store.contract import (
+    ANY_VERSION,
+    Check,
+    Committed,
+    Conflict,
+    Create,
+    Delete,
+    Node,
+    Operation,
+    Reason,
+    parent_of,
+    too_large,
+)
+
+NOBODY = 0  # the owner of a node that no session's end removes
+
+
+@dataclass(slots=True)
+class _Entry:
+    value: bytes
+    version: int
+    created: int
+    owner: int
+    children: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """What a commit changed: paths whose value changed, came to be or went, and paths whose
+    children did."""
+
+    values: frozenset[str]
+    parents: frozenset[str]
+
+
+UNTOUCHED = Touched(frozenset(), frozenset())
+
+
+class Tree:
+    """Nodes by path.  The root is the empty path; it always exists and has no value."""
+
+    def __init__(self) -> None:
+        self._entries = {"": _Entry(b"", 0, 0, NOBODY)}
+        self.changes = 0  # commits that happened
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def get(self, path: str, session: int = NOBODY) -> Node | None:
+        entry = self._entries.get(path)
+        if entry is None:
+            return None
+        owned = entry.owner != NOBODY and entry.owner == session
+        return Node(entry.value, entry.version, entry.created, owned)
+
+    def children(self, path: str) -> tuple[str, ...] | None:
+        entry = self._entries.get(path)
+        return None if entry is None else tuple(sorted(entry.children))
+
+    def owned_by(self, session: int) -> list[str]:
+        """Ephemeral nodes of a session."""
+        return sorted(path for path, entry in self._entries.items() if entry.owner == session)
+
+    def walk(self) -> Iterator[tuple[str, Node]]:
+        """All nodes, parents first."""
+        for path in sorted(self._entries):
+            node = self.get(path)
+            if path and node is not None:
+                yield path, node
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def commit(
+        self, operations: Sequence[Operation], session: int = NOBODY
+    ) -> tuple[Committed | Conflict, Touched]:
+        """Carry out all operations for a session, or none."""
+        refused = too_large(operations)
+        if refused is not None:
+            return refused, UNTOUCHED
+        undo: list[tuple[str, _Entry | None]] = []
+        versions: list[int] = []
+        values: set[str] = set()
+        parents: set[str] = set()
+        for index, operation in enumerate(operations):
+            reason = self._refuses(operation)
+            if reason is not None:
+                self._restore(undo)
+                return Conflict(index, reason, operation.path), UNTOUCHED
+            if not isinstance(operation, Check):
+                values.add(operation.path)
+            if isinstance(operation, Create | Delete):
+                parents.add(parent_of(operation.path))
+            versions.append(self._carry_out(operation, session, undo))
+        self.changes += 1
+        return Committed(tuple(versions)), Touched(frozenset(values), frozenset(parents))
+
+    def _refuses(self, operation: Operation) -> Reason | None:
+        entry = self._entries.get(operation.path)
+        if isinstance(operation, Create):
+            parent = self._entries.get(parent_of(operation.path))
+            if parent is None:
+                return Reason.MISSING
+            if parent.owner != NOBODY:
+                return Reason.EPHEMERAL_PARENT
+            return Reason.EXISTS if entry is not None else None
+        if entry is None:
+            return Reason.MISSING
+        if operation.version not in (ANY_VERSION, entry.version):
+            return Reason.VERSION
+        if isinstance(operation, Delete) and entry.children:
+            return Reason.NOT_EMPTY
+        return None
+
+    def _carry_out(
+        self, operation: Operation, session: int, undo: list[tuple[str, _Entry | None]]
+    ) -> int:
+        path = operation.path
+        entry = self._entries.get(path)
+        if isinstance(operation, Check):
+            return operation.version
+        undo.append((path, entry))
+        if isinstance(operation, Create):
+            owner = session if operation.ephemeral else NOBODY
+            self._entries[path] = _Entry(operation.value, 0, self.changes + 1, owner)
+            self._entries[parent_of(path)].children.add(path.rpartition("/")[2])
+            return 0
+        assert entry is not None
+        if isinstance(operation, Delete):
+            del self._entries[path]
+            self._entries[parent_of(path)].children.discard(path.rpartition("/")[2])
+            return -1
+        self._entries[path] = _Entry(
+            operation.value, entry.version + 1, entry.created, entry.owner, entry.children
+        )
+        return entry.version + 1
+
+    def _restore(self, undo: Iterable[tuple[str, _Entry | None]]) -> None:
+        for path, entry in reversed(list(undo)):
+            name = path.rpartition("/")[2]
+            parent = self._entries.get(parent_of(path))
+            if entry is None:
+                del self._entries[path]
+                if parent is not None:
+                    parent.children.discard(name)
+            else:
+                self._entries[path] = entry
+                if parent is not None:
+                    parent.children.add(name)

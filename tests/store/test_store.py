@@ -1,0 +1,190 @@
+"""What `kdirect.store.contract` promises, of each store."""
+
+from __future__ import annotations
+
+import pytest
+
+from kdirect.store.contract import (
+    Changed,
+    Check,
+    Children,
+    Committed,
+    Conflict,
+    Create,
+    Delete,
+    Found,
+    Reason,
+    Replace,
+    SessionState,
+    Unknown,
+)
+from tests.store.conftest import Bench
+
+CONNECTED, SUSPENDED, EXPIRED, CLOSED = SessionState
+
+
+def test_a_node_is_created_replaced_and_deleted(bench: Bench) -> None:
+    store = bench.open()
+    assert store.read("/a") == Found((None,))
+    assert store.commit(Create("/a", b"one")) == Committed((0,))
+    (node,) = store.read("/a").nodes
+    assert (node.value, node.version, node.owned) == (b"one", 0, False)
+    assert store.commit(Replace("/a", b"two", 0)) == Committed((1,))
+    assert store.commit(Replace("/a", b"three")) == Committed((2,))
+    (after,) = store.read("/a").nodes
+    assert (after.value, after.version, after.created) == (b"three", 2, node.created)
+    assert store.commit(Delete("/a", 2)) == Committed((-1,))
+    assert store.read("/a") == Found((None,))
+    store.commit(Create("/a"))
+    (again,) = store.read("/a").nodes
+    assert (again.value, again.version) == (b"", 0)
+    assert again.created > node.created
+
+
+def test_children_are_named_in_order(bench: Bench) -> None:
+    store = bench.open()
+    store.commit(Create("/a"), Create("/a/z"), Create("/a/b"), Create("/a/b/c"))
+    assert store.children("/a", "/a/b", "/a/z", "/none") == Children((("b", "z"), ("c",), (), None))
+
+
+@pytest.mark.parametrize(
+    ("operation", "reason"),
+    [
+        (Create("/a"), Reason.EXISTS),
+        (Create("/none/a"), Reason.MISSING),
+        (Create("/mine/a"), Reason.EPHEMERAL_PARENT),
+        (Replace("/a", b"", 7), Reason.VERSION),
+        (Replace("/none", b""), Reason.MISSING),
+        (Delete("/a", 7), Reason.VERSION),
+        (Delete("/none"), Reason.MISSING),
+        (Delete("/a"), Reason.NOT_EMPTY),
+        (Check("/a", 7), Reason.VERSION),
+        (Check("/none"), Reason.MISSING),
+        (Create("/large", bytes(1_000_001)), Reason.REFUSED),
+    ],
+    ids=lambda x: x.name.lower() if isinstance(x, Reason) else type(x).__name__,
+)
+def test_a_commit_happens_whole_or_not_at_all(bench: Bench, operation, reason) -> None:
+    store = bench.open()
+    store.commit(Create("/a", b"one"), Create("/a/b"), Create("/mine", ephemeral=True))
+    answer = store.commit(
+        Replace("/a", b"two"), Create("/new"), Create("/new/child"), Delete("/a/b"), Create("/a/b"),
+        operation,
+    )  # fmt: skip
+    assert isinstance(answer, Conflict)
+    assert (answer.index, answer.reason) == (5, reason)
+    found = store.read("/a", "/new", "/a/b").nodes
+    assert (found[0].value, found[0].version, found[1], found[2].version) == (b"one", 0, None, 0)
+
+
+def test_operations_of_one_commit_see_those_before(bench: Bench) -> None:
+    store = bench.open()
+    answer = store.commit(
+        Create("/a"), Create("/a/b", b"1"), Replace("/a/b", b"2", 0), Check("/a/b", 1),
+        Delete("/a/b", 1), Check("/a", 0),
+    )  # fmt: skip
+    assert answer == Committed((0, 0, 1, 1, -1, 0))
+    assert store.children("/a") == Children(((),))
+
+
+def test_one_of_two_who_replace_a_version_loses(bench: Bench) -> None:
+    one, two = bench.open(), bench.open()
+    one.commit(Create("/a"))
+    assert one.commit(Replace("/a", b"one", 0)) == Committed((1,))
+    lost = two.commit(Replace("/a", b"two", 0))
+    assert isinstance(lost, Conflict)
+    assert lost.reason is Reason.VERSION
+    # A session sees what it lost against, at the latest when it asks again after its own commit.
+    two.commit(Create("/b"))
+    assert two.read("/a").nodes[0].value == b"one"
+
+
+def test_an_ephemeral_node_goes_with_its_session(bench: Bench) -> None:
+    one, two = bench.open(), bench.open()
+    one.commit(Create("/ids"), Create("/ids/1", b"x", ephemeral=True))
+    assert one.read("/ids/1").nodes[0].owned
+    two.commit(Create("/seen"))
+    assert not two.read("/ids/1").nodes[0].owned
+    assert two.children("/ids", watch=True) == Children((("1",),))
+    one.store.close()
+    two.wait_for(lambda s: "/ids" in s.changed())
+    assert two.children("/ids") == Children(((),))
+    assert one.states == [CONNECTED, CLOSED]
+
+
+def test_a_watch_tells_once_of_each_kind_of_change(bench: Bench) -> None:
+    one, two = bench.open(), bench.open()
+    for operation in (Create("/w", b"1"), Replace("/w", b"2"), Delete("/w")):
+        two.events.clear()
+        two.read("/w", watch=True)
+        one.commit(operation)
+        two.wait_for(lambda s: s.changed())
+        assert set(two.changed()) == {"/w"}
+    one.commit(Create("/w"))
+    two.commit(Create("/other"))
+    assert len(two.changed()) == 1, "a watch that has told tells nothing more"
+
+
+def test_children_are_watched_also_before_their_parent_is_there(bench: Bench) -> None:
+    one, two = bench.open(), bench.open()
+    assert two.children("/p", watch=True) == Children((None,))
+    one.commit(Create("/p"))
+    two.wait_for(lambda s: "/p" in s.changed())
+    two.events.clear()
+    two.children("/p", watch=True)
+    one.commit(Create("/p/c"))
+    two.wait_for(lambda s: "/p" in s.changed())
+    assert two.children("/p") == Children((("c",),))
+
+
+def test_a_session_that_expired_says_so_and_asks_nothing_more(bench: Bench) -> None:
+    one, two = bench.open(), bench.open()
+    one.commit(Create("/mine", ephemeral=True))
+    two.commit(Create("/seen"))
+    two.read("/mine", watch=True)
+    bench.lose_session(one)
+    one.wait_for(lambda s: EXPIRED in s.states)
+    two.wait_for(lambda s: "/mine" in s.changed())
+    assert two.read("/mine") == Found((None,))
+    assert one.commit(Create("/x")) == Unknown(ended=True)
+    assert one.read("/x") == Unknown(ended=True)
+    assert one.states[-1] is EXPIRED
+    assert two.read("/x") == Found((None,))
+
+
+def test_a_session_outlives_the_servers_restart(bench: Bench) -> None:
+    store = bench.open()
+    store.commit(Create("/a", b"kept"), Create("/mine", b"", ephemeral=True))
+    store.read("/a", watch=True)
+    bench.go_away()
+    store.wait_for(lambda s: s.states[-1] is SUSPENDED)
+    assert store.commit(Replace("/a", b"never")) == Unknown()
+    assert store.read("/a") == Unknown()
+    bench.come_back()
+    store.wait_for(lambda s: s.states[-1] is CONNECTED)
+    assert store.states == [CONNECTED, SUSPENDED, CONNECTED]
+    kept, mine = store.read("/a", "/mine").nodes
+    assert kept.value == b"kept"
+    assert mine.owned
+    assert Changed("/a") not in store.events
+
+
+def test_answers_come_in_the_order_of_requests(bench: Bench) -> None:
+    session = bench.open()
+    session.commit(Create("/n", b"0"))
+    came: list[object] = []
+    for number in range(1, 40):
+        session.store.commit([Replace("/n", b"%d" % number)], came.append)
+        session.store.read(["/n"], came.append)
+    session.children("/n")
+    assert [x.versions[0] for x in came[::2]] == list(range(1, 40))
+    assert [int(x.nodes[0].value) for x in came[1::2]] == list(range(1, 40))
+
+
+def test_a_mistake_of_the_caller_is_told_at_once(bench: Bench) -> None:
+    store = bench.open().store
+    for path in ("", "/", "a", "/a/", "//a", "/a/../b", "/a\n"):
+        with pytest.raises(ValueError, match="no path"):
+            store.read([path], lambda answer: None)
+    with pytest.raises(ValueError, match="without operations"):
+        store.commit([], lambda answer: None)
