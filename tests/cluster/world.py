@@ -241,8 +241,9 @@ def _leader_moves(world: World, broker: int, role: Leading) -> Iterator[tuple[st
         asking = world.replicas[asker].asking
         if asking is not None and asking[0] == broker:
             found, end = epoch_end(replica.log, asking[2])
-            answer = following_rules.EpochEnd(epoch, asking[2], found, end)
-            yield f"{broker} answers {asker}", _follow(world, asker, answer)
+            answer = (asker, epoch, asking[2], found, end)
+            if answer not in world.answers:
+                yield f"{broker} answers {answer}", world._replace(answers=world.answers | {answer})
 
 
 def epoch_end(log: Log, asked: int) -> tuple[int, int]:
@@ -289,6 +290,13 @@ def _replica_moves(world: World, broker: int) -> Iterator[tuple[str, World]]:
 
 
 def _network_moves(world: World) -> Iterator[tuple[str, World]]:
+    for answer in world.answers:
+        asker, leader_epoch, asked, found, end = answer
+        left = world._replace(answers=world.answers - {answer})
+        if isinstance(world.replicas[asker].role, Following):
+            event = following_rules.EpochEnd(leader_epoch, asked, found, end)
+            left = _follow(left, asker, event)
+        yield f"{asker} is answered {answer}", left
     first: set[tuple[int, int]] = set()
     for number, write in enumerate(world.writes):
         pair = (write.leader, write.to)
