@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+from typing import Any
+
 import pytest
 
 from kdirect.store.contract import (
@@ -19,6 +22,7 @@ from kdirect.store.contract import (
     Unknown,
 )
 from tests.store.conftest import Bench
+from tests.store.model import PATHS, Model, as_pair, random_commit
 
 CONNECTED, SUSPENDED, EXPIRED, CLOSED = SessionState
 
@@ -172,7 +176,7 @@ def test_a_session_outlives_the_servers_restart(bench: Bench) -> None:
 def test_answers_come_in_the_order_of_requests(bench: Bench) -> None:
     session = bench.open()
     session.commit(Create("/n", b"0"))
-    came: list[object] = []
+    came: list[Any] = []
     for number in range(1, 40):
         session.store.commit([Replace("/n", b"%d" % number)], came.append)
         session.store.read(["/n"], came.append)
@@ -188,3 +192,86 @@ def test_a_mistake_of_the_caller_is_told_at_once(bench: Bench) -> None:
             store.read([path], lambda answer: None)
     with pytest.raises(ValueError, match="without operations"):
         store.commit([], lambda answer: None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_random_commits_are_answered_as_by_a_model(bench: Bench, seed: int) -> None:
+    session, model, chance = bench.open(), Model(), random.Random(seed)
+    happened = 0
+    for number in range(300):
+        operations = random_commit(chance, model)
+        answer = session.commit(*operations)
+        assert as_pair(answer) == model.commit(operations), (number, operations)
+        happened += isinstance(answer, Committed)
+        if number % 20 == 19:
+            found = [node and (node.value, node.version, node.owned)
+                     for node in session.read(*PATHS).nodes]  # fmt: skip
+            assert found == [model.nodes.get(path) for path in PATHS]
+            names = session.children(*PATHS).names
+            assert names == tuple(model.children(path) for path in PATHS)
+    assert 50 < happened < 250
+
+
+def test_a_refusal_waits_for_the_answers_before_it(bench: Bench) -> None:
+    session = bench.open()
+    session.commit(Create("/n"))
+    came: list[object] = []
+    session.store.commit([Replace("/n", b"1")], lambda answer: came.append("one"))
+    session.store.commit([Create("/large", bytes(1_000_001))], lambda answer: came.append("large"))
+    session.store.read([], lambda answer: came.append("nothing"))
+    session.store.children([], lambda answer: came.append("nobody"))
+    session.read("/n")
+    assert came == ["one", "large", "nothing", "nobody"]
+
+
+def test_a_commit_of_many_small_operations_is_too_large_as_well(bench: Bench) -> None:
+    session = bench.open()
+    answer = session.commit(*[Create(f"/{number:06d}") for number in range(15_000)])
+    assert isinstance(answer, Conflict)
+    assert answer.reason is Reason.REFUSED
+    assert "bytes in one commit" in answer.detail
+    assert isinstance(session.commit(*[Create(f"/{n:06d}") for n in range(5_000)]), Committed)
+    assert session.states == [CONNECTED]
+
+
+def test_a_change_is_told_before_an_answer_that_shows_it(bench: Bench) -> None:
+    session = bench.open()
+    session.commit(Create("/n", b"0"))
+    session.read("/n", watch=True)
+    seen: list[Any] = []
+    session.store.commit([Replace("/n", b"1")], seen.append)
+    session.store.read(["/n"], lambda answer: seen.append((answer, session.changed())))
+    session.read("/n")
+    answer, changed = seen[1]
+    assert answer.nodes[0].value == b"1"
+    assert changed == ["/n"]
+
+
+def test_a_store_is_closed_by_what_it_calls(bench: Bench) -> None:
+    session = bench.open()
+    session.store.read(["/a"], lambda answer: session.store.close())
+    session.store.commit([Create("/a")], lambda answer: answers.append(answer))
+    answers: list[object] = []
+    session.wait_for(lambda s: CLOSED in s.states)
+    assert session.states == [CONNECTED, CLOSED]
+    assert len(answers) == 1
+
+
+def test_what_is_asked_after_the_close_is_answered(bench: Bench) -> None:
+    session = bench.open()
+    session.store.close()
+    session.store.close()
+    assert session.commit(Create("/a")) == Unknown(ended=True)
+    assert session.read("/a") == Unknown(ended=True)
+    assert session.states == [CONNECTED, CLOSED]
+
+
+def test_a_store_is_started_once_and_first(bench: Bench) -> None:
+    store = bench.new_store()
+    with pytest.raises(ValueError, match="not started"):
+        store.read(["/a"], lambda answer: None)
+    store.close()
+    with pytest.raises(ValueError, match="once"):
+        store.start(lambda event: None)
+    with pytest.raises(ValueError, match="once"):
+        bench.open().store.start(lambda event: None)

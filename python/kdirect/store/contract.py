@@ -16,20 +16,25 @@ What a store promises:
 - **Sequential views.**  A store object never sees a value and, later, an older one.  It may see
   changes of others late; what it has committed itself, it sees.
 - **Honest outcomes.**  A request whose answer was lost with the connection is answered `Unknown`:
-  it may have happened or not, and never happens after this answer was given.  Read back and
-  compare.
+  it may have happened, and it may happen yet, until the next ``CONNECTED`` (the bytes of a request
+  can wait in a server that has stopped for a while) or, if there is none, until the servers end the
+  session.  After ``CONNECTED`` it has happened, and reads show it, or never will: read back and
+  compare then.
 - **Sessions.**  `SessionState.CONNECTED`, then any number of ``SUSPENDED`` and ``CONNECTED``, then
   ``EXPIRED`` or ``CLOSED``, which is the last.  While a session is suspended others may already see
-  it expired, ephemeral nodes gone.  A new session is a new store object.
+  it expired, ephemeral nodes gone.  A new session is a new store object.  Where the servers will
+  never do (no such chroot), `Refused` and ``CLOSED`` come in place of the first ``CONNECTED``.
 - **Watches.**  A read that asks for it is followed by one `Changed` of its path after the node (or,
   for `children`, the set of its children) changes, came to be or went.  `Changed` is a hint: it
-  carries no value, one may stand for several changes, one may come without any.  **Watches do not
-  survive a suspension**: after each ``CONNECTED`` but the first, whoever watches reads again.
+  carries no value, one may stand for several changes, one may come without any.  It comes before
+  the answer to any read that shows the change.  **Watches do not survive a suspension**: after each
+  ``CONNECTED`` but the first, whoever watches reads again.
 
 Answers and events come on a thread of the store (in a simulation, in its loop), one at a time.  The
-function that is called must not wait; it hands on what it was given.  No call of a store raises
-because of what the store answers; ValueError says that the caller made a mistake, such as a bad
-path.
+function that is called must not wait; it hands on what it was given.  It may call the store, and
+`close` it.  Once `close` was called, a request may be answered by the thread that makes it.  No
+call of a store raises because of what the store answers; ValueError says that the caller made a
+mistake, such as a bad path.
 """
 
 from __future__ import annotations
@@ -41,8 +46,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
+from kdirect.errors import KdirectError
+
 ANY_VERSION = -1
-MOST_COMMIT_BYTES = 1_000_000  # of paths and values; ZooKeeper's jute.maxbuffer is 1,048,575
+# Of paths and values, and what an operation takes besides: ZooKeeper's jute.maxbuffer is 1,048,575,
+# and a server answers a larger request by cutting the connection.  Its largest operation, a create,
+# has a header of 9 bytes, three lengths, an access list of 31 bytes and flags.
+MOST_COMMIT_BYTES = 1_000_000
+OPERATION_BYTES = 64
 _PATH = re.compile(r"(/[^/\x00-\x1f\x7f]+)+")
 
 
@@ -174,7 +185,15 @@ class Changed:
     path: str
 
 
-Event: TypeAlias = SessionState | Changed
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The servers are there, and a session with them is of no use until a person mends something;
+    `error` says what, with the remedy."""
+
+    error: KdirectError
+
+
+Event: TypeAlias = SessionState | Changed | Refused
 
 
 class MetadataStore(ABC):
@@ -182,7 +201,8 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def start(self, on_event: Callable[[Event], None]) -> None:
-        """Begin the session; ``CONNECTED`` is the first event once it is there.  Called once."""
+        """Begin the session; ``CONNECTED`` is the first event once it is there.  Called once,
+        before anything is asked: else ValueError."""
 
     @abstractmethod
     def read(
@@ -211,8 +231,9 @@ class MetadataStore(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End the session; its ephemeral nodes go at once.  Requests that wait are answered
-        `Unknown`; the last event is ``CLOSED``.  Again: does nothing."""
+        """End the session; its ephemeral nodes go at once, unless no server answers.  Requests that
+        wait are answered `Unknown`; the last event is ``CLOSED``.  Again: does nothing.  After
+        ``EXPIRED``: frees what the store holds."""
 
 
 def check_path(path: str) -> str:
@@ -236,10 +257,13 @@ def parent_of(path: str) -> str:
     return path.rpartition("/")[0]
 
 
-def too_large(operations: Sequence[Operation]) -> Conflict | None:
-    """Why a commit is too large, if it is; the largest value is named."""
+def too_large(operations: Sequence[Operation], root_bytes: int = 0) -> Conflict | None:
+    """Why a commit is too large, if it is; the largest operation is named.  `root_bytes`: of what
+    the store puts before each path."""
     sizes = [
-        len(operation.path.encode())
+        OPERATION_BYTES
+        + root_bytes
+        + len(operation.path.encode())
         + (len(operation.value) if isinstance(operation, Create | Replace) else 0)
         for operation in operations
     ]

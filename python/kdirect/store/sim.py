@@ -10,8 +10,9 @@ of one session stay in order, and so do their answers.
 
 Faults, which the driver causes by name:
 
-- `cut(store)`: the session's connection is lost.  Each request under way happens or not, by chance;
-  its answer does not come (`Unknown`).  Watches go.
+- `cut(store)`: the session's connection is lost.  Each request under way happens at once, later or
+  never, by chance; its answer does not come (`Unknown`).  "Later" is until the connection is back
+  or the session ends, as with a server that has stopped for a while.  Watches go.
 - `mend(store)`: it is back, if the session still lives; else it has expired.
 - time: a session that is cut for longer than `session_timeout_ns` expires on the server; its store
   learns of that when it is mended, as with ZooKeeper.
@@ -135,6 +136,14 @@ class SimServer:
         self._sessions[len(self._stores)] = store
         return len(self._stores)
 
+    def lives(self, session: int) -> bool:
+        """Does the session live at servers that work?"""
+        return session in self._sessions and not self.away
+
+    def some_of(self, count: int) -> int:
+        """How many of so many things happened, by chance."""
+        return self._random.randint(0, count)
+
     def leave(self, store: SimStore) -> None:
         if store.session in self._sessions:
             self._expire(store.session)
@@ -164,6 +173,7 @@ class SimStore(MetadataStore):
         # Both in order: requests on their way to the server, and what is on its way back.
         self._requests: deque[tuple[_Request, Callable[[Any], None]]] = deque()
         self._answers: deque[_Delivery] = deque()
+        self._late: deque[_Request] = deque()  # answered `Unknown`, and may happen yet
         self._view = Tree()
         self._seen = 0  # changes of the server's history that the view has
         self._watched: set[str] = set()
@@ -172,6 +182,8 @@ class SimStore(MetadataStore):
     # -- the contract ------------------------------------------------------------------------------
 
     def start(self, on_event: Callable[[Event], None]) -> None:
+        if self.session or self._ended is not None:
+            raise ValueError("a store is started once, and not after it was closed")
         self._on_event = on_event
         self.session = self._server.enter(self)
         if self._server.away:
@@ -218,6 +230,10 @@ class SimStore(MetadataStore):
         if self._ended is not None:
             return
         if self.cut_at_ns is None:  # else the servers notice by the timeout alone
+            for _ in range(self._server.some_of(len(self._requests))):
+                request, done = self._requests.popleft()
+                request()
+                self._answers.append(_Delivery(done, Unknown(), is_answer=True))
             self._server.leave(self)
         self._end(SessionState.CLOSED)
 
@@ -225,7 +241,9 @@ class SimStore(MetadataStore):
 
     def has_work(self) -> bool:
         reaches = self.cut_at_ns is None and self._ended is None
-        return bool(self._answers or (reaches and (self._requests or self._lags())))
+        return bool(
+            self._answers or self._may_be_late() or (reaches and (self._requests or self._lags()))
+        )
 
     def work(self, chance: random.Random) -> None:
         """Let the next request arrive, or the next answer or event, or the view see a change."""
@@ -233,15 +251,25 @@ class SimStore(MetadataStore):
         choices = ["answer"] * bool(self._answers)
         choices += ["request"] * (reaches and bool(self._requests))
         choices += ["see"] * (reaches and self._lags())
+        choices += ["late"] * self._may_be_late()
         choice = chance.choice(choices)
         if choice == "see":
             self._see_next()
+        elif choice == "late":
+            if chance.random() < 0.5:
+                self._late.popleft()()
+            else:
+                self._late.clear()  # what is lost is lost with all that was sent after it
         elif choice == "request":
             request, done = self._requests.popleft()
-            self._answers.append(_Delivery(done, request(), is_answer=True))
+            answer = request()  # which may tell of changes: those come first
+            self._answers.append(_Delivery(done, answer, is_answer=True))
         else:
             delivery = self._answers.popleft()
             delivery.to(delivery.what)
+
+    def _may_be_late(self) -> bool:
+        return bool(self._late) and self._server.lives(self.session)
 
     def _lags(self) -> bool:
         return self._seen < len(self._server.history)
@@ -275,8 +303,12 @@ class SimStore(MetadataStore):
         for place, (request, done) in enumerate(self._requests):
             if place < arrived:
                 request()
+            else:
+                self._late.append(request)
             self._answers.append(_Delivery(done, Unknown(), is_answer=True))
         self._requests.clear()
+        if self._server.away:
+            self._late.clear()  # with the servers that had received them
         self.cut_at_ns = now_ns
         self._watched.clear()
         self._watched_children.clear()
@@ -286,6 +318,9 @@ class SimStore(MetadataStore):
         """The servers can be reached again; the session may have ended there."""
         if self.cut_at_ns is None or self._ended is not None:
             return
+        self._late.clear()
+        self._watched.clear()  # those of requests that came late
+        self._watched_children.clear()
         if alive:
             self.cut_at_ns = None
             self._catch_up()  # what the session asked for is in the view, or never happens
@@ -296,6 +331,8 @@ class SimStore(MetadataStore):
     # -- inside ------------------------------------------------------------------------------------
 
     def _ask(self, request: _Request, done: Callable[[Any], None]) -> None:
+        if not self.session and self._ended is None:
+            raise ValueError("the store was not started")
         if self._ended is not None or self.cut_at_ns is not None:
             unknown = Unknown(ended=self._ended is not None)
             self._answers.append(_Delivery(done, unknown, is_answer=True))

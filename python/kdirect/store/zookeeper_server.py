@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import time
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -59,15 +60,23 @@ class ZookeeperServer:
     """One server process.  Its data is kept in `directory`; `start` after `kill` goes on with it.
 
     `tick_ms`: ZooKeeper's tickTime; a session lasts for at least two and at most twenty of them.
+    `settings`: more lines of its configuration.
     """
 
     def __init__(
-        self, directory: Path, *, host: str = "127.0.0.1", port: int = 0, tick_ms: int = 500
+        self,
+        directory: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        tick_ms: int = 500,
+        settings: Mapping[str, str] | None = None,
     ) -> None:
         self.directory = directory
         self.host = host
         self.port = port or free_port(host)
         self._tick_ms = tick_ms
+        self._settings = dict(settings or {})
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -82,19 +91,24 @@ class ZookeeperServer:
 
     def start(self) -> None:
         """Start it and wait until it answers; ConfigError with the end of its log if it does not
-        come up."""
+        come up, or if something else has its port."""
+        if self._process is not None:
+            raise ConfigError(f"the ZooKeeper server at {self.connect} was started already")
         java = shutil.which("java")
         if java is None:
             raise ConfigError(
                 "a ZooKeeper server needs Java, and there is no `java` on the PATH",
                 hint="install Java 17, or name a ZooKeeper that runs: --zookeeper-connect",
             )
+        self._check_port()  # whatever has the port may answer as this server would
         self.directory.mkdir(parents=True, exist_ok=True)
         config = self.directory / "zoo.cfg"
         config.write_text(
             f"tickTime={self._tick_ms}\ndataDir={self.directory / 'data'}\n"
             f"clientPort={self.port}\nclientPortAddress={self.host}\n"
             "admin.enableServer=false\n4lw.commands.whitelist=srvr\nmaxClientCnxns=0\n"
+            "autopurge.snapRetainCount=3\nautopurge.purgeInterval=1\n"
+            + "".join(f"{name}={value}\n" for name, value in self._settings.items())
         )
         classpath = ":".join(map(str, jars()))
         command = [java, "-Xmx128m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
@@ -103,13 +117,31 @@ class ZookeeperServer:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.stop()
+            raise
+
+    def _check_port(self) -> None:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind((self.host, self.port))
+            except OSError as e:
+                raise ConfigError(
+                    f"a ZooKeeper server cannot listen at {self.connect}: {e.strerror}",
+                    hint="choose another port, or name the server that runs: --zookeeper-connect",
+                ) from e
+
+    def _wait_ready(self) -> None:
+        assert self._process is not None
         deadline = time.monotonic() + READY_S
         while not self._answers():
             code = self._process.poll()
             if code is None and time.monotonic() < deadline:
                 time.sleep(0.02)
                 continue
-            self.stop()
             said = (self.directory / "zookeeper.log").read_text(errors="replace")[-2000:]
             what = f"ended with {code}" if code is not None else f"is silent after {READY_S:g} s"
             raise ConfigError(f"the ZooKeeper server at {self.connect} {what}:\n{said}")
