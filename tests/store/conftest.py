@@ -1,7 +1,8 @@
 """The stores under one suite.
 
-A `Bench` is one kind of store: it opens sessions, and lets what is under way happen (`settle`).
-Faults that a kind cannot have are left out by what it says of itself.
+A `Bench` is one kind of store: it opens sessions, and lets what is under way happen (`run_until`).
+What a kind can have no part in is left out by what it says of itself: tests that take `bench` run
+over every kind, those that take `shared_bench` over kinds that several sessions share.
 """
 
 from __future__ import annotations
@@ -10,11 +11,14 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kdirect.store.contract import Changed, MetadataStore, SessionState
+from kdirect.store.local import LocalStore
 from kdirect.store.sim import SimServer, SimStore
 from kdirect.store.zookeeper_server import ZookeeperServer
 
@@ -72,7 +76,7 @@ class Bench:
     """What the suite needs of a kind of store."""
 
     name = ""
-    is_local = False  # no other session takes part
+    is_shared = True  # by several sessions, which servers keep
 
     def __init__(self) -> None:
         self.sessions: list[Session] = []
@@ -105,6 +109,42 @@ class Bench:
     def close(self) -> None:
         for session in self.sessions:
             session.store.close()
+
+
+class LocalBench(Bench):
+    name = "local"
+    is_shared = False
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__()
+        self.directory = directory
+
+    def new_store(self) -> LocalStore:
+        return LocalStore([self.directory], 1, replace=replace_plainly)
+
+
+class LocalThreadBench(LocalBench):
+    """The same with an admin thread, as a broker has it."""
+
+    name = "local-thread"
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._admin = ThreadPoolExecutor(1)
+
+    def new_store(self) -> LocalStore:
+        return LocalStore([self.directory], 1, replace=replace_plainly, deliver=self._admin.submit)
+
+    def close(self) -> None:
+        super().close()
+        self._admin.shutdown()
+
+
+def replace_plainly(path: Path, data: bytes) -> None:
+    """Enough where nothing crashes."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(data)
+    temporary.rename(path)
 
 
 class SimBench(Bench):
@@ -169,21 +209,41 @@ def zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ZookeeperSer
         yield server
 
 
-@pytest.fixture(params=["sim-1", "sim-2", "sim-3", "zookeeper"])
-def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
-    kind, _, seed = request.param.partition("-")
-    if kind == "sim":
-        bench: Bench = SimBench(int(seed))
-    else:
-        from kazoo.client import KazooClient
+SHARED = ("sim-1", "sim-2", "sim-3", "zookeeper")
+LOCAL = {kind.name: kind for kind in (LocalBench, LocalThreadBench)}
 
-        server = request.getfixturevalue("zookeeper")
-        root = f"/{request.node.name.replace('/', '-')}"
-        client = KazooClient(server.connect)
-        client.start(WAIT_S)
-        client.create(root)
-        client.stop()
-        client.close()
-        bench = ZookeeperBench(server, root)
+
+@pytest.fixture(params=[*LOCAL, *SHARED])
+def bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    yield from _bench(request)
+
+
+@pytest.fixture(params=SHARED)
+def shared_bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    yield from _bench(request)
+
+
+def _bench(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    kind, _, seed = request.param.partition("-")
+    if request.param in LOCAL:
+        bench: Bench = LOCAL[request.param](request.getfixturevalue("tmp_path"))
+    elif kind == "sim":
+        bench = SimBench(int(seed))
+    else:
+        bench = _zookeeper_bench(request)
     yield bench
     bench.close()
+
+
+def _zookeeper_bench(request: pytest.FixtureRequest) -> ZookeeperBench:
+    """Below a chroot of the test's own."""
+    from kazoo.client import KazooClient
+
+    server = request.getfixturevalue("zookeeper")
+    root = f"/{request.node.name.replace('/', '-')}"
+    client = KazooClient(server.connect)
+    client.start(WAIT_S)
+    client.create(root)
+    client.stop()
+    client.close()
+    return ZookeeperBench(server, root)

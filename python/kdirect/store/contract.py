@@ -40,13 +40,14 @@ mistake, such as a bad path.
 from __future__ import annotations
 
 import enum
+import os
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
-from kdirect.errors import KdirectError
+from kdirect.errors import ConfigError, KdirectError
 
 ANY_VERSION = -1
 # Of paths and values, and what an operation takes besides: ZooKeeper's jute.maxbuffer is 1,048,575,
@@ -250,6 +251,16 @@ def check_operations(operations: Sequence[Operation]) -> tuple[Operation, ...]:
     for operation in operations:
         check_path(operation.path)
     return tuple(operations)
+
+
+def check_process(owner: int) -> None:
+    """ConfigError in a process that did not make the store: what the store holds (connections,
+    threads, what its files say) is that of the other."""
+    if owner != os.getpid():
+        raise ConfigError(
+            f"this store belongs to process {owner}, and this is process {os.getpid()}",
+            hint="open a store after the fork, in the process that uses it",
+        )
 
 
 def parent_of(path: str) -> str:

@@ -6,8 +6,8 @@ which watches that concerns.  No clock, no thread, no file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from kdirect.store.contract import (
     ANY_VERSION,
@@ -23,6 +23,7 @@ from kdirect.store.contract import (
     too_large,
 )
 
+_NO_CHILDREN: Set[str] = frozenset()  # most nodes have none, and a set of their own is 216 bytes
 NOBODY = 0  # the owner of a node that no session's end removes
 
 
@@ -32,7 +33,16 @@ class _Entry:
     version: int
     created: int
     owner: int
-    children: set[str] = field(default_factory=set)
+    children: Set[str] = _NO_CHILDREN
+
+    def add(self, name: str) -> None:
+        if not isinstance(self.children, set):
+            self.children = set()
+        self.children.add(name)
+
+    def discard(self, name: str) -> None:
+        if isinstance(self.children, set):
+            self.children.discard(name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +90,21 @@ class Tree:
 
     # -- changing ----------------------------------------------------------------------------------
 
+    def plant(self, path: str, value: bytes) -> None:
+        """Put a node that a store finds when it starts; ValueError without its parent, or twice."""
+        refused = self._refuses(Create(path, value))
+        if refused is not None:
+            raise ValueError(f"{path}: {refused.value}")
+        self._carry_out(Create(path, value), NOBODY, [])
+
     def commit(
-        self, operations: Sequence[Operation], session: int = NOBODY
+        self,
+        operations: Sequence[Operation],
+        session: int = NOBODY,
+        accept: Callable[[Touched], Conflict | None] | None = None,
     ) -> tuple[Committed | Conflict, Touched]:
-        """Carry out all operations for a session, or none."""
+        """Carry out all operations for a session, or none.  `accept` is asked when all are carried
+        out, and may still refuse or raise: then none are."""
         refused = too_large(operations)
         if refused is not None:
             return refused, UNTOUCHED
@@ -101,8 +122,18 @@ class Tree:
             if isinstance(operation, Create | Delete):
                 parents.add(parent_of(operation.path))
             versions.append(self._carry_out(operation, session, undo))
+        touched = Touched(frozenset(values), frozenset(parents))
+        if accept is not None:
+            try:
+                refused = accept(touched)
+            except BaseException:
+                self._restore(undo)
+                raise
+            if refused is not None:
+                self._restore(undo)
+                return refused, UNTOUCHED
         self.changes += 1
-        return Committed(tuple(versions)), Touched(frozenset(values), frozenset(parents))
+        return Committed(tuple(versions)), touched
 
     def _refuses(self, operation: Operation) -> Reason | None:
         entry = self._entries.get(operation.path)
@@ -132,12 +163,12 @@ class Tree:
         if isinstance(operation, Create):
             owner = session if operation.ephemeral else NOBODY
             self._entries[path] = _Entry(operation.value, 0, self.changes + 1, owner)
-            self._entries[parent_of(path)].children.add(path.rpartition("/")[2])
+            self._entries[parent_of(path)].add(path.rpartition("/")[2])
             return 0
         assert entry is not None
         if isinstance(operation, Delete):
             del self._entries[path]
-            self._entries[parent_of(path)].children.discard(path.rpartition("/")[2])
+            self._entries[parent_of(path)].discard(path.rpartition("/")[2])
             return -1
         self._entries[path] = _Entry(
             operation.value, entry.version + 1, entry.created, entry.owner, entry.children
@@ -151,8 +182,8 @@ class Tree:
             if entry is None:
                 del self._entries[path]
                 if parent is not None:
-                    parent.children.discard(name)
+                    parent.discard(name)
             else:
                 self._entries[path] = entry
                 if parent is not None:
-                    parent.children.add(name)
+                    parent.add(name)

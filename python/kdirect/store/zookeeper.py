@@ -69,6 +69,7 @@ from kdirect.store.contract import (
     Unknown,
     check_operations,
     check_path,
+    check_process,
     too_large,
 )
 
@@ -243,7 +244,7 @@ class ZookeeperStore(MetadataStore):
     # -- life --------------------------------------------------------------------------------------
 
     def start(self, on_event: Callable[[Event], None]) -> None:
-        self._check_process()
+        check_process(self._pid)
         with self._lock:
             if self._thread is not None or self._closing:
                 raise ValueError("a store is started once, and not after it was closed")
@@ -444,7 +445,7 @@ class ZookeeperStore(MetadataStore):
 
     def _admit(self, done: Callable[[Any], None]) -> _Asked | None:
         """Take a request, or answer at once if nothing can be asked now.  Under the lock."""
-        self._check_process()
+        check_process(self._pid)
         if self._thread is None and not self._closing:
             raise ValueError("the store was not started")
         if self._state is SessionState.CONNECTED:
@@ -466,13 +467,6 @@ class ZookeeperStore(MetadataStore):
             asked.answer = answer
             while self._asked and self._asked[0].answer is not None:
                 self._mailbox.put(self._asked.popleft().hand_out)
-
-    def _check_process(self) -> None:
-        if self._pid != os.getpid():
-            raise ConfigError(
-                f"this store belongs to process {self._pid}, and this is process {os.getpid()}",
-                hint="open a store after the fork, in the process that uses it",
-            )
 
 
 def _check_servers(servers: str) -> str:
