@@ -168,7 +168,7 @@ def test_changes_are_written_as_a_broker_without_a_store_would(directory: Path) 
 
 
 def test_what_the_rows_do_not_say_is_kept_too(directory: Path) -> None:
-    local = Local(directory, plain_config=lambda name: name == "retention.ms")
+    local = Local(directory, plain_config=lambda name, value: name == "retention.ms")
     state = "/brokers/topics/a/partitions/0/state"
     config = config_value({"retention.ms": "2", "later.option": "x"})
     local.commit(
@@ -178,7 +178,7 @@ def test_what_the_rows_do_not_say_is_kept_too(directory: Path) -> None:
     )  # fmt: skip
     row = json.loads((directory / "topics.json").read_text())["topics"]["a"]
     assert row["configs"] == {"retention.ms": "2"}, "what an older broker would not know is apart"
-    again = Local(directory, plain_config=lambda name: name == "retention.ms")
+    again = Local(directory, plain_config=lambda name, value: name == "retention.ms")
     assert everything(again) == everything(local)
     assert again.values(state, "/config/topics/a") == [state_value(7, 5), config]
     # An older broker drops the two keys: then there is what the rows imply.

@@ -170,7 +170,9 @@ def test_a_broker_without_a_store_and_one_with_open_each_others_directories(
     local.store.close()
     assert before == {p.name: p.read_bytes() for p in tmp_path.glob("*") if p.is_file()}
 
-    local = Local(tmp_path, replace=checkpoint.replace_file, plain_config=lambda n: n != "later")
+    local = Local(
+        tmp_path, replace=checkpoint.replace_file, plain_config=lambda n, value: n != "later"
+    )
     local.commit(
         Create("/brokers/topics/c", topic_value(ID, 3, 7)),
         Create("/config/topics/c", config_value({"later": "1", "retention.ms": "7"})),

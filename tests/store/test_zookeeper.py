@@ -204,6 +204,27 @@ def test_thousands_of_nodes_are_read_in_one_request(timed: TimedBench) -> None:
     assert session.states == [CONNECTED]
 
 
+def test_requests_without_number_do_not_wait_for_their_answers(timed: TimedBench) -> None:
+    session = timed.open()
+    _node(session, "/n")
+    asked = 3000  # kazoo's own pipe holds 278
+    answers: list[Any] = []
+
+    def ask() -> None:
+        for number in range(asked // 2):
+            session.store.commit([Replace("/n", b"%d" % number)], answers.append)
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+        assert not thread.is_alive()
+    session.read("/n")
+    versions = [answer.versions[0] for answer in answers]
+    assert versions == list(range(versions[0], versions[0] + asked))
+
+
 def test_a_child_process_cannot_use_its_parents_store(timed: TimedBench) -> None:
     session = timed.open()
     session.commit(Create("/parents", ephemeral=True))
@@ -256,6 +277,40 @@ def test_a_process_that_was_stopped_for_too_long_learns_that_its_session_expired
         assert process.stdout.readline() == "Unknown(ended=True)\n"
         assert process.wait(WAIT_S) == 0
     assert watcher.read("/mine", "/ghost") == Found((None, None))
+
+
+def test_nothing_is_asked_in_the_session_that_kazoo_begins_after_the_end(
+    timed: TimedBench,
+) -> None:
+    for number in range(5):
+        session, other = timed.open(), timed.open()
+        answers: dict[str, Any] = {}
+        thread = threading.Thread(target=_create_until_the_end, args=(session, number, answers))
+        thread.start()
+        timed.lose_session(session)
+        thread.join(WAIT_S)
+        session.wait_for(lambda s: EXPIRED in s.states)
+        session.store.close()
+        assert Unknown(ended=True) in answers.values()
+        other.commit(Create("/seen", ephemeral=True))
+        assert set(other.read(*answers).nodes) == {None}
+        other.store.close()
+
+
+def _create_until_the_end(session: Session, number: int, answers: dict[str, Any]) -> None:
+    """Create ephemeral nodes, at most 20 at a time, until the store says that it has ended."""
+    under_way = threading.Semaphore(20)
+    count = 0
+    while Unknown(ended=True) not in list(answers.values())[-40:] and count < 100_000:
+        path = f"/after-{number}-{count}"
+
+        def done(answer: Any, path: str = path) -> None:
+            answers[path] = answer
+            under_way.release()
+
+        assert under_way.acquire(timeout=WAIT_S)
+        session.store.commit([Create(path, ephemeral=True)], done)
+        count += 1
 
 
 def test_a_port_that_is_taken_is_told(zookeeper: ZookeeperServer, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ class LocalStore(MetadataStore):
 
     `replace(path, data)` puts `data` in place of a file, durably, and leaves the old or the new
     one whatever happens (`kdirect.log.checkpoint.replace_file`).  `epoch_of(topic, partition)`:
-    leader epoch of a partition's log, for states that no file keeps.  `plain_config(name)`: do
-    older brokers know this topic config?  One that they do not is hidden from them.
+    leader epoch of a partition's log, for states that no file keeps.  `plain_config(name, value)`:
+    do older brokers take this topic config?  One that they do not is hidden from them.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class LocalStore(MetadataStore):
         replace: Callable[[Path, bytes], None],
         deliver: Deliver | None = None,
         epoch_of: files.EpochOf = lambda topic, partition: 0,
-        plain_config: Callable[[str], bool] = lambda name: True,
+        plain_config: Callable[[str, str], bool] = lambda name, value: True,
         first_change: int = 0,
     ) -> None:
         self._log_dirs = list(log_dirs)

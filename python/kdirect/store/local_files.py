@@ -30,6 +30,7 @@ import json
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +102,7 @@ def topic_value(topic_id: str, partitions: int, node_id: int) -> bytes:
     )
 
 
+@cache  # the states of most partitions are equal
 def state_value(node_id: int, leader_epoch: int) -> bytes:
     return _write_object(
         {
@@ -225,10 +227,10 @@ def kept_of_topic(
     there: Mapping[str, bytes],
     node_id: int,
     epoch_of: EpochOf,
-    plain_config: Callable[[str], bool],
+    plain_config: Callable[[str, str], bool],
 ) -> TopicNodes:
     """What the file keeps of a topic whose nodes are `there`; NotKeptError.  `plain_config`: may a
-    config of this name be in a row?  A kdirect that does not know it would not open the file."""
+    config of this name and value be in a row, so that an older kdirect takes the file?"""
     row: Row | None = None
     value = there.get(f"{TOPICS}/{name}")
     if value is not None:
@@ -238,7 +240,7 @@ def kept_of_topic(
         except ValueError as e:
             raise NotKeptError(f"{TOPICS}/{name}: {e}") from e
         config = _read_config(there.get(f"{CONFIGS}/{name}", b"")) or {}
-        plain = {name: text for name, text in config.items() if plain_config(name)}
+        plain = {key: text for key, text in config.items() if plain_config(key, text)}
         row = {"id": topic_id, "partitions": partitions, "configs": plain}
         if f"{DELETIONS}/{name}" in there:
             row["deleting"] = True

@@ -22,6 +22,7 @@ What kazoo leaves open, and what is done about it here:
 - An attempt to connect lasts for the whole of the session's timeout: a server whose host is gone,
   or one that is starting (ZooKeeper may take a connection then and never answer on it), would use
   up the session.  `_Handler` gives an attempt, and the server's first answer, a sixth of it each.
+- Whoever asks may wait for the thread of the connection.  `_Waker` never waits.
 - Answers and watches come from two threads, and so out of order.  `_Handler` has neither; both come
   from the thread of the connection, and wait for nothing.
 - A chroot that does not exist makes each node "missing".  It is looked for before the first
@@ -111,6 +112,32 @@ _LOST = (
 _ENDED = (SessionState.EXPIRED, SessionState.CLOSED)
 
 
+class _Waker:
+    """Both ends of what wakes kazoo's connection: a count of requests, as an eventfd.
+
+    kazoo's own is a pair of sockets with a byte for each request, whose buffer is full after some
+    278: who asks then waits for the thread of the connection, which may wait for our lock.
+    """
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def send(self, data: bytes) -> None:
+        os.eventfd_write(self._fd, len(data))
+
+    def recv(self, size: int) -> None:
+        os.eventfd_read(self._fd)
+
+    def close(self) -> None:
+        """Again: does nothing."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
 class _Handler(SequentialThreadingHandler):
     """kazoo's sockets, and calls on the thread of its connection; see the module for why.
 
@@ -135,6 +162,10 @@ class _Handler(SequentialThreadingHandler):
 
     def dispatch_callback(self, callback: Callback) -> None:
         callback.func(*callback.args)
+
+    def create_socket_pair(self) -> tuple[_Waker, _Waker]:
+        waker = _Waker()
+        return waker, waker
 
     def create_connection(self, *args: Any, **kwargs: Any) -> Any:
         kwargs["timeout"] = self._attempt_s
