@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import CorruptLogError, KdirectError
+from kdirect.errors import ConfigError, CorruptLogError, KdirectError
 from kdirect.store import local_files as files
 from kdirect.store.contract import (
     Changed,
@@ -55,7 +55,7 @@ from kdirect.store.contract import (
     check_path,
     check_process,
 )
-from kdirect.store.local_files import NotKeptError, TopicNodes
+from kdirect.store.local_files import TopicNodes
 from kdirect.store.tree import Touched, Tree
 
 log = logging.getLogger("kdirect.store")
@@ -152,22 +152,20 @@ class LocalStore(MetadataStore):
             return
         try:
             for path, value in self._found():
-                self._plant(path, value)
+                self._tree.plant(path, value)
         except KdirectError as e:
-            self._ended = SessionState.CLOSED
-            self._tell(Refused(e))
-            self._tell(SessionState.CLOSED)
-            return
-        self._tell(SessionState.CONNECTED)
-
-    def _plant(self, path: str, value: bytes) -> None:
-        try:
-            self._tree.plant(path, value)
+            self._refuse(e)
         except ValueError as e:
-            raise CorruptLogError(
-                f"{self._log_dirs[0] / files.TOPICS_FILE} is damaged: {e}",
-                hint="restore it, or remove its keys `nodes` and `absent`",
-            ) from e
+            path = str(self._log_dirs[0] / files.TOPICS_FILE)
+            hint = "restore it, or remove its keys `nodes` and `absent`"
+            self._refuse(CorruptLogError(f"{path} is damaged: {e}", hint=hint))
+        else:
+            self._tell(SessionState.CONNECTED)
+
+    def _refuse(self, error: KdirectError) -> None:
+        self._ended = SessionState.CLOSED
+        self._tell(Refused(error))
+        self._tell(SessionState.CLOSED)
 
     def _found(self) -> Iterator[tuple[str, bytes]]:
         """The nodes that the files stand for, parents first."""
@@ -243,7 +241,13 @@ class LocalStore(MetadataStore):
 
         def answer() -> None:
             before = self._ended
-            found = work() if before is None else Unknown(ended=ended)
+            found: Any = Unknown(ended=ended)
+            try:
+                if before is None:
+                    found = Unknown()
+                    found = work()
+            except Exception:
+                log.exception("a request of the metadata store has failed")
             try:
                 done(found)
             except Exception:
@@ -271,7 +275,7 @@ class LocalStore(MetadataStore):
             return None
         try:
             if bool(topics) + len(others) > 1:
-                raise NotKeptError("it changes two files; make it two commits")
+                raise ConfigError("it changes two files; make it two commits")
             if topics:
                 self._keep_topics(topics)
             elif files.BLOCK in others:
@@ -279,7 +283,7 @@ class LocalStore(MetadataStore):
             else:
                 self._keep_cluster_id()
             return None
-        except NotKeptError as e:
+        except ValueError as e:  # ConfigError, or text that is no Unicode
             detail = f"the files of a single broker cannot keep it: {e}"
         except OSError as e:
             detail = f"cannot write {e.filename}: {e.strerror}"
@@ -323,7 +327,7 @@ class LocalStore(MetadataStore):
     def _keep_block(self) -> None:
         node = self._tree.get(files.BLOCK, _SESSION)
         if node is None or node.owned:
-            raise NotKeptError(f"without {files.BLOCK} producer ids would be given twice")
+            raise ConfigError(f"without {files.BLOCK} producer ids would be given twice")
         text = f"{files.read_block(node.value)}\n"
         self._write(self._log_dirs[0] / files.IDS_FILE, text.encode())
 
@@ -331,11 +335,11 @@ class LocalStore(MetadataStore):
         """A crash in between leaves some directories with the id: it is the cluster's then."""
         node = self._tree.get(files.CLUSTER_ID, _SESSION)
         if node is None or node.owned:
-            raise NotKeptError(f"{files.CLUSTER_ID} stays")
+            raise ConfigError(f"{files.CLUSTER_ID} stays")
         cluster_id = files.read_cluster_id(node.value)
         found = [files.read_meta(directory) for directory in self._log_dirs]
         if any(meta.get("cluster.id", cluster_id) != cluster_id for meta in found):
-            raise NotKeptError(f"{files.CLUSTER_ID} stays")
+            raise ConfigError(f"{files.CLUSTER_ID} stays")
         for directory, meta in zip(self._log_dirs, found, strict=True):
             if "cluster.id" not in meta:
                 text = files.meta_text(meta, cluster_id, self._node_id)

@@ -1,7 +1,7 @@
 """What the files of a single broker say of the tree, and the tree of the files.
 
-Law: pure, but for `read_files`.  The files are those of a kdirect that knows no store, and such a
-kdirect opens what is written here.
+Law: pure, but for what reads the files.  The files are those of a kdirect that knows no store, and
+such a kdirect opens what is written here.  ConfigError says that they cannot keep a node.
 
 =====================================  ============================================================
 node                                   file in the first log directory
@@ -34,7 +34,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from kdirect.errors import CorruptLogError, LogError
+from kdirect.errors import ConfigError, CorruptLogError, LogError
 from kdirect.model import check_topic_name
 from kdirect.store.contract import check_path
 
@@ -58,10 +58,6 @@ EpochOf = Callable[[str, int], int]
 Row = dict[str, Any]
 
 
-class NotKeptError(ValueError):
-    """A node that the files of a single broker cannot keep."""
-
-
 @dataclass(slots=True)
 class TopicNodes:
     """What is kept of one topic: its row (None: there is no such topic), nodes that the row does
@@ -83,9 +79,9 @@ def _read_object(value: bytes) -> dict[str, Any]:
     try:
         found = json.loads(value)
     except (ValueError, RecursionError) as e:
-        raise NotKeptError(f"it is not JSON: {e}") from e
+        raise ConfigError(f"it is not JSON: {e}") from e
     if not isinstance(found, dict):
-        raise NotKeptError("it is no JSON object")
+        raise ConfigError("it is no JSON object")
     return found
 
 
@@ -136,22 +132,22 @@ def cluster_value(cluster_id: str) -> bytes:
 
 
 def _read_topic(value: bytes, node_id: int) -> tuple[str, int]:
-    """The id and the number of partitions; NotKeptError unless this broker has all replicas."""
+    """The id and the number of partitions; ConfigError unless this broker has all replicas."""
     found = _read_object(value)
     topic_id, partitions = found.get("topic_id"), found.get("partitions")
     if not isinstance(topic_id, str) or not _is_id(topic_id):
-        raise NotKeptError("it has no id of a topic")
+        raise ConfigError("it has no id of a topic")
     if not isinstance(partitions, dict) or not 1 <= len(partitions) <= MOST_PARTITIONS:
-        raise NotKeptError(f"it has not 1 to {MOST_PARTITIONS} partitions")
+        raise ConfigError(f"it has not 1 to {MOST_PARTITIONS} partitions")
     for number in range(len(partitions)):
         replicas = partitions.get(str(number))
         if replicas != [node_id]:
-            raise NotKeptError(
+            raise ConfigError(
                 f"the replicas of partition {number} are {replicas}, and the only broker is"
                 f" {node_id}"
             )
     if found.get("adding_replicas") or found.get("removing_replicas"):
-        raise NotKeptError("replicas move, and there is one broker")
+        raise ConfigError("replicas move, and there is one broker")
     return topic_id, len(partitions)
 
 
@@ -167,7 +163,7 @@ def _read_config(value: bytes) -> dict[str, str] | None:
     """The properties; None for a value that the rows have no room for."""
     try:
         config = _read_object(value).get("config")
-    except NotKeptError:
+    except ConfigError:
         return None
     if not isinstance(config, dict) or not all(isinstance(text, str) for text in config.values()):
         return None
@@ -175,24 +171,24 @@ def _read_config(value: bytes) -> dict[str, str] | None:
 
 
 def read_block(value: bytes) -> int:
-    """The first producer id after a block; NotKeptError."""
+    """The first producer id after a block; ConfigError."""
     last = _read_object(value).get("block_end")
     try:
         next_id = int(last) + 1 if isinstance(last, str) else -1
     except ValueError:
         next_id = -1
     if not 0 <= next_id < PRODUCER_ID_LIMIT:
-        raise NotKeptError(f"block_end {last!r} is not the last id of a block")
+        raise ConfigError(f"block_end {last!r} is not the last id of a block")
     return next_id
 
 
 def read_cluster_id(value: bytes) -> str:
-    """NotKeptError for what has no id that a properties file could hold."""
+    """ConfigError for what has no id that a properties file could hold."""
     cluster_id = _read_object(value).get("id")
     if not isinstance(cluster_id, str) or not cluster_id.isascii() or not cluster_id.isprintable():
-        raise NotKeptError("it has no id of a cluster")
+        raise ConfigError("it has no id of a cluster")
     if cluster_id != cluster_id.strip() or not cluster_id:
-        raise NotKeptError("the id of the cluster is empty, or has spaces around it")
+        raise ConfigError("the id of the cluster is empty, or has spaces around it")
     return cluster_id
 
 
@@ -229,7 +225,7 @@ def kept_of_topic(
     epoch_of: EpochOf,
     plain_config: Callable[[str, str], bool],
 ) -> TopicNodes:
-    """What the file keeps of a topic whose nodes are `there`; NotKeptError.  `plain_config`: may a
+    """What the file keeps of a topic whose nodes are `there`; ConfigError.  `plain_config`: may a
     config of this name and value be in a row, so that an older kdirect takes the file?"""
     row: Row | None = None
     value = there.get(f"{TOPICS}/{name}")
@@ -238,7 +234,7 @@ def kept_of_topic(
             check_topic_name(name)
             topic_id, partitions = _read_topic(value, node_id)
         except ValueError as e:
-            raise NotKeptError(f"{TOPICS}/{name}: {e}") from e
+            raise ConfigError(f"{TOPICS}/{name}: {e}") from e
         config = _read_config(there.get(f"{CONFIGS}/{name}", b"")) or {}
         plain = {key: text for key, text in config.items() if plain_config(key, text)}
         row = {"id": topic_id, "partitions": partitions, "configs": plain}
