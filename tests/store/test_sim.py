@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from kdirect.store.contract import Create, Found, Replace, SessionState, Unknown
+from kdirect.store.contract import Committed, Create, Found, Replace, SessionState, Unknown
 from kdirect.store.sim import SimServer, SimStore
 
 
@@ -92,3 +92,74 @@ def test_a_seed_repeats_itself() -> None:
 
     assert run(4) == run(4)
     assert run(4) != run(5)
+
+
+class _Counter:
+    """Adds one to a node again and again.  After `Unknown` it reads once the session is back, and
+    takes what it sees for what has happened, as the contract allows."""
+
+    def __init__(self, server: SimServer) -> None:
+        self.store = SimStore(server)
+        self.added = 0
+        self.unknown = 0
+        self._waits = False  # for CONNECTED, then for what it reads
+        self._reads = False
+        self.store.start(self._on_event)
+
+    def _on_event(self, event: Any) -> None:
+        if event is SessionState.CONNECTED and self._waits and not self._reads:
+            self._reads = True
+            self.store.read(["/n"], self._on_read)
+
+    def add(self) -> None:
+        replace = Replace("/n", b"%d" % (self.added + 1), version=self.added)
+        self.store.commit([replace], self._on_answer)
+
+    def _on_answer(self, answer: Any) -> None:
+        if isinstance(answer, Unknown):
+            self.unknown += 1
+            self._waits = True
+        else:
+            assert answer == Committed((self.added + 1,)), answer
+            self.added += 1
+            self.add()
+
+    def _on_read(self, answer: Any) -> None:
+        self._reads = False
+        if isinstance(answer, Found):
+            (node,) = answer.nodes
+            assert node is not None
+            assert node.version in (self.added, self.added + 1)
+            self.added = node.version
+            self._waits = False
+            self.add()
+
+
+def test_who_reads_back_after_the_session_is_there_again_never_counts_wrong() -> None:
+    unknown = added = 0
+    for seed in range(150):
+        server, chance = SimServer(seed), random.Random(seed)
+        first = SimStore(server)
+        first.start(lambda event: None)
+        first.commit([Create("/n", b"0")], lambda answer: None)
+        server.drain()
+        counter = _Counter(server)
+        counter.add()
+        for _ in range(400):
+            fault = chance.random()
+            if fault < 0.02:
+                server.cut(counter.store)
+            elif fault < 0.1:
+                server.mend(counter.store)
+            else:
+                server.step()
+        server.mend(counter.store)
+        for _ in range(40):
+            server.step()
+        node = server.tree.get("/n")
+        assert node is not None
+        assert node.version - counter.added in (0, 1)  # one may be under way
+        unknown += counter.unknown
+        added += counter.added
+    assert unknown > 300
+    assert added > 3000
