@@ -32,6 +32,7 @@ _ERRORS = (
     "ConfigError",
     "CorruptBatchError",
     "CorruptLogError",
+    "CorruptMetadataError",
     "DataLossError",
     "DeliveryError",
     "FormatError",

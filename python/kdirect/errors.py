@@ -107,6 +107,10 @@ class OffsetOutOfRangeError(LogError):
     """The offset is below the log start or above the log end."""
 
 
+class CorruptMetadataError(KdirectError):
+    """A value in the metadata store of a cluster is damaged or was edited into an invalid one."""
+
+
 class DataLossError(KdirectError):
     """Records that a query still had to read are gone (`failOnDataLoss`)."""
 
