@@ -21,7 +21,9 @@ ARROWS = {
     "log": {"format"},
     "client": {"format", "rdma", "wire"},
     "wire": {"format", "rdma"},
-    "broker": {"log", "format", "rdma", "wire"},
+    "store": set(),
+    "cluster": {"store"},
+    "broker": {"log", "format", "rdma", "wire", "store", "cluster"},
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
 
@@ -50,6 +52,25 @@ def test_arrows_point_one_way(path: Path) -> None:
     if room in ARROWS:
         wrong = imported_rooms(path.read_text()) - ARROWS[room] - EVERYONE - {room}
         assert not wrong, f"{ident(path)} imports {sorted(wrong)} of kdirect"
+
+
+def test_the_rules_of_a_cluster_know_what_a_store_promises_and_no_store() -> None:
+    room = PACKAGES["kdirect"] / "cluster"
+    text = "\n".join(p.read_text() for p in sources(".py", ".pyx") if room in p.parents)
+    assert set(re.findall(r"kdirect\.store[.\w]*", text)) <= {"kdirect.store.contract"}
+
+
+def test_the_rules_of_a_cluster_touch_nothing() -> None:
+    """No socket, file, clock, thread or process: what would bring them is not imported."""
+    modules = "os|io|time|socket|select|threading|queue|asyncio|random|pathlib|subprocess"
+    effects = rf"^\s*(?:import|from)\s+({modules})\b"
+    found = {
+        f"{ident(path)}: {module}"
+        for path in sources(".py", ".pyx")
+        if PACKAGES["kdirect"] / "cluster" in path.parents
+        for module in re.findall(effects, path.read_text(), re.MULTILINE)
+    }
+    assert not found
 
 
 def module_name(path: Path) -> str:
@@ -185,7 +206,11 @@ def test_the_stub_of_the_package_names_what_it_has() -> None:
 
 @pytest.mark.parametrize(
     ("library", "owner"),
-    [("kafka", "python/kdirect/format/protocol.py"), ("pyverbs", "python/kdirect/rdma/verbs.py")],
+    [
+        ("kafka", "python/kdirect/format/protocol.py"),
+        ("pyverbs", "python/kdirect/rdma/verbs.py"),
+        ("kazoo", "python/kdirect/store/zookeeper.py"),
+    ],
 )
 def test_a_library_is_imported_in_one_place(library: str, owner: str) -> None:
     importing = re.compile(rf"^\s*(from|c?import)\s+{library}[\s.]", re.MULTILINE)

@@ -1,7 +1,7 @@
 """A ZooKeeper server for one machine: trials, examples and tests.
 
 PySpark carries ZooKeeper's jars and what they need; this starts a server from them, in a process of
-its own, with one node and little memory.  For production, run an ensemble; see docs/cluster.md.
+its own, with one node and little memory.  For production, run an ensemble.
 """
 
 from __future__ import annotations
