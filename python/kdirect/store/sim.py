@@ -114,7 +114,7 @@ class SimServer:
     def expire(self, store: SimStore) -> None:
         """End a session on the server, as if it had been cut for long."""
         self.cut(store)
-        self._expire(store.session)
+        self.leave(store)
 
     def go_away(self) -> None:
         """All servers are gone, for all sessions; nothing that is stored is lost."""
