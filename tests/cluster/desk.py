@@ -30,13 +30,16 @@ T0 = TopicPartition("t", 0)
 T1 = TopicPartition("t", 1)
 
 
-def registration(broker: int, rack: str | None = None, intact: bool = True) -> bytes:
+def registration(broker: int, rack: str | None = None, intact_since: int | None = None) -> bytes:
     return records.encode_broker(
         BrokerRegistration(
-            (Endpoint("PLAINTEXT", "localhost", 9092 + broker),), {"PLAINTEXT": "PLAINTEXT"},
-            rack, 1_600_000_000_000, intact,
+            (Endpoint("PLAINTEXT", "localhost", 9092 + broker),),
+            {"PLAINTEXT": "PLAINTEXT"},
+            rack,
+            1_600_000_000_000,
+            intact_since,
         )
-    )  # fmt: skip
+    )
 
 
 class Desk:
@@ -64,6 +67,7 @@ class Desk:
         self.epoch = 0
         self.commits = 0
         self._tags = itertools.count()
+        self._intact_since: dict[int, int] = {}
         for path, value in paths.PERSISTENT:
             self.write(Create(path, value))
         self.racks = dict(racks or {})
@@ -82,8 +86,12 @@ class Desk:
         assert isinstance(self.observer.commit(operations, 1), Committed)
 
     def register(self, broker: int, intact: bool = True) -> None:
-        value = registration(broker, self.racks.get(broker), intact)
+        """`intact`: nothing is lost that it confirmed before, as far as it was intact then."""
+        since = self._intact_since.get(broker) if intact else None
+        value = registration(broker, self.racks.get(broker), since)
         self.write(Create(paths.broker(broker), value, ephemeral=True))
+        if since is None:
+            self._intact_since[broker] = self.tree.get(paths.broker(broker)).created
 
     def unregister(self, broker: int) -> None:
         self.write(Delete(paths.broker(broker)))

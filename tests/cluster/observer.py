@@ -73,6 +73,9 @@ class Observer:
             self._states.pop(tp, None)
             return
         stored = records.decode_state(path, node.value, node.version)
+        epoch = self.tree.get(paths.CONTROLLER_EPOCH)
+        assert epoch is not None
+        assert stored.controller_epoch == int(epoch.value), "a controller of another epoch wrote"
         topic = self._topic(tp.topic).topic_id
         state = stored.state
         of_epoch = (tp, topic, state.leader_epoch)

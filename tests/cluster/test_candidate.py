@@ -117,6 +117,12 @@ def test_who_is_controller_is_known() -> None:
     assert not follow(*LEADING, Resigned())[0].leads
 
 
+def test_an_older_process_of_the_same_broker_is_another_controller() -> None:
+    candidate, effects = follow(Connected(), looked(1), Noticed(), looked(1))
+    assert (candidate.phase, candidate.controller, effects) == (Phase.WATCHING, 1, ())
+    assert follow(Connected(), looked(1), Noticed(), looked())[1] == (CLAIM,)
+
+
 def test_the_own_claim_being_noticed_before_its_answer_leads_once() -> None:
     candidate, effects = follow(Connected(), looked(), Noticed(), Claimed(Committed((0, 8))))
     assert effects == (Lead(8), Look())

@@ -253,3 +253,15 @@ def test_an_answer_to_no_question_does_nothing() -> None:
     ):
         desk.feed(event)
     assert desk.controller == before
+
+
+def test_a_new_controller_writes_changes_again_if_they_and_their_parent_are_lost() -> None:
+    desk = Desk()
+    desk.create("t", [(0,)])
+    before = desk.controller.image.changes.generation
+    desk.observer = Unchecked(desk.observer.tree)
+    desk.write(Delete(paths.CHANGES), Delete("/kdirect"))
+    desk.begin()
+    assert desk.create("u", [(0,)]).outcome.code is Code.NONE
+    changes = records.decode_changes(paths.CHANGES, desk.tree.get(paths.CHANGES).value)
+    assert changes.since(before) is None  # a broker that has seen the old ones reads everything

@@ -146,11 +146,11 @@ endpoints = st.builds(
     st.lists(endpoints, min_size=1, max_size=3, unique_by=lambda e: e.listener),
     st.none() | texts,
     numbers,
-    st.booleans(),
+    st.none() | st.integers(0, 2**63 - 1),
 )
-def test_a_broker_there_and_back(listeners, rack, timestamp, intact) -> None:
+def test_a_broker_there_and_back(listeners, rack, timestamp, intact_since) -> None:
     protocols = {endpoint.listener: "PLAINTEXT" for endpoint in listeners}
-    found = BrokerRegistration(tuple(listeners), protocols, rack, timestamp, intact)
+    found = BrokerRegistration(tuple(listeners), protocols, rack, timestamp, intact_since)
     assert records.decode_broker("/brokers/ids/1", records.encode_broker(found)) == found
 
 

@@ -140,20 +140,17 @@ Effect: TypeAlias = Look | Claim | Lead | Depose | Release | Report
 
 class Candidate(NamedTuple):
     """A broker's part in electing the controller.  `epoch` and `version`: of ``/controller_epoch``
-    as this broker claimed it.  `controller`: who is it, as far as known.  `again`: something was
-    noticed while the store was being asked."""
+    as this broker claimed it.  `controller`: who is it, as far as known; it may be an older process
+    of this broker.  `leads`: a controller was begun here that has not ended.  `again`: something
+    was noticed while the store was being asked."""
 
     broker: int
     phase: Phase = Phase.WAITING
     epoch: int = -1
     version: int = -1
     controller: int = NOBODY
+    leads: bool = False
     again: bool = False
-
-    @property
-    def leads(self) -> bool:
-        """Was a controller begun that has not ended?"""
-        return self.controller == self.broker and self.phase is not Phase.CLAIMING
 
 
 _Stepped: TypeAlias = tuple[Candidate, tuple[Effect, ...]]
@@ -238,7 +235,7 @@ def _own(candidate: Candidate, epoch: Node) -> _Stepped:
 
 
 def _lead(candidate: Candidate) -> _Stepped:
-    candidate = candidate._replace(phase=Phase.LEADING, controller=candidate.broker)
+    candidate = candidate._replace(phase=Phase.LEADING, controller=candidate.broker, leads=True)
     return candidate, (Lead(candidate.epoch),)
 
 
@@ -265,11 +262,14 @@ def _resigned(candidate: Candidate) -> _Stepped:
         return candidate, ()
     # Nobody was elected since, so the node is this session's, if it is there.
     fence = Check(paths.CONTROLLER_EPOCH, candidate.version)
-    candidate = candidate._replace(phase=Phase.RELEASING, controller=NOBODY, again=False)
+    candidate = candidate._replace(
+        phase=Phase.RELEASING, controller=NOBODY, leads=False, again=False
+    )
     return candidate, (Release((fence, Delete(paths.CONTROLLER))),)
 
 
 def _lose(candidate: Candidate, phase: Phase, why: str) -> _Stepped:
     """This broker is not controller: end its machine, if it had begun."""
     effects = (Depose(why),) if candidate.leads else ()
-    return candidate._replace(phase=phase, controller=NOBODY, again=False), effects
+    candidate = candidate._replace(phase=phase, controller=NOBODY, leads=False, again=False)
+    return candidate, effects

@@ -211,12 +211,11 @@ class Draft:
         changes = records.with_change(self._base.changes, tuple(self._changed))
         value = records.encode_changes(changes)
         version = self._base.versions.get(paths.CHANGES)
-        mark: Operation
+        mark: tuple[Operation, ...] = ()
         if version is None:
-            mark = Create(paths.CHANGES, value)
-            self._versions[paths.CHANGES] = 0
+            self._put(paths.CHANGES, value)
         else:
-            mark = Replace(paths.CHANGES, value, version)
+            mark = (Replace(paths.CHANGES, value, version),)
             self._versions[paths.CHANGES] = version + 1
         fence = Check(paths.CONTROLLER_EPOCH, self._base.epoch_version)
         after = self._base._replace(
@@ -225,4 +224,4 @@ class Draft:
             versions=self._versions,
             changes=changes,
         )
-        return (fence, mark, *self._writes.values()), after
+        return (fence, *mark, *self._writes.values()), after

@@ -33,11 +33,12 @@ from kdirect.cluster.partition_state import NO_INCARNATION, NO_LEADER, Partition
 
 
 class LiveBroker(NamedTuple):
-    """A broker that is registered.  `intact`: its logs have all that it confirmed before."""
+    """A broker that is registered.  `intact_since`: its logs have all that its processes confirmed
+    from this incarnation on."""
 
     incarnation: int
     rack: str | None = None
-    intact: bool = True
+    intact_since: int = 0
 
 
 class Fleet(NamedTuple):
@@ -103,7 +104,7 @@ def standing(partition: Partition, broker: int, fleet: Fleet) -> Standing:
     known = dict(partition.incarnations).get(broker, NO_INCARNATION)
     if known in (NO_INCARNATION, there.incarnation):
         return Standing.SAME
-    return Standing.RETURNED if there.intact else Standing.LOSSY
+    return Standing.RETURNED if known >= there.intact_since else Standing.LOSSY
 
 
 def candidates(partition: Partition, fleet: Fleet, rules: Rules) -> Iterator[tuple[int, How]]:
@@ -212,8 +213,8 @@ def change(
         )
     known = dict(partition.incarnations)
     for b in (*in_sync, *eligible):
-        # Of one that is dead, the process that had the records stays known.
-        if b in fleet.live and (b == leader or standing(partition, b, fleet) is not Standing.LOSSY):
+        # Of others than the one elected, the process that had the records stays known.
+        if b in fleet.live and (b not in known or (b == leader and how is not None)):
             known[b] = fleet.live[b].incarnation
     kept = tuple(sorted((b, n) for b, n in known.items() if b in (*in_sync, *eligible)))
     renewed = renew or how is not None or leader != state.leader

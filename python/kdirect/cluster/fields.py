@@ -71,9 +71,6 @@ class Fields:
     def text(self, field: str) -> str:
         return self._take(field, str, "a text")
 
-    def boolean(self, field: str) -> bool:
-        return self._take(field, bool, "true or false")
-
     def texts(self, field: str) -> tuple[str, ...]:
         found = self._take(field, list, "a list")
         return tuple(self._as(x, str, "a text", self._name(field)) for x in found)

@@ -107,7 +107,8 @@ def read_brokers(
                 remedy = "delete the node"
                 raise CorruptMetadataError(f"node {path} is no broker's", hint=remedy)
             found = records.decode_broker(path, node.value)
-            live[int(name)] = LiveBroker(node.created, found.rack, found.intact)
+            since = found.intact_since if found.intact_since is not None else node.created
+            live[int(name)] = LiveBroker(node.created, found.rack, since)
         except CorruptMetadataError as e:
             wrong.append(e)
     return live, wrong

@@ -58,8 +58,8 @@ def alter_in_sync(draft: Draft, request: AlterInSync, row: InSyncRow) -> InSyncA
     if code is not None:
         return InSyncAnswer(tp, code, state)
     if set(in_sync) != set(state.in_sync):
-        named = dict(row.in_sync)
-        known = {**dict(partition.incarnations), **named}
+        added = {b: number for b, number in row.in_sync if b not in state.in_sync}
+        known = {**dict(partition.incarnations), **added}
         partition = partition._replace(incarnations=tuple(sorted(known.items())))
         ordered = [b for b in partition.replicas if b in in_sync]
         rules = draft.rules(tp.topic)

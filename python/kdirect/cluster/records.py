@@ -10,7 +10,8 @@ Kafka ignores fields that it does not know.  Three are ours:
 
 - of a partition's state: ``eligible`` (KIP-966's eligible leader replicas) and ``incarnations``
   (which process of each broker it was that had every committed record);
-- of a broker: ``intact`` (its logs have all that it ever confirmed: it did not lose power).
+- of a broker: ``intact_since`` (the incarnation from which on its logs have all that it confirmed:
+  since then it did not lose power).
 """
 
 from __future__ import annotations
@@ -45,14 +46,18 @@ class Endpoint(NamedTuple):
 
 
 class BrokerRegistration(NamedTuple):
-    """``/brokers/ids/N``.  `protocols`: listener name -> security protocol.  `intact`: False if the
-    broker may have lost records that it had confirmed before it began, as after a power loss."""
+    """``/brokers/ids/N``.  `protocols`: listener name -> security protocol.
+
+    `intact_since`: the incarnation from which on nothing is lost that this broker's processes have
+    confirmed.  None: this process may lack what those before it confirmed, as after a power loss;
+    then it is its own incarnation, which is not known before the node is created.
+    """
 
     endpoints: tuple[Endpoint, ...]
     protocols: Mapping[str, str]
     rack: str | None = None
     timestamp_ms: int = 0
-    intact: bool = True
+    intact_since: int | None = None
 
 
 def encode_broker(registration: BrokerRegistration) -> bytes:
@@ -73,8 +78,8 @@ def encode_broker(registration: BrokerRegistration) -> bytes:
     }
     if registration.rack is not None:
         record["rack"] = registration.rack
-    if not registration.intact:
-        record["intact"] = False
+    if registration.intact_since is not None:
+        record["intact_since"] = registration.intact_since
     return write_object(record)
 
 
@@ -105,7 +110,7 @@ def decode_broker(path: str, value: bytes) -> BrokerRegistration:
         protocols,
         found.text("rack") if found.has("rack") else None,
         found.digits("timestamp", least=-1) if found.has("timestamp") else 0,
-        found.boolean("intact") if found.has("intact") else True,
+        found.integer("intact_since", most=MOST_INT64) if found.has("intact_since") else None,
     )
 
 
