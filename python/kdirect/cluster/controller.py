@@ -346,9 +346,7 @@ def _plan(controller: Controller) -> _Stepped:
         controller, in_flight = _draft(controller)
         if in_flight.operations:
             tag = controller.tag + 1
-            controller = controller._replace(
-                phase=Phase.COMMITTING, tag=tag, in_flight=in_flight
-            )  # fmt: skip
+            controller = controller._replace(phase=Phase.COMMITTING, tag=tag, in_flight=in_flight)
             effects.append(Commit(in_flight.operations, tag))
         else:
             controller, answered = _happened(controller._replace(in_flight=in_flight))
@@ -516,7 +514,7 @@ def _read_back(controller: Controller, answer: ReadAnswer) -> _Stepped:
     reread = {tp for path in nodes if (tp := paths.partition_of_state(path)) is not None}
     controller = controller._replace(
         phase=Phase.READY, image=image, waiting=controller.waiting | reread
-    )  # fmt: skip
+    )
     return controller, [Report(str(e)) for p, e in image.damaged.items() if p not in known]
 
 

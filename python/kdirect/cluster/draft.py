@@ -38,6 +38,7 @@ class Draft:
         self._reassigned: dict[str, None] = {}  # topics whose own node is to be written
         self._broker_configs = dict(image.broker_configs)
         self._versions = dict(image.versions)
+        self._rules: dict[str, Rules] = {}  # as far as they were looked up
         self._writes: dict[str, Operation] = {}
         self._size = 0
         self._changed: dict[str, None] = {}  # paths that brokers look at, in order
@@ -72,8 +73,10 @@ class Draft:
         return self._broker_configs.get(name, {})
 
     def rules(self, name: str) -> Rules:
-        image = self._base._replace(topics=self._topics, broker_configs=self._broker_configs)
-        return image.rules(name, self._settings)
+        if name not in self._rules:
+            image = self._base._replace(topics=self._topics, broker_configs=self._broker_configs)
+            self._rules[name] = image.rules(name, self._settings)
+        return self._rules[name]
 
     def exists(self, path: str) -> bool:
         return path in self._versions
@@ -102,13 +105,16 @@ class Draft:
 
     def create_topic(self, name: str, topic: Topic) -> None:
         """Or grow it: `topic` has more partitions than there were, and these have no state."""
+        self._rules.clear()
         self._topics[name] = topic
         self._open.pop(name, None)
         self._partitions(name)
         self._write_topic(name)
 
     def _partitions(self, name: str) -> list[Partition]:
-        return self._open.setdefault(name, list(self._topics[name].partitions))
+        if name not in self._open:
+            self._open[name] = list(self._topics[name].partitions)
+        return self._open[name]
 
     def _write_topic(self, name: str) -> None:
         """Its own node, when the draft is finished: many partitions may change in one draft."""
@@ -132,10 +138,12 @@ class Draft:
             self._put(paths.topic(name), records.encode_topic(record))
 
     def set_topic_config(self, name: str, config: dict[str, str]) -> None:
+        self._rules.clear()
         self._topics[name] = self._topics[name]._replace(config=config)
         self._put(paths.topic_config(name), records.encode_config(config))
 
     def set_broker_config(self, name: str, config: dict[str, str]) -> None:
+        self._rules.clear()
         self._broker_configs[name] = config
         self._put(paths.broker_config(name), records.encode_config(config))
 

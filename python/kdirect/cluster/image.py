@@ -153,6 +153,7 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
     topics, versions = dict(image.topics), dict(image.versions)
     configs, damaged = dict(image.broker_configs), dict(image.damaged)
     changes = image.changes
+    opened: dict[str, list[Partition]] = {}  # of topics whose states are among the nodes
     for path, node in nodes.items():
         if _is_of_others(path):
             continue
@@ -166,9 +167,11 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
             if path == paths.CHANGES and value is not None:
                 changes = records.decode_changes(path, value)
             elif (tp := paths.partition_of_state(path)) is not None:
-                _absorb_state(topics, tp, path, node)
+                if tp.topic not in opened and tp.topic in topics:
+                    opened[tp.topic] = list(topics[tp.topic].partitions)
+                _absorb_state(opened.get(tp.topic, []), tp, path, node)
             elif (name := paths.name_below(path, paths.TOPICS)) is not None:
-                _absorb_topic(topics, name, path, value)
+                _absorb_topic(topics, opened.pop(name, None), name, path, value)
             elif (name := paths.name_below(path, paths.BROKER_CONFIGS)) is not None:
                 configs[name] = records.decode_config(path, value or b"")
             elif (name := paths.name_below(path, paths.TOPIC_CONFIGS)) in topics:
@@ -180,13 +183,23 @@ def absorb(image: Image, nodes: Mapping[str, Node | None]) -> Image:
                 topics[name] = topics[name]._replace(deleting=value is not None)
         except CorruptMetadataError as e:
             damaged[path] = e
+    for name, partitions in opened.items():
+        topics[name] = topics[name]._replace(partitions=tuple(partitions))
     return image._replace(
         topics=topics, versions=versions, broker_configs=configs, damaged=damaged, changes=changes
-    )  # fmt: skip
+    )
 
 
-def _absorb_topic(topics: dict[str, Topic], name: str, path: str, value: bytes | None) -> None:
+def _absorb_topic(
+    topics: dict[str, Topic],
+    opened: list[Partition] | None,
+    name: str,
+    path: str,
+    value: bytes | None,
+) -> None:
     old = topics.get(name)
+    if opened is not None and old is not None:
+        old = topics[name] = old._replace(partitions=tuple(opened))
     if value is None:
         # Somebody deleted it by hand; a topic goes by a request only.  It is written again.
         return
@@ -196,20 +209,18 @@ def _absorb_topic(topics: dict[str, Topic], name: str, path: str, value: bytes |
     for number, replicas in enumerate(record.replicas):
         partition = known[number] if number < len(known) else Partition(replicas)
         adding, removing = record.adding.get(number, ()), record.removing.get(number, ())
-        partitions.append(
-            partition._replace(replicas=replicas, adding=adding, removing=removing)
-        )  # fmt: skip
+        moved = partition._replace(replicas=replicas, adding=adding, removing=removing)
+        partitions.append(moved)
     topic = old if old is not None else Topic(record, ())
     topics[name] = topic._replace(record=record, partitions=tuple(partitions))
 
 
 def _absorb_state(
-    topics: dict[str, Topic], tp: TopicPartition, path: str, node: Node | None
+    partitions: list[Partition], tp: TopicPartition, path: str, node: Node | None
 ) -> None:
-    topic = topics.get(tp.topic)
-    if topic is None or tp.partition >= len(topic.partitions):
+    if tp.partition >= len(partitions):
         return
-    partition = topic.partitions[tp.partition]
+    partition = partitions[tp.partition]
     known = partition.state
     try:
         stored = None if node is None else _decode_state(partition, tp, path, node)
@@ -225,9 +236,7 @@ def _absorb_state(
         # Nobody but the controller writes this node, so somebody has deleted or damaged it by hand:
         # what is known is written again, in a new leader epoch.
         partition = partition._replace(state=known._replace(version=MISSING))
-    partitions = list(topic.partitions)
     partitions[tp.partition] = partition
-    topics[tp.topic] = topic._replace(partitions=tuple(partitions))
 
 
 def _decode_state(

@@ -185,9 +185,7 @@ def _elect_unclean(
     if how is How.IN_SYNC:
         after = review(partition, draft.fleet, rules)
     else:
-        after = change(
-            partition, draft.fleet, rules, leader=chosen, in_sync=(chosen,), how=how
-        )  # fmt: skip
+        after = change(partition, draft.fleet, rules, leader=chosen, in_sync=(chosen,), how=how)
     draft.set_partition(tp, after)
     return DONE
 
