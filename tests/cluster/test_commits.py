@@ -51,6 +51,22 @@ def test_every_commit_is_fenced_and_one_is_under_way() -> None:
     assert len(desk.answers) == 3
 
 
+def test_leaders_are_elected_before_requests_are_carried_out() -> None:
+    desk = Desk(hold=True)
+    desk.create("t", [(0, 1)])
+    desk.commit_held()
+    desk.create("u", [(1,)])
+    for number in range(3):
+        desk.create(f"large{number}", [(1,)], note="x" * 200_000)
+    stop(desk, 0)
+    desk.commit_held()
+    assert paths.state(T0) in [operation.path for operation in desk.held[0].operations]
+    while desk.held:
+        desk.commit_held()
+    assert desk.state().leader == 1
+    assert len(desk.answers) == 5
+
+
 @pytest.mark.parametrize("happened", [True, False])
 def test_an_unknown_commit_is_read_back_before_anything_goes_on(happened) -> None:
     desk = Desk(hold=True)

@@ -111,6 +111,18 @@ def test_a_topic_grows() -> None:
     assert desk.state(TopicPartition("t", 3))[:3] == (2, 0, (2, 0))
 
 
+def test_a_broker_that_dies_while_a_partition_is_added_does_not_lead_it() -> None:
+    desk = Desk()
+    desk.create("t", [(0, 1)])
+    desk.hold = True
+    desk.ask(GrowTopic(None, "t", 2, ((2, 1),)))
+    desk.unregister(2)
+    desk.brokers()
+    desk.hold = False
+    desk.commit_held()
+    assert desk.state(T1)[:3] == (1, 1, (1,))
+
+
 @pytest.mark.parametrize(
     ("wanted", "code"),
     [

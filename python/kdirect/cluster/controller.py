@@ -290,14 +290,12 @@ def _brokers_changed(controller: Controller, live: Mapping[int, LiveBroker]) -> 
 
 def _review_brokers(controller: Controller, brokers: set[int]) -> Controller:
     """Have the partitions reviewed that have a replica on one of these."""
-    concerned = {tp for tp, p in controller.image.all_partitions() if brokers & {*p.replicas}}
-    if controller.in_flight is not None:
-        # What it creates is not in the image yet.
-        concerned |= {
-            tp
-            for tp, p in controller.in_flight.after.all_partitions()
-            if tp.topic not in controller.image.topics and brokers & {*p.replicas}
-        }
+    images = [controller.image]
+    if controller.in_flight is not None:  # partitions that it creates are not in the image yet
+        images.append(controller.in_flight.after)
+    concerned = {
+        tp for image in images for tp, p in image.all_partitions() if brokers & {*p.replicas}
+    }
     return controller._replace(waiting=controller.waiting | concerned)
 
 
@@ -371,12 +369,11 @@ def _draft(controller: Controller) -> tuple[Controller, InFlight]:
     draft = Draft(controller.image, controller.fleet, controller.settings)
     work = Work(draft, alone=controller.alone)
     queue = list(controller.queue)
+    # First what brokers' coming and going needs: partitions without a leader wait for it.
+    work.review_all(controller.waiting - controller.stuck)
     while queue and not work.is_full:
         work.carry_out(queue.pop(0))
-    for tp in sorted((controller.waiting | work.concerned) - controller.stuck):
-        if work.is_full:
-            break
-        work.review(tp)
+    work.review_all(work.concerned - controller.stuck)
     for name in _doomed(controller):
         if work.is_full:
             break

@@ -7,6 +7,7 @@ room for waits for the next commit.  Requests of many rows (`AlterInSync`, `Elec
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from kdirect.cluster import paths, topic_rules
@@ -130,10 +131,13 @@ class Work:
         assert request.rows is not None
         return elect(self._draft, request.kind, request.rows[place])
 
-    def review(self, tp: TopicPartition) -> None:
-        """Bring a partition to where the rules want it."""
-        settle(self._draft, tp)
-        self.reviewed.add(tp)
+    def review_all(self, partitions: Iterable[TopicPartition]) -> None:
+        """Bring partitions to where the rules want them, as many as there is room for."""
+        for tp in sorted(partitions):
+            if self.is_full:
+                return
+            settle(self._draft, tp)
+            self.reviewed.add(tp)
 
     def delete_nodes(self, name: str) -> None:
         """Delete nodes of a topic, as many as there is room for."""
