@@ -1,393 +1,326 @@
-"""Three replicas of one partition, the store's word on it, and all that is on its way between them,
-as one immutable value: what an exhaustive search goes through.
+"""Some replicas of one partition, the controller and the store, and every message on its way, as
+one immutable value: what the exhaustive search and the simulation go through.
 
-The replicas decide by `kdirect.cluster`.  Everything else is reduced to what matters to them: a
-record is a pair (epoch, number), a log a tuple of records, a WRITE lands or does not, a kernel
-commits what continues its log.  `moves(world)` names every next step of a world and what it leads
-to.
+The replicas decide by the machines of `kdirect.cluster`.  All else is reduced to what matters to
+them: a record is a pair (leader epoch, number), a log a tuple of records, a WRITE lands or does
+not, a kernel commits what continues its log.  Messages take any time, and overtake each other where
+the real ones can: WRITEs of one leader to one follower arrive in order, nothing else does.
 
-What is checked in every world (`check`): see there.
+`check` says what must hold in every world.  The steps are in `tests.cluster.moves`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from itertools import pairwise
+from typing import NamedTuple
 
-from kdirect.cluster import following_replica as following_rules
-from kdirect.cluster import leading_replica as leading_rules
-from kdirect.cluster.following_replica import Following
-from kdirect.cluster.leading_replica import Leading
+from kdirect.cluster.following_replica import Following, Phase, StartOver, Truncate
+from kdirect.cluster.following_replica import begin as begin_following
+from kdirect.cluster.leading_replica import Leading, Propose
 from kdirect.cluster.partition_state import PartitionState
+from tests.cluster.model_log import ModelLog, Record
 
-REPLICAS = (0, 1, 2)
-MOST_RECORDS = 3
-MOST_EPOCHS = 3
-MOST_CHANGES = 2  # of who is in sync
+DOWN = -1
 
-Record = tuple[int, int]
-Log = tuple[Record, ...]
+
+class Bounds(NamedTuple):
+    """How much may happen, and how finely."""
+
+    replicas: int = 3
+    records: int = 2
+    epochs: int = 2
+    changes: int = 1  # of who is in sync, that the controller agrees to
+    losses: int = 1  # of links
+    crashes: int = 0
+    deletes: int = 0  # of records at the start of a log
+    min_in_sync: int = 1
+    run: int = 1  # the most records in one WRITE
+    stale: bool = False  # may a broker learn of a state that is no longer the newest?
+    late: bool = False  # may an answer to where an epoch ends be on its way for any time?
+    separate: bool = False  # may time pass where nothing that matters can come between?
+    tells: bool = False  # does the leader tell followers of the high watermark?
+    again: bool = False  # may the controller elect the leader again?
+    expires: bool = False  # may a session end while its broker lives (counted as a crash)?
+    lossy: bool = False  # may a crash lose records?
+    unclean: bool = False  # may a replica be elected that is not in sync?
+    spares: int = 0  # brokers in addition, to which the partition may be reassigned
 
 
 class Write(NamedTuple):
-    """A WRITE of `record` to position `place` of the file that follower `to` granted to the leader
-    of `epoch`.  `checked`: its key was looked at, and the copy goes on."""
+    """A WRITE of `records` to `place` in the file that incarnation `incarnation` of follower `to`
+    granted to the leader of `epoch`.  Its key is looked at when it lands."""
 
     epoch: int
     leader: int
     to: int
+    incarnation: int
     place: int
-    record: Record
-    checked: bool = False
+    records: tuple[Record, ...]
+
+
+class Confirmation(NamedTuple):
+    """A follower's `Confirm` on its way to the leader of `epoch`."""
+
+    broker: int
+    incarnation: int
+    epoch: int
+    end: int
+
+
+class Proposal(NamedTuple):
+    """A leader's `Propose` on its way to the controller."""
+
+    leader: int
+    epoch: int
+    propose: Propose
+
+
+class Answer(NamedTuple):
+    """A leader's answer on its way to a replica that asked where an epoch ends."""
+
+    to: int
+    incarnation: int
+    leader_epoch: int
+    question: int
+    asked: int
+    epoch: int
+    end: int
+    log_start: int
+    log_end: int
+
+
+class Ask(NamedTuple):
+    """What a replica wants to know, until it has been told."""
+
+    leader: int
+    leader_epoch: int
+    epoch: int
+    question: int
 
 
 class Replica(NamedTuple):
-    """A broker's part.  `role` is what it believes; `granted` the epoch whose leader holds the key
-    of its head (-1: nobody); `landed` what was written there and is not committed; `fencing` and
-    `cutting` work that was begun."""
+    """A broker's part.  `known` is the state under which it is to lead; `granted` the epoch whose
+    leader holds the key of its head (-1: nobody); `landed` what was written there and is not
+    committed; `fencing` and `cutting` is work that was begun; `pushed` is, for each follower that
+    a leader pushes to, the end of what it has sent."""
 
-    role: Leading | Following
-    log: Log = ()
-    high_watermark: int = 0
+    following: Following
+    leading: Leading | None = None
+    known: PartitionState | None = None
+    log: ModelLog = ModelLog()
     granted: int = -1
-    landed: tuple[tuple[int, Record], ...] = ()
+    landed: tuple[tuple[int, tuple[Record, ...]], ...] = ()
     fencing: int = -1
-    cutting: tuple[int, int] | None = None
-    asking: tuple[int, int, int] | None = None  # leader, its epoch, the epoch asked for
-    pushed: tuple[tuple[int, int], ...] = ()  # of a leader: follower -> the end of what was sent
+    cutting: Truncate | StartOver | None = None
+    asking: Ask | None = None
+    pushed: tuple[tuple[int, int], ...] = ()
 
 
 class World(NamedTuple):
-    """Everything."""
+    """Everything.
+
+    `registered` is the incarnation in which each broker runs (or `DOWN`), `noticed` what the
+    controller has noticed of that.  `crashed` are the brokers that have crashed since they last
+    came into sync, each with whether records were lost.  `shown` is the longest run of records that
+    any leader has shown, `highest` for each epoch the highest end that its leader has told anyone
+    as the latest.  `written` counts the records that each epoch's leader has appended.  Leaders of
+    epochs below `void` lost against an unclean election, and what they show is lost.
+    """
 
     state: PartitionState
     replicas: tuple[Replica, ...]
+    assigned: tuple[int, ...]
+    registered: tuple[int, ...]
+    noticed: tuple[int, ...]
+    min_in_sync: int
+    older: tuple[PartitionState, ...] = ()
     writes: tuple[Write, ...] = ()
-    confirms: frozenset[tuple[int, int, int]] = frozenset()  # follower, epoch, end
-    proposals: frozenset[tuple[int, int, tuple[int, ...], int]] = frozenset()
-    answers: frozenset[tuple[int, int, int, int, int]] = frozenset()
-    shown: Log = ()  # the longest prefix that any leader has shown
-    written: int = 0
-    changes: int = 0  # of who is in sync, that the controller has agreed to
-
-
-def begin() -> World:
-    """Broker 0 leads, all are in sync, and nobody has learned of it."""
-    replicas = tuple(
-        Replica(following_rules.begin(end=0, last_epoch=following_rules.NO_EPOCH)) for _ in REPLICAS
-    )
-    return World(PartitionState(0, 1, REPLICAS, 0), replicas)
+    confirmations: tuple[Confirmation, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+    answers: tuple[Answer, ...] = ()
+    incarnations: int = 0  # the newest incarnation of any broker
+    crashed: tuple[tuple[int, bool], ...] = ()
+    shown: tuple[Record, ...] = ()
+    highest: tuple[int, ...] = ()
+    written: tuple[int, ...] = ()
+    void: int = 0
+    changes: int = 0
+    losses: int = 0
+    crashes: int = 0
+    deletes: int = 0
 
 
 class Broken(AssertionError):
     """A world that must not be."""
 
 
+def begin(bounds: Bounds, logs: tuple[ModelLog, ...] = (), leader: int = 0) -> World:
+    """`leader` was elected in epoch 1, all are in sync, and nobody has learned of it.  `logs`: what
+    the replicas have of epoch 0; what all of them have was shown."""
+    count = bounds.replicas + bounds.spares
+    everybody = tuple(range(bounds.replicas))
+    replicas = []
+    for broker in range(count):
+        log = logs[broker] if broker < len(logs) else ModelLog()
+        following = begin_following(broker, end=log.end, last_epoch=log.last_epoch)
+        replicas.append(Replica(following, log=log))
+    shown = min((log.records for log in logs), key=len, default=())
+    return World(
+        PartitionState(leader, 1, everybody, 0, incarnation=0),
+        tuple(replicas),
+        everybody,
+        registered=(0,) * count,
+        noticed=(0,) * count,
+        min_in_sync=bounds.min_in_sync,
+        shown=shown,
+        highest=(0,) * (bounds.epochs + 1),
+        written=(0,) * (bounds.epochs + 1),
+    )
+
+
+# -- what must hold --------------------------------------------------------------------------------
+
+
 def check(world: World) -> None:
-    """StrongIsr, log matching, leader completeness, nothing seen and then gone."""
-    for broker in {*world.state.in_sync, world.state.leader}:
-        log = world.replicas[broker].log
-        if log[: len(world.shown)] != world.shown:
-            raise Broken(f"broker {broker} is in sync and lacks records that were shown")
-    for a in world.replicas:
-        for b in world.replicas:
-            for place, (one, two) in enumerate(zip(a.log, b.log, strict=False)):
-                if one == two and a.log[:place] != b.log[:place]:
-                    raise Broken("two logs have the same record after different ones")
-    for broker, replica in enumerate(world.replicas):
-        role = replica.role
-        if isinstance(role, Leading) and role.state.leader_epoch == world.state.leader_epoch:
-            known = role.high_watermark if role.knows_high_watermark else len(world.shown)
-            if known < len(world.shown) and broker == world.state.leader:
-                raise Broken("the leader shows a high watermark below one that was shown")
+    """Raise `Broken` unless all of this holds.
 
-
-def tidy(world: World) -> World:
-    """The same world without what nobody will ever look at, so that equal worlds are equal."""
-    state = world.state
-    proposals = frozenset(
-        p
-        for p in world.proposals
-        if (p[0], p[1], p[3]) == (state.leader, state.leader_epoch, state.version)
-    )
-    hears = {state.leader_epoch: ()} if state.leader_epoch else {}
-    for replica in world.replicas:
-        if isinstance(replica.role, Leading):
-            hears[replica.role.state.leader_epoch] = replica.role.followers
-    confirms = frozenset(
-        (follower, epoch, end)
-        for follower, epoch, end in world.confirms
-        if epoch in hears
-        and not any(f.broker == follower and f.linked and f.end >= end for f in hears[epoch])
-    )
-    return world._replace(proposals=proposals, confirms=confirms)
-
-
-def moves(world: World) -> Iterator[tuple[str, World]]:
-    """Every step that can come next."""
-    yield from _store_moves(world)
-    for broker in REPLICAS:
-        role = world.replicas[broker].role
-        yield from _learn(world, broker)
-        if isinstance(role, Leading):
-            yield from _leader_moves(world, broker, role)
-        yield from _replica_moves(world, broker)
-    yield from _network_moves(world)
-
-
-# -- the controller and the store ------------------------------------------------------------------
-
-
-def _store_moves(world: World) -> Iterator[tuple[str, World]]:
-    state = world.state
-    if state.leader_epoch < MOST_EPOCHS:
-        for broker in state.in_sync:
-            if broker != state.leader:
-                elected = state._replace(
-                    leader=broker, leader_epoch=state.leader_epoch + 1, version=state.version + 1
-                )
-                yield f"elect {broker}", world._replace(state=elected)
+    - *StrongIsr*: every replica that is in sync, eligible, or would be by a proposal that can still
+      be agreed to, has every record that was shown; unless it has crashed since.
+    - *Leader completeness*: so does the leader that the store names, when it leads.
+    - *Log matching*: where two logs have records of one epoch at one offset, they agree up to
+      there.  No log has a record twice, or an older epoch after a newer one.
+    - *One leader an epoch.*
+    - What a follower shows was shown by a leader before.
+    - A confirmation on its way to the leader of the present epoch is true.
+    """
+    state, replicas, shown = world.state, world.replicas, world.shown
+    crashed = dict(world.crashed)
+    must_have = {*state.in_sync, *state.eligible}
     for proposal in world.proposals:
-        leader, epoch, in_sync, version = proposal
-        left = world._replace(proposals=world.proposals - {proposal})
-        if world.changes < MOST_CHANGES:
-            agreed = state._replace(in_sync=in_sync, version=version + 1)
-            yield (
-                f"agree to {in_sync}",
-                left._replace(state=agreed, changes=world.changes + 1),
-            )
+        if can_be_agreed(world, proposal):
+            must_have.update(proposal.propose.in_sync)
+    for broker in must_have:
+        if broker not in crashed and not has_all(replicas[broker].log, shown):
+            raise Broken(f"broker {broker} is in sync and lacks records that were shown")
+    epochs = []
+    for broker, replica in enumerate(replicas):
+        if replica.leading is not None:
+            epoch = replica.leading.state.leader_epoch
+            epochs.append(epoch)
+            if epoch == state.leader_epoch and not has_all(replica.log, shown):
+                raise Broken(f"broker {broker} leads and lacks records that were shown")
+        _check_shown_by_follower(world, broker)
+    if len(set(epochs)) < len(epochs):
+        raise Broken("two brokers lead in one epoch")
+    for number, replica in enumerate(replicas):
+        for other in replicas[:number]:
+            if replica.log != other.log:
+                _check_matching(replica.log, other.log)
+    for confirmation in world.confirmations:
+        _check_confirmation(world, confirmation)
 
 
-def _learn(world: World, broker: int) -> Iterator[tuple[str, World]]:
-    replica, state = world.replicas[broker], world.state
-    role = replica.role
-    if isinstance(role, Leading) and role.state.leader_epoch == state.leader_epoch:
-        if state.version > role.state.version:
-            yield f"{broker} learns", _lead(world, broker, leading_rules.Learned(state))
+def has_all(log: ModelLog, shown: tuple[Record, ...]) -> bool:
+    """Has the log every one of these records that it has not deleted?"""
+    return log.end >= len(shown) and log.between(log.start, len(shown)) == shown[log.start :]
+
+
+def can_be_agreed(world: World, proposal: Proposal) -> bool:
+    """Would the controller, by what it has noticed, agree?"""
+    leader, epoch, (in_sync, incarnations, version) = proposal
+    state, noticed = world.state, world.noticed
+    if (leader, epoch, version) != (state.leader, state.leader_epoch, state.version):
+        return False
+    return all(
+        noticed[broker] == incarnation or (incarnation < 0 and broker in state.in_sync)
+        for broker, incarnation in zip(in_sync, incarnations, strict=True)
+    )
+
+
+def _check_shown_by_follower(world: World, broker: int) -> None:
+    replica = world.replicas[broker]
+    following = replica.following
+    if following.phase is not Phase.FOLLOWING or world.void:
+        return  # what a follower has heard of a leader whose records were lost may still stand
+    shown = following.high_watermark
+    if shown > len(world.shown):
+        raise Broken(f"broker {broker} follows and shows what no leader has shown")
+    start = replica.log.start
+    if replica.log.between(start, shown) != world.shown[start:shown]:
+        raise Broken(f"broker {broker} follows and shows other records than a leader has")
+
+
+def _check_matching(one: ModelLog, two: ModelLog) -> None:
+    start, end = max(one.start, two.start), min(one.end, two.end)
+    if start >= end:
         return
-    if isinstance(role, Following):
-        newest = role.next.epoch if role.next is not None else role.epoch
-        if newest >= state.leader_epoch:
-            return
-    if state.leader == broker:
-        if replica.cutting is not None:
-            return  # the driver waits for the cut
-        leading, effects = leading_rules.begin(
-            broker, state, REPLICAS, end=len(replica.log), high_watermark=replica.high_watermark,
-            now_ms=0, registered=tuple((b, 0) for b in REPLICAS),
-        )  # fmt: skip
-        led = replica._replace(
-            role=leading, granted=-1, landed=(), fencing=-1, asking=None, pushed=()
-        )
-        yield f"{broker} learns that it leads", _effects(_put(world, broker, led), broker, effects)
+    ours, theirs = one.between(start, end), two.between(start, end)
+    if ours == theirs:
         return
-    if isinstance(role, Leading):
-        last = replica.log[-1][0] if replica.log else following_rules.NO_EPOCH
-        was = following_rules.begin(end=len(replica.log), last_epoch=last)
-        replica = replica._replace(role=was, pushed=())
-        world = _put(world, broker, replica)
-    follow = following_rules.Follow(state.leader, state.leader_epoch)
-    yield f"{broker} learns that {state.leader} leads", _follow(world, broker, follow)
+    parted = False
+    for mine, its in zip(ours, theirs, strict=True):
+        parted = parted or mine != its
+        if parted and mine[0] == its[0]:
+            raise Broken("two logs part, and have records of one epoch at one offset after that")
 
 
-# -- the leader ------------------------------------------------------------------------------------
+def _check_confirmation(world: World, confirmation: Confirmation) -> None:
+    broker, incarnation, epoch, end = confirmation
+    if epoch == world.state.leader_epoch and incarnation == world.registered[broker]:
+        if world.replicas[broker].log.end < end:
+            raise Broken(f"broker {broker} confirmed what it does not have")
 
 
-def _leader_moves(world: World, broker: int, role: Leading) -> Iterator[tuple[str, World]]:
+def check_log(log: ModelLog) -> None:
+    """A log's own order; to be called when it has changed."""
+    records = log.records
+    if len(set(records)) < len(records):
+        raise Broken("a log has a record twice")
+    if any(a[0] > b[0] for a, b in pairwise(records)):
+        raise Broken("a log has an older epoch after a newer one")
+
+
+def show(world: World, broker: int, offset: int) -> World:
+    """Broker `broker`, which leads, shows the records below `offset`."""
     replica = world.replicas[broker]
-    epoch = role.state.leader_epoch
-    if world.written < MOST_RECORDS:
-        log = (*replica.log, (epoch, world.written))
-        grown = _put(world._replace(written=world.written + 1), broker, replica._replace(log=log))
-        yield f"{broker} appends", _lead(grown, broker, leading_rules.Appended(len(log)))
-    for follower, sent in replica.pushed:
-        if sent < len(replica.log):
-            write = Write(epoch, broker, follower, sent, replica.log[sent])
-            pushed = tuple((f, s + (f == follower)) for f, s in replica.pushed)
-            yield (
-                f"{broker} pushes {sent} to {follower}",
-                _put(world, broker, replica._replace(pushed=pushed))._replace(
-                    writes=(*world.writes, write)
-                ),
-            )
-    for follower in REPLICAS:
-        if follower in role.state.in_sync and follower != broker and role.proposed is None:
-            heard = any(f.broker == follower and f.linked for f in role.followers)
-            if heard:
-                yield (
-                    f"{broker} loses its link to {follower}",
-                    _lead(world, broker, leading_rules.LinkLost(follower)),
-                )
-    for confirm in world.confirms:
-        follower, of_epoch, end = confirm
-        if of_epoch == epoch:
-            heard = leading_rules.Confirmed(follower, 0, epoch, end)
-            left = world._replace(confirms=world.confirms - {confirm})
-            yield f"{broker} hears {confirm}", _lead(_sent(left, broker, follower, end), broker, heard)
-    for follower in REPLICAS:
-        other = world.replicas[follower]
-        if (
-            isinstance(other.role, Following)
-            and other.role.phase is following_rules.Phase.FOLLOWING
-            and other.role.epoch == epoch
-        ):
-            told = min(role.high_watermark, len(other.log))
-            if told > other.high_watermark:
-                yield (
-                    f"{broker} tells {follower} of {told}",
-                    _put(world, follower, other._replace(high_watermark=told)),
-                )
-    for asker in REPLICAS:
-        asking = world.replicas[asker].asking
-        if asking is not None and asking[0] == broker:
-            found, end = epoch_end(replica.log, asking[2])
-            answer = (asker, epoch, asking[2], found, end)
-            if answer not in world.answers:
-                yield f"{broker} answers {answer}", world._replace(answers=world.answers | {answer})
-
-
-def epoch_end(log: Log, asked: int) -> tuple[int, int]:
-    """The largest epoch of a log that is not above `asked`, and where it ends (KIP-279)."""
-    below = [epoch for epoch, _ in log if epoch <= asked]
-    if not below:
-        return following_rules.NO_EPOCH, 0
-    return below[-1], len(below)
-
-
-# -- every replica ---------------------------------------------------------------------------------
-
-
-def _replica_moves(world: World, broker: int) -> Iterator[tuple[str, World]]:
-    replica = world.replicas[broker]
-    if replica.landed and isinstance(replica.role, Following):
-        (place, record), *rest = replica.landed
-        left = replica._replace(landed=tuple(rest))
-        if place == len(replica.log):
-            log = (*replica.log, record)
-            committed = following_rules.Committed(len(log), record[0], replica.granted)
-            yield (
-                f"{broker} commits {record}",
-                _follow(_put(world, broker, left._replace(log=log)), broker, committed),
-            )
-        else:
-            yield f"{broker} refuses {record}", _put(world, broker, left)
-    if replica.fencing >= 0:
-        # Copies that were in progress end in a file that nobody reads any more.
-        fenced = replica._replace(fencing=-1, granted=-1, landed=())
-        yield (
-            f"{broker} has fenced",
-            _follow(_put(world, broker, fenced), broker, following_rules.Fenced(replica.fencing)),
-        )
-    if replica.cutting is not None:
-        epoch, offset = replica.cutting
-        log = tuple(record for record in replica.log[:offset] if record[0] <= epoch)
-        last = log[-1][0] if log else following_rules.NO_EPOCH
-        cut = replica._replace(
-            log=log, cutting=None, high_watermark=min(replica.high_watermark, len(log))
-        )
-        done = following_rules.Truncated(len(log), last)
-        yield f"{broker} has cut", _follow(_put(world, broker, cut), broker, done)
-
-
-def _network_moves(world: World) -> Iterator[tuple[str, World]]:
-    for answer in world.answers:
-        asker, leader_epoch, asked, found, end = answer
-        left = world._replace(answers=world.answers - {answer})
-        if isinstance(world.replicas[asker].role, Following):
-            event = following_rules.EpochEnd(leader_epoch, asked, found, end)
-            left = _follow(left, asker, event)
-        yield f"{asker} is answered {answer}", left
-    first: set[tuple[int, int]] = set()
-    for number, write in enumerate(world.writes):
-        pair = (write.leader, write.to)
-        if pair in first:
-            continue  # one queue pair: in order
-        first.add(pair)
-        others = world.writes[:number] + world.writes[number + 1 :]
-        target = world.replicas[write.to]
-        if not write.checked:
-            if target.granted != write.epoch:
-                # The key is gone: the queue pair breaks, and what comes after it is lost as well.
-                kept = tuple(w for w in world.writes if (w.leader, w.to) != pair)
-                yield f"{write} is refused", world._replace(writes=kept)
-            else:
-                begun = world.writes[:number] + (write._replace(checked=True),)
-                yield (
-                    f"{write} begins",
-                    world._replace(writes=begun + world.writes[number + 1 :]),
-                )
-            continue
-        landed = world._replace(writes=others)
-        if target.granted == write.epoch:
-            added = (*target.landed, (write.place, write.record))
-            landed = _put(landed, write.to, target._replace(landed=added))
-        yield f"{write} completes", completed(landed, write)
-
-
-def completed(world: World, write: Write) -> World:
-    """The leader sees that a WRITE is complete.  It means nothing: only the follower confirms."""
-    return world
-
-
-# -- carrying out effects --------------------------------------------------------------------------
-
-
-def _put(world: World, broker: int, replica: Replica) -> World:
-    replicas = world.replicas[:broker] + (replica,) + world.replicas[broker + 1 :]
-    return world._replace(replicas=replicas)
-
-
-def _sent(world: World, broker: int, follower: int, end: int) -> World:
-    """The first confirmation of a follower says from where it is to be pushed."""
-    replica = world.replicas[broker]
-    if any(f == follower for f, _ in replica.pushed):
+    leading, log, shown = replica.leading, replica.log, world.shown
+    assert leading is not None
+    epoch = leading.state.leader_epoch
+    if offset > log.end:
+        raise Broken("a high watermark is above the log's end")
+    if epoch < world.void:
         return world
-    pushed = tuple(sorted((*replica.pushed, (follower, end))))
-    return _put(world, broker, replica._replace(pushed=pushed))
+    both = min(offset, len(shown))
+    if log.between(log.start, both) != shown[log.start : both]:
+        raise Broken("records that were shown are others now")
+    if offset > len(shown):
+        world = world._replace(shown=shown + log.between(len(shown), offset))
+    if not leading.knows_high_watermark:
+        return world
+    if any(earlier > offset for earlier in world.highest[:epoch]):
+        raise Broken("a leader shows a high watermark below one that was shown")
+    for other in world.replicas:
+        newer = other.leading
+        if newer is not None and newer.state.leader_epoch > epoch and newer.knows_high_watermark:
+            if newer.high_watermark < offset:
+                raise Broken("an old leader shows a high watermark above the new leader's")
+    if offset == world.highest[epoch]:
+        return world
+    highest = (*world.highest[:epoch], offset, *world.highest[epoch + 1 :])
+    return world._replace(highest=highest)
 
 
-def _lead(world: World, broker: int, event: Any) -> World:
-    role = world.replicas[broker].role
-    assert isinstance(role, Leading)
-    role, effects = leading_rules.step(role, event)
-    return _effects(_put(world, broker, world.replicas[broker]._replace(role=role)), broker, effects)
-
-
-def _follow(world: World, broker: int, event: Any) -> World:
-    replica = world.replicas[broker]
-    assert isinstance(replica.role, Following)
-    role, effects = following_rules.step(replica.role, event)
-    return _effects(_put(world, broker, replica._replace(role=role)), broker, effects)
-
-
-def _effects(world: World, broker: int, effects: tuple[Any, ...]) -> World:
-    for effect in effects:
-        replica = world.replicas[broker]
-        role: Any = replica.role
-        match effect:
-            case leading_rules.ShowHighWatermark(offset):
-                world = _put(world, broker, replica._replace(high_watermark=offset))
-                prefix = replica.log[:offset]
-                if len(prefix) < offset:
-                    raise Broken("a high watermark above the log's end")
-                short = min(len(prefix), len(world.shown))
-                if prefix[:short] != world.shown[:short]:
-                    raise Broken("records that were shown are others now")
-                if len(prefix) > len(world.shown):
-                    world = world._replace(shown=prefix)
-            case leading_rules.Propose(in_sync, version):
-                proposal = (broker, role.state.leader_epoch, in_sync, version)
-                world = world._replace(proposals=world.proposals | {proposal})
-            case following_rules.Fence(epoch):
-                world = _put(world, broker, replica._replace(fencing=epoch))
-            case following_rules.AskEpochEnd(leader, leader_epoch, epoch):
-                world = _put(world, broker, replica._replace(asking=(leader, leader_epoch, epoch)))
-            case following_rules.Truncate(epoch, offset):
-                world = _put(world, broker, replica._replace(cutting=(epoch, offset), asking=None))
-            case following_rules.Grant(_, epoch, _):
-                world = _put(world, broker, replica._replace(granted=epoch, asking=None))
-            case following_rules.Confirm(epoch, end):
-                world = world._replace(confirms=world.confirms | {(broker, epoch, end)})
-            case _:
-                raise AssertionError(effect)
-    return world
+def forget_lost(world: World, elected: int) -> World:
+    """`elected` was elected uncleanly, for the epoch that the state names now: what it lacks is
+    lost, and that is told."""
+    log = world.replicas[elected].log
+    shown, kept = world.shown, 0
+    while kept < min(len(shown), log.end):
+        if kept >= log.start and log.records[kept - log.start] != shown[kept]:
+            break
+        kept += 1
+    return world._replace(
+        shown=shown[:kept],
+        highest=tuple(min(end, kept) for end in world.highest),
+        void=world.state.leader_epoch,
+    )

@@ -1,23 +1,32 @@
 """What the leader of a partition decides: the high watermark, and whom it counts as in sync.
 
-Pure.  One `Leading` value for each leader epoch; it begins when this broker learns that it leads,
-and is dropped when it learns of a newer epoch.
+Pure.  One `Leading` value for each leader epoch: it begins when this broker leads
+(`following_replica.BeginToLead`, so no older leader can write here any more) and is dropped when
+the broker learns of a newer epoch.  A broker that restarted does not begin to lead in an epoch in
+which it led before (`partition_state.leads`).
 
-**High watermark** (rule of `AsyncIsr.tla`, KIP-497).  It is the least log end over the *counted*
-replicas: those in sync by the last state that the leader knows, and those of a change that it has
-proposed, until the controller has answered.  Counting both is right whichever of the two the
-controller will elect from.  A counted follower that has confirmed nothing in this epoch holds the
-high watermark where it is: what it had in an older epoch may have been truncated.  While fewer than
-``min.insync.replicas`` are in sync it stands still (KIP-966).
+**High watermark** (`AsyncIsr.tla`, KIP-497).  It is the least log end over the *counted* replicas:
+those in sync by the last state that the leader knows, and those of a change that it has proposed,
+until the controller has answered.  So it is right whichever of the two the controller elects from.
+A counted follower that has confirmed nothing in this epoch holds the high watermark where it is,
+because what it had in an older epoch may have been truncated.  While fewer than
+``min.insync.replicas`` are in sync by the last known state, or the state names eligible replicas,
+it stands still (KIP-966): the controller counts on it that an eligible replica has every committed
+record, whatever this broker's configuration says by then.
 
-**Joining** (KIP-101, KIP-903).  A follower may join when it has confirmed, in this epoch, over a link
-that holds and with the incarnation that is registered now, an end that is not below the high watermark *and* not below
-the epoch's start.  Without the second, a leader whose high watermark lags would admit a follower
-that lacks committed records.
+**Joining** (KIP-101, KIP-903).  A follower may join when it has confirmed an end that is not below
+the high watermark *and* not below the epoch's start, in this epoch, over a link that holds, with
+the incarnation that is registered now.  Without the epoch's start a leader whose high watermark is
+late would admit a follower that lacks committed records.  A proposal names the incarnation of each
+follower, so that the controller can refuse one that has restarted since.
 
 **Leaving.**  A follower leaves when it has not been level with the leader for
-``replica.lag.time.max.ms``, and at once when its incarnation is no longer registered or its link is
-lost.
+``replica.lag.time.max.ms``, and at once when its incarnation is no longer registered, its link is
+lost, or it is no replica any more.  It counts until the controller has agreed.
+
+**Time** is what ticks say, at least two of them in each ``replica.lag.time.max.ms``.  A tick counts
+for at most half of that, and never for less than nothing: when the clock jumps, or when this broker
+itself stood still and could hear nobody, no follower leaves for that.
 
 ======================  ==========================================================================
 event                   what it does
@@ -28,19 +37,22 @@ event                   what it does
 `LinkLost`              the connection to a follower broke; it says nothing of its process
 `Ticked`                time has passed
 `Learned`               the store has a newer version of the state, with the same leader epoch
+`Assigned`              the partition has other replicas, in the same leader epoch
 `Refused`               the controller refused the proposal: nothing of it happened or will
 `Configured`            ``min.insync.replicas`` or the lag has changed
 ======================  ==========================================================================
 
-A proposal whose outcome is unknown is neither: it stays until a newer version is learned, and the
-driver sends it again.
+At most one proposal is open.  One whose outcome is unknown stays open until a newer version is
+learned, and the driver sends it again.  After a refusal nothing is proposed until a tick, or until
+something is learned: otherwise each confirmation would ask the controller again.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-from kdirect.cluster.partition_state import PartitionState
+from kdirect.cluster.partition_state import NO_INCARNATION, PartitionState
 
 UNHEARD = -1
 
@@ -49,13 +61,17 @@ UNHEARD = -1
 
 
 class Appended(NamedTuple):
-    """The leader's log ends before offset `end` now."""
+    """The leader's log ends before offset `end` now.  To be told before a `Confirmed` of it."""
 
     end: int
 
 
 class Confirmed(NamedTuple):
-    """Follower `broker` has committed every record below `end`, in leader epoch `epoch`."""
+    """Follower `broker` has committed every record below `end`, in leader epoch `epoch`.
+
+    Within one incarnation and epoch a follower's end never falls: a replica that lost its log
+    while its process lives must not confirm again in that epoch.
+    """
 
     broker: int
     incarnation: int
@@ -70,30 +86,55 @@ class Registered(NamedTuple):
 
 
 class LinkLost(NamedTuple):
+    """The connection to follower `broker` broke.  Its next `Confirmed` comes over a new one."""
+
     broker: int
 
 
 class Ticked(NamedTuple):
+    """The clock shows `now_ms`."""
+
     now_ms: int
 
 
 class Learned(NamedTuple):
+    """The store has this state."""
+
     state: PartitionState
 
 
+class Assigned(NamedTuple):
+    """The partition's replicas.  The controller makes a new leader epoch when it removes one: a
+    replica that is removed, loses its log and is added again with one incarnation would otherwise
+    be taken for what it was."""
+
+    replicas: tuple[int, ...]
+
+
 class Refused(NamedTuple):
-    """The proposal against state `version` did not happen and will not."""
+    """The proposal against state `version` did not happen and will not.  The driver may say so only
+    if no copy of the proposal that it has sent is still unanswered."""
 
     version: int
 
 
 class Configured(NamedTuple):
+    """The topic's configuration."""
+
     min_in_sync: int
     lag_ms: int
 
 
 Event: TypeAlias = (
-    Appended | Confirmed | Registered | LinkLost | Ticked | Learned | Refused | Configured
+    Appended
+    | Confirmed
+    | Registered
+    | LinkLost
+    | Ticked
+    | Learned
+    | Assigned
+    | Refused
+    | Configured
 )
 
 
@@ -101,16 +142,19 @@ Event: TypeAlias = (
 
 
 class ShowHighWatermark(NamedTuple):
-    """Records below `offset` are committed: show them, acknowledge them, tell the followers."""
+    """Records below `offset` are committed: show them, acknowledge them, tell the followers.  What
+    is told as the *latest* offset waits for `Leading.knows_high_watermark`."""
 
     offset: int
 
 
 class Propose(NamedTuple):
     """Ask the controller to make `in_sync` the replicas in sync, if the state is still at
-    `version`."""
+    `version`.  `incarnations`: of each of them, as far as it was heard; the controller refuses
+    when it knows of another one (KIP-903)."""
 
     in_sync: tuple[int, ...]
+    incarnations: tuple[int, ...]
     version: int
 
 
@@ -126,9 +170,18 @@ class Follower(NamedTuple):
 
     broker: int
     end: int = UNHEARD
-    incarnation: int = UNHEARD
+    incarnation: int = NO_INCARNATION
     level_ms: int = 0
     linked: bool = False
+
+
+class Clock(NamedTuple):
+    """Time as the last tick left it.  `ms` only grows; `shown_ms` is what the driver's clock showed
+    then, and `end` where the leader's log ended."""
+
+    ms: int
+    shown_ms: int
+    end: int
 
 
 class Leading(NamedTuple):
@@ -136,16 +189,17 @@ class Leading(NamedTuple):
 
     broker: int
     state: PartitionState
+    replicas: tuple[int, ...]
     epoch_start: int  # the log's end when this broker became the leader
     end: int
     high_watermark: int
-    followers: tuple[Follower, ...]  # by broker
+    followers: tuple[Follower, ...]  # by broker; those that left the replicas stay while in sync
+    clock: Clock
     registered: tuple[tuple[int, int], ...] = ()
     proposed: tuple[int, ...] | None = None
+    refused: bool = False
     min_in_sync: int = 1
     lag_ms: int = 30_000
-    # The log's end at the last tick: a follower that has it was level then.
-    ticked: tuple[int, int] = (0, 0)
 
     @property
     def counted(self) -> tuple[int, ...]:
@@ -163,7 +217,7 @@ class Leading(NamedTuple):
 def begin(
     broker: int,
     state: PartitionState,
-    replicas: tuple[int, ...],
+    replicas: Sequence[int],
     *,
     end: int,
     high_watermark: int,
@@ -174,13 +228,25 @@ def begin(
 ) -> tuple[Leading, tuple[Effect, ...]]:
     """Begin to lead.  `high_watermark`: what this broker knew of it as a follower."""
     followers = tuple(
-        Follower(replica, level_ms=now_ms) for replica in sorted(replicas) if replica != broker
+        Follower(replica, level_ms=now_ms)
+        for replica in sorted({*replicas, *state.in_sync})
+        if replica != broker
     )
     leading = Leading(
-        broker, state, end, end, high_watermark, followers, registered,
-        min_in_sync=min_in_sync, lag_ms=lag_ms, ticked=(now_ms, end),
-    )  # fmt: skip
-    return _advance(leading)
+        broker,
+        state,
+        tuple(sorted(replicas)),
+        end,
+        end,
+        min(high_watermark, end),
+        followers,
+        Clock(now_ms, now_ms, end),
+        registered,
+        min_in_sync=min_in_sync,
+        lag_ms=lag_ms,
+    )
+    reached = high_watermark_of(leading)
+    return leading._replace(high_watermark=reached), (ShowHighWatermark(reached),)
 
 
 def step(leading: Leading, event: Event) -> tuple[Leading, tuple[Effect, ...]]:
@@ -191,30 +257,31 @@ def step(leading: Leading, event: Event) -> tuple[Leading, tuple[Effect, ...]]:
         case Confirmed():
             return _confirmed(leading, event)
         case Registered(brokers):
-            return _shrink(leading._replace(registered=brokers))
+            return _propose(leading._replace(registered=brokers, refused=False))
         case LinkLost(broker):
-            return _shrink(_with(leading, broker, linked=False))
+            return _propose(_with(leading, broker, linked=False))
         case Ticked(now_ms):
-            return _ticked(leading, now_ms)
+            return _propose(_ticked(leading, now_ms))
         case Learned(state):
             return _learned(leading, state)
+        case Assigned(replicas):
+            return _propose(_assigned(leading, replicas))
         case Refused(version):
             if leading.proposed is None or version != leading.state.version:
                 return leading, ()
-            return _advance(leading._replace(proposed=None))
+            return _advance(leading._replace(proposed=None, refused=True))
         case Configured(min_in_sync, lag_ms):
             return _advance(leading._replace(min_in_sync=min_in_sync, lag_ms=lag_ms))
 
 
-def high_watermark(leading: Leading) -> int:
+def high_watermark_of(leading: Leading) -> int:
     """Where the high watermark may be: see the module."""
-    if len(leading.state.in_sync) < leading.min_in_sync:
+    enough = min(leading.min_in_sync, len(leading.replicas))
+    if leading.state.eligible or len(leading.state.in_sync) < enough:
         return leading.high_watermark
-    ends = [leading.end]
-    for follower in leading.followers:
-        if follower.broker in leading.counted:
-            ends.append(follower.end)
-    return max(leading.high_watermark, min(ends))
+    counted = leading.counted
+    ends = [follower.end for follower in leading.followers if follower.broker in counted]
+    return max(leading.high_watermark, min([leading.end, *ends]))
 
 
 def may_join(leading: Leading, follower: Follower) -> bool:
@@ -226,8 +293,26 @@ def may_join(leading: Leading, follower: Follower) -> bool:
     )
 
 
+def epoch_end(
+    epochs: Iterable[tuple[int, int]], start: int, end: int, asked: int
+) -> tuple[int, int]:
+    """What a leader answers a replica whose last record has epoch `asked` (KIP-279): the largest
+    epoch of its log that is not above `asked`, and the offset at which that epoch ends.
+
+    `epochs`: (epoch, first offset) of each epoch of which the log [`start`, `end`) still has a
+    record, ascending.  When all of them are above `asked`, or `asked` is -1, nothing that the
+    asker has is known to be in the log: the answer is `asked` itself, ending at `start`.
+    """
+    found: int | None = None
+    for epoch, first in epochs:
+        if epoch > asked:
+            return (asked, start) if found is None else (found, first)
+        found = epoch
+    return (asked, start) if found is None else (found, end)
+
+
 def _advance(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
-    reached = high_watermark(leading)
+    reached = high_watermark_of(leading)
     if reached == leading.high_watermark:
         return leading, ()
     return leading._replace(high_watermark=reached), (ShowHighWatermark(reached),)
@@ -242,83 +327,90 @@ def _with(leading: Leading, broker: int, **changes: Any) -> Leading:
 
 
 def _confirmed(leading: Leading, event: Confirmed) -> tuple[Leading, tuple[Effect, ...]]:
-    known = {follower.broker: follower for follower in leading.followers}.get(event.broker)
+    known = next((f for f in leading.followers if f.broker == event.broker), None)
     if known is None or event.epoch != leading.state.leader_epoch or event.end > leading.end:
         return leading, ()  # of no replica, of another epoch, or of what it cannot have
     if event.incarnation < known.incarnation:
         return leading, ()  # of a process that has died since
     renewed = event.incarnation > known.incarnation
     end = event.end if renewed else max(known.end, event.end)
-    level_ms = leading.ticked[0] if end >= leading.ticked[1] else known.level_ms
+    level_ms = leading.clock.ms if end >= leading.clock.end else known.level_ms
     leading = _with(
-        leading, event.broker, end=end, incarnation=event.incarnation, linked=True,
+        leading,
+        event.broker,
+        end=end,
+        incarnation=event.incarnation,
+        linked=True,
         level_ms=max(known.level_ms, level_ms),
-    )  # fmt: skip
+    )
     leading, shown = _advance(leading)
-    leading, proposed = _expand(leading)
+    leading, proposed = _propose(leading)
     return leading, shown + proposed
 
 
-def _expand(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
-    if leading.proposed is not None:
+def _propose(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
+    """Propose whoever should be in sync, if that is not what the state says."""
+    if leading.proposed is not None or leading.refused:
         return leading, ()
-    joining = [
-        follower.broker
-        for follower in leading.followers
-        if follower.broker not in leading.state.in_sync and may_join(leading, follower)
-    ]
-    return _propose(leading, (*leading.state.in_sync, *joining)) if joining else (leading, ())
-
-
-def _shrink(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
-    if leading.proposed is not None:
-        return leading, ()
-    staying = [leading.broker]
+    in_sync, incarnations = [leading.broker], {leading.broker: leading.state.incarnation}
     for follower in leading.followers:
-        if follower.broker in leading.state.in_sync and _stays(leading, follower):
-            staying.append(follower.broker)
-    if len(staying) == len(leading.state.in_sync):
+        if follower.broker in leading.state.in_sync:
+            belongs = _stays(leading, follower)
+        else:
+            belongs = follower.broker in leading.replicas and may_join(leading, follower)
+        if belongs:
+            in_sync.append(follower.broker)
+            incarnations[follower.broker] = follower.incarnation
+    proposed = tuple(sorted(in_sync))
+    if proposed == tuple(sorted(leading.state.in_sync)):
         return leading, ()
-    return _propose(leading, tuple(staying))
+    # Whoever is proposed is counted from now on, before the controller hears of it.
+    effect = Propose(proposed, tuple(incarnations[b] for b in proposed), leading.state.version)
+    return leading._replace(proposed=proposed), (effect,)
 
 
 def _stays(leading: Leading, follower: Follower) -> bool:
-    heard = follower.incarnation != UNHEARD
+    if follower.broker not in leading.replicas:
+        return False
+    heard = follower.incarnation != NO_INCARNATION
     lives = any(
         broker == follower.broker and (not heard or incarnation == follower.incarnation)
         for broker, incarnation in leading.registered
     )
     lost = heard and not follower.linked
-    return lives and not lost and leading.ticked[0] - follower.level_ms <= leading.lag_ms
+    return lives and not lost and leading.clock.ms - follower.level_ms <= leading.lag_ms
 
 
-def _propose(leading: Leading, in_sync: tuple[int, ...]) -> tuple[Leading, tuple[Effect, ...]]:
-    proposed = tuple(sorted(in_sync))
-    # Whoever is proposed is counted from now on, before the controller hears of it.
-    leading = leading._replace(proposed=proposed)
-    return leading, (Propose(proposed, leading.state.version),)
-
-
-def _ticked(leading: Leading, now_ms: int) -> tuple[Leading, tuple[Effect, ...]]:
-    before_ms, before_end = leading.ticked
+def _ticked(leading: Leading, now_ms: int) -> Leading:
+    before = leading.clock
+    elapsed = min(max(now_ms - before.shown_ms, 0), leading.lag_ms // 2)
+    clock = Clock(before.ms + elapsed, now_ms, leading.end)
     followers = []
     for follower in leading.followers:
         if follower.end >= leading.end:
-            follower = follower._replace(level_ms=now_ms)
-        elif follower.end >= before_end:
-            follower = follower._replace(level_ms=max(follower.level_ms, before_ms))
+            follower = follower._replace(level_ms=clock.ms)
+        elif follower.end >= before.end:
+            # It had all that there was at the last tick, and what came since came after that.
+            follower = follower._replace(level_ms=max(follower.level_ms, before.ms))
         followers.append(follower)
-    leading = leading._replace(followers=tuple(followers), ticked=(now_ms, leading.end))
-    leading, shrunk = _shrink(leading)
-    leading, expanded = _expand(leading)
-    return leading, shrunk + expanded
+    return leading._replace(followers=tuple(followers), clock=clock, refused=False)
 
 
 def _learned(leading: Leading, state: PartitionState) -> tuple[Leading, tuple[Effect, ...]]:
     if state.leader_epoch != leading.state.leader_epoch or state.version <= leading.state.version:
         return leading, ()
     # A newer version settles the proposal, whatever became of it: it named the older one.
-    leading, shown = _advance(leading._replace(state=state, proposed=None))
-    leading, expanded = _expand(leading)
-    leading, shrunk = _shrink(leading)
-    return leading, shown + expanded + shrunk
+    leading = leading._replace(state=state, proposed=None, refused=False)
+    leading, shown = _advance(_assigned(leading, leading.replicas))
+    leading, proposed = _propose(leading)
+    return leading, shown + proposed
+
+
+def _assigned(leading: Leading, replicas: Sequence[int]) -> Leading:
+    """A replica that left stays among the followers while it counts: the state may elect it."""
+    known = {follower.broker: follower for follower in leading.followers}
+    kept = {*replicas, *leading.counted} - {leading.broker}
+    followers = tuple(
+        known.get(broker, Follower(broker, level_ms=leading.clock.ms)) for broker in sorted(kept)
+    )
+    return leading._replace(replicas=tuple(sorted(replicas)), followers=followers, refused=False)
