@@ -149,6 +149,73 @@ class NotLeaderError(KdirectError):
     retriable = True
 
 
+class FencedLeaderEpochError(NotLeaderError):
+    """The leader epoch of a request is older than the partition's: there was an election since."""
+
+
+class UnknownLeaderEpochError(NotLeaderError):
+    """The leader epoch of a request is newer than any that this broker has heard of yet."""
+
+
+class LeaderNotAvailableError(NotLeaderError):
+    """No broker leads the partition at present."""
+
+
+class ReplicaNotAvailableError(NotLeaderError):
+    """The broker is to keep a replica of the partition, but has not made it yet."""
+
+
+class NotEnoughReplicasError(KdirectError):
+    """Fewer replicas than `min.insync.replicas` are in sync; the records were not appended."""
+
+    retriable = True
+
+
+class NotEnoughReplicasAfterAppendError(NotEnoughReplicasError):
+    """The records were appended, and then fewer replicas than `min.insync.replicas` were in sync:
+    they may or may not be kept."""
+
+
+class OffsetNotAvailableError(KdirectError):
+    """A replica does not know yet how far records are committed: a leader that was just elected, or
+    a follower that is asked above its high watermark."""
+
+    retriable = True
+
+
+class CoordinatorError(KdirectError):
+    """A consumer group's coordinator cannot answer now."""
+
+    retriable = True
+
+
+class CoordinatorLoadingError(CoordinatorError):
+    """The coordinator is reading its groups; ask again soon."""
+
+
+class CoordinatorNotAvailableError(CoordinatorError):
+    """No broker coordinates the group at present."""
+
+
+class NotCoordinatorError(CoordinatorError):
+    """Another broker coordinates the group: find the coordinator again."""
+
+
+class NotControllerError(KdirectError):
+    """The broker is not the controller, or the cluster has none at present."""
+
+    retriable = True
+
+
+class MembershipError(KdirectError):
+    """The cluster does not take this broker: its id is in use, or its log directories are another
+    cluster's."""
+
+
+class StaleIncarnationError(MembershipError):
+    """Another process has registered with this broker's id since this one did."""
+
+
 class TopicExistsError(KdirectError):
     """A topic with that name exists already."""
 

@@ -6,18 +6,32 @@ import logging
 
 from kdirect.errors import (
     BatchTooLargeError,
+    BrokerUnavailableError,
     ClosedError,
     ConfigError,
+    CoordinatorError,
+    CoordinatorLoadingError,
     CorruptBatchError,
     CorruptLogError,
+    FencedLeaderEpochError,
     KdirectError,
+    LeaderNotAvailableError,
     LogError,
+    NotControllerError,
+    NotCoordinatorError,
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
     NotLeaderError,
+    OffsetNotAvailableError,
     OffsetOutOfRangeError,
     RdmaError,
     RefusedError,
+    ReplicaNotAvailableError,
+    StaleIncarnationError,
     StorageFullError,
+    TimedOutError,
     TopicCollisionError,
+    UnknownLeaderEpochError,
     UnknownTopicError,
     UnsupportedFormatError,
 )
@@ -41,28 +55,42 @@ _logged_damage: set[str] = set()
 _last_logged: dict[tuple[str, type], float] = {}
 
 
+# The first class that an exception is one of says its code: subclasses before their parents.
+_CODES: tuple[tuple[type[BaseException], int], ...] = (
+    (UnknownTopicError, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (OffsetOutOfRangeError, ErrorCode.OFFSET_OUT_OF_RANGE),
+    (OffsetNotAvailableError, ErrorCode.OFFSET_NOT_AVAILABLE),
+    (UnsupportedFormatError, ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT),
+    (BatchTooLargeError, ErrorCode.MESSAGE_TOO_LARGE),
+    (CorruptBatchError, ErrorCode.CORRUPT_MESSAGE),
+    (CorruptLogError, ErrorCode.CORRUPT_MESSAGE),
+    (TopicCollisionError, ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (ConfigError, ErrorCode.INVALID_CONFIG),
+    (FencedLeaderEpochError, ErrorCode.FENCED_LEADER_EPOCH),
+    (UnknownLeaderEpochError, ErrorCode.UNKNOWN_LEADER_EPOCH),
+    (LeaderNotAvailableError, ErrorCode.LEADER_NOT_AVAILABLE),
+    (ReplicaNotAvailableError, ErrorCode.REPLICA_NOT_AVAILABLE),
+    # The partition is being closed, or led elsewhere: the client looks for it again.
+    (ClosedError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (NotLeaderError, ErrorCode.NOT_LEADER_OR_FOLLOWER),
+    (NotEnoughReplicasAfterAppendError, ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
+    (NotEnoughReplicasError, ErrorCode.NOT_ENOUGH_REPLICAS),
+    (CoordinatorLoadingError, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS),
+    (NotCoordinatorError, ErrorCode.NOT_COORDINATOR),
+    (CoordinatorError, ErrorCode.COORDINATOR_NOT_AVAILABLE),
+    (NotControllerError, ErrorCode.NOT_CONTROLLER),
+    (StaleIncarnationError, ErrorCode.STALE_BROKER_EPOCH),
+    (BrokerUnavailableError, ErrorCode.BROKER_NOT_AVAILABLE),
+    (TimedOutError, ErrorCode.REQUEST_TIMED_OUT),  # it is an OSError, too
+    (LogError, ErrorCode.KAFKA_STORAGE_ERROR),
+    (OSError, ErrorCode.KAFKA_STORAGE_ERROR),
+)
+
+
 def code_of(error: BaseException) -> int:
     """The code that a client gets for an exception."""
-    if isinstance(error, UnknownTopicError):
-        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    if isinstance(error, OffsetOutOfRangeError):
-        return ErrorCode.OFFSET_OUT_OF_RANGE
-    if isinstance(error, UnsupportedFormatError):
-        return ErrorCode.UNSUPPORTED_FOR_MESSAGE_FORMAT
-    if isinstance(error, BatchTooLargeError):
-        return ErrorCode.MESSAGE_TOO_LARGE
-    if isinstance(error, CorruptBatchError | CorruptLogError):
-        return ErrorCode.CORRUPT_MESSAGE
-    if isinstance(error, TopicCollisionError):
-        return ErrorCode.INVALID_TOPIC_EXCEPTION
-    if isinstance(error, ConfigError):
-        return ErrorCode.INVALID_CONFIG
-    # The partition is being closed, or led elsewhere: the client looks for it again.
-    if isinstance(error, ClosedError | NotLeaderError):
-        return ErrorCode.NOT_LEADER_OR_FOLLOWER
-    if isinstance(error, LogError | OSError):
-        return ErrorCode.KAFKA_STORAGE_ERROR
-    return ErrorCode.UNKNOWN_SERVER_ERROR
+    found = next((code for kind, code in _CODES if isinstance(error, kind)), None)
+    return ErrorCode.UNKNOWN_SERVER_ERROR if found is None else found
 
 
 def access_refusal(error: BaseException) -> RefusedError:

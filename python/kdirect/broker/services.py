@@ -20,6 +20,7 @@ from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
+from kdirect.cluster.requests import Answer, Request
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
@@ -37,6 +38,71 @@ class Appender(Protocol):
     def append(self, partition: Partition, data: Any, at_ms: int, /) -> asyncio.Future[Any]:
         """The same after whatever comes first: room, or RDMA producers.  Its place among the
         appends to the partition is that of this call.  The future raises as `Partition.append`."""
+
+
+class Membership(Protocol):
+    """The broker's place in a cluster; `kdirect.member.membership.Membership`."""
+
+    @property
+    def metadata(self) -> Any:
+        """The newest picture of the cluster, a `kdirect.member.metadata.Metadata`."""
+
+    def subscribe(self, changed: Callable[[Any, Any], None], /) -> None:
+        """Have `changed(before, after)` called on the event loop for each new picture, in order."""
+
+    def ask(self, request: Request, timeout_s: float, /) -> asyncio.Future[Answer]:
+        """What the controller answers, wherever it is.  The future raises TimedOutError when there
+        is none in time."""
+
+    def producer_id_block(self) -> asyncio.Future[tuple[int, int]]:
+        """(first, limit) of a block of producer ids that no broker has been given before."""
+
+
+class Replicas(Protocol):
+    """The partitions of which this broker has a replica, as leader or follower;
+    `kdirect.member.replicas.Replicas`.  `epoch` is the leader epoch of whoever asks, -1: not told.
+
+    NotLeaderError, FencedLeaderEpochError, UnknownLeaderEpochError and UnknownTopicError are raised
+    where the partition cannot be had here; all methods are called on the event loop."""
+
+    def leader(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
+        """A partition that this broker leads."""
+
+    def readable(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
+        """A partition of which this broker has a replica, led or followed."""
+
+    def may_append(self, tp: TopicPartition, /) -> None:
+        """NotEnoughReplicasError below min.insync.replicas: asked for records with acks=all."""
+
+    def committed(
+        self, tp: TopicPartition, end_offset: int, leader_epoch: int, timeout_s: float, /
+    ) -> asyncio.Future[None]:
+        """Done when the high watermark is at `end_offset` or above it.  It raises
+        NotEnoughReplicasAfterAppendError, TimedOutError, NotLeaderError."""
+
+    def follower_fetch(
+        self, tp: TopicPartition, broker: int, incarnation: int, epoch: int, offset: int, /
+    ) -> None:
+        """The replica on `broker` has everything below `offset`, and asks for what follows."""
+
+    def diverging(
+        self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /
+    ) -> tuple[int, int] | None:
+        """(leader epoch, its end) where a log that ends at `offset` in that epoch is not a part of
+        the leader's; None where it is."""
+
+    def epoch_end(self, tp: TopicPartition, epoch: int, /) -> tuple[int, int]:
+        """(largest epoch at or below the one asked for, the offset where it ends)."""
+
+    def knows_high_watermark(self, tp: TopicPartition, /) -> bool:
+        """False for a leader that was just elected: then it is OFFSET_NOT_AVAILABLE."""
+
+    def preferred_replica(self, tp: TopicPartition, rack: str, offset: int, /) -> int:
+        """The broker where a consumer of this rack reads `offset` best (KIP-392); -1: here."""
+
+    def low_watermark(self, tp: TopicPartition, /) -> asyncio.Future[int]:
+        """The smallest log start offset of all replicas that live, once it has reached that of the
+        leader."""
 
 
 @dataclass(slots=True)
@@ -58,7 +124,8 @@ class Counters:
 @dataclass(frozen=True, slots=True)
 class Services:
     """See the module.  `watch(partition)`: have the waiters told of the next commit that RDMA
-    producers make there; it does nothing where RDMA is off."""
+    producers make there; it does nothing where RDMA is off.  `membership` and `replicas` are None
+    while the broker is alone."""
 
     config: BrokerConfig
     environment: Environment
@@ -73,3 +140,5 @@ class Services:
     offsets: OffsetStore
     appender: Appender
     watch: Callable[[TopicPartition], None]
+    membership: Membership | None = None
+    replicas: Replicas | None = None
