@@ -38,11 +38,12 @@ MAX_NODES = 1 << (62 - PRODUCER_ID_BITS)
 
 
 class Node(NamedTuple):
-    """A broker and where clients reach it."""
+    """A broker, where clients reach it, and the rack that it is in."""
 
     node_id: int
     host: str
     port: int
+    rack: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +62,15 @@ class PlacedTopic:
 @dataclass(frozen=True, slots=True)
 class PartitionView:
     """What Metadata tells about a partition; node ids.  `leader` is `NO_NODE` where there is
-    none, `leader_epoch` is `UNKNOWN_EPOCH` where this broker cannot know it."""
+    none, `leader_epoch` is `UNKNOWN_EPOCH` where this broker cannot know it.  `eligible`: KIP-966's
+    eligible leader replicas."""
 
     leader: int
     leader_epoch: int
     replicas: tuple[int, ...]
     in_sync: tuple[int, ...]
     offline: tuple[int, ...] = ()
+    eligible: tuple[int, ...] = ()
 
 
 class ClusterLayout:
@@ -125,7 +128,7 @@ class ClusterView:
                 hint="set node.id to one of these",
             )
         self._place = places.index(node_id) if places else 0
-        self.controller_id = places[0] if places else node_id
+        self._controller_id = places[0] if places else node_id
         # By name: topics that the layout gives to this broker, and topics that others lead.
         # `elsewhere` is looked at for every partition of every request, hence a plain dictionary.
         placed = layout.topics if layout is not None else {}
@@ -139,18 +142,24 @@ class ClusterView:
         return self._cluster_id()
 
     @property
+    def controller_id(self) -> int:
+        """The broker that is named to clients as the controller."""
+        return self._controller_id
+
+    @property
     def topics_are_fixed(self) -> bool:
         """Does a layout name every topic, so that none is created, deleted or made larger?"""
         return bool(self._nodes)
 
-    def nodes(self, own: tuple[str, int]) -> tuple[Node, ...]:
+    def nodes(self, own: tuple[str, int], listener: str = "") -> tuple[Node, ...]:
         """All brokers.  `own`: where this one is reached by the client that asks; a layout says
-        so itself, for all brokers must say the same."""
+        so itself, for all brokers must say the same.  `listener`: the name of the listener that the
+        client came through, which members of a cluster register each other's addresses by."""
         return self._nodes or (Node(self.node_id, *own),)
 
-    def node(self, node_id: int, own: tuple[str, int]) -> Node:
-        """The broker `node_id`, which is one of `nodes`."""
-        return next(node for node in self.nodes(own) if node.node_id == node_id)
+    def node(self, node_id: int, own: tuple[str, int], listener: str = "") -> Node | None:
+        """The broker `node_id`; None where it is none of `nodes`."""
+        return next((n for n in self.nodes(own, listener) if n.node_id == node_id), None)
 
     # -- partitions --------------------------------------------------------------------------------
 

@@ -20,13 +20,20 @@ _FETCH_PARTITION_V4 = struct.Struct(
 )  # partition, error code, high watermark, last stable offset
 _FETCH_PARTITION_V5 = struct.Struct(">ihqqq")  # ... log start offset
 _NO_REPLICA = _I32.pack(-1)
+_DIVERGING = struct.Struct(">iq")  # leader epoch, its end offset
+_LEADER = struct.Struct(">ii")  # broker, leader epoch
 _PRODUCED_V0 = struct.Struct(">ihq")  # partition, error code, base offset
 _PRODUCED_V2 = struct.Struct(">ihqq")  # ... log append time
 _PRODUCED_V5 = struct.Struct(">ihqqq")  # ... log start offset
 
 
 class Fetched(NamedTuple):
-    """One partition of a Fetch response.  `buffers` hold whole batches, `size` bytes in all."""
+    """One partition of a Fetch response.  `buffers` hold whole batches, `size` bytes in all.
+
+    Of a cluster: `preferred` is the broker where this consumer should read (version 11 and later,
+    KIP-392); `diverging` the (leader epoch, end offset) from which on the fetching replica has
+    other records than the leader; `leader` the (broker, leader epoch) to turn to after an error
+    (both version 12 and later)."""
 
     partition: int
     error: int
@@ -35,10 +42,23 @@ class Fetched(NamedTuple):
     log_start_offset: int
     buffers: Sequence[Any]
     size: int
+    preferred: int = -1
+    diverging: tuple[int, int] | None = None
+    leader: tuple[int, int] | None = None
+
+
+class NodeEndpoint(NamedTuple):
+    """Where clients reach a broker, as Produce (version 10) names it after an error (KIP-951)."""
+
+    node_id: int
+    host: str
+    port: int
+    rack: str | None = None
 
 
 class Produced(NamedTuple):
-    """One partition of a Produce response."""
+    """One partition of a Produce response.  `leader`: the (broker, leader epoch) to turn to after
+    an error, told from version 10 on (KIP-951)."""
 
     partition: int
     error: int
@@ -46,6 +66,22 @@ class Produced(NamedTuple):
     log_append_time: int
     log_start_offset: int
     message: str | None
+    leader: tuple[int, int] | None = None
+
+
+def _tags(fields: Sequence[tuple[int, bytes]]) -> bytes:
+    """The tagged fields of a structure, in the order of their numbers."""
+    out = bytearray(uvarint(len(fields)))
+    for number, value in fields:
+        out += uvarint(number) + uvarint(len(value)) + value
+    return bytes(out)
+
+
+def _compact_text(text: str | None) -> bytes:
+    if text is None:
+        return b"\0"
+    encoded = text.encode()
+    return uvarint(len(encoded) + 1) + encoded
 
 
 def uvarint(value: int) -> bytes:
@@ -91,16 +127,17 @@ def fetch_response(
                 piece += _FETCH_PARTITION_V4.pack(
                     p.partition, p.error, p.high_watermark, p.last_stable_offset
                 )
-            if flexible:
-                piece += before_records + uvarint(p.size + 1)
+            if p.preferred >= 0 and version >= 11:
+                piece += aborted + _I32.pack(p.preferred)
             else:
-                piece += before_records + _I32.pack(p.size)
+                piece += before_records
+            piece += uvarint(p.size + 1) if flexible else _I32.pack(p.size)
             if p.size:
                 out.append(piece)
                 out.extend(p.buffers)
                 piece = bytearray()
             if flexible:
-                piece += b"\0"
+                piece += _fetched_tags(p) if p.diverging or p.leader else b"\0"
         if flexible:
             piece += b"\0"
     if flexible:
@@ -110,8 +147,21 @@ def fetch_response(
     return out
 
 
-def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced]]]) -> bytes:
-    """The body."""
+def _fetched_tags(p: Fetched) -> bytes:
+    fields = []
+    if p.diverging is not None:
+        fields.append((0, _DIVERGING.pack(*p.diverging) + b"\0"))
+    if p.leader is not None:
+        fields.append((1, _LEADER.pack(*p.leader) + b"\0"))
+    return _tags(fields)
+
+
+def produce_response(
+    version: int,
+    topics: Sequence[tuple[str, Sequence[Produced]]],
+    nodes: Sequence[NodeEndpoint] = (),
+) -> bytes:
+    """The body.  `nodes`: the brokers that its partitions name as their leaders."""
     flexible = version >= 9
     out = bytearray(uvarint(len(topics) + 1) if flexible else _I32.pack(len(topics)))
     for name, partitions in topics:
@@ -131,12 +181,12 @@ def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced
                 out += _PRODUCED_V0.pack(p.partition, p.error, p.base_offset)
             if version >= 8:
                 message = None if p.message is None else p.message.encode()
-                if flexible:  # no record errors, the message, no tags
-                    out += (
-                        b"\1"
-                        + (b"\0" if message is None else uvarint(len(message) + 1) + message)
-                        + b"\0"
-                    )
+                if flexible:  # no record errors, the message, who leads
+                    out += b"\1" + _compact_text(p.message)
+                    if version >= 10 and p.leader is not None:
+                        out += _tags([(0, _LEADER.pack(*p.leader) + b"\0")])
+                    else:
+                        out += b"\0"
                 else:
                     out += _I32.pack(0) + (
                         _I16.pack(-1) if message is None else _I16.pack(len(message)) + message
@@ -146,5 +196,13 @@ def produce_response(version: int, topics: Sequence[tuple[str, Sequence[Produced
     if version >= 1:
         out += _I32.pack(0)
     if flexible:
-        out += b"\0"
+        out += _node_tags(nodes) if version >= 10 and nodes else b"\0"
     return bytes(out)
+
+
+def _node_tags(nodes: Sequence[NodeEndpoint]) -> bytes:
+    rows = bytearray(uvarint(len(nodes) + 1))
+    for node in nodes:
+        rows += _I32.pack(node.node_id) + _compact_text(node.host) + _I32.pack(node.port)
+        rows += _compact_text(node.rack) + b"\0"
+    return _tags([(0, bytes(rows))])

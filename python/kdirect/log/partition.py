@@ -353,12 +353,13 @@ class Partition(Rolling):
         max_bytes: int,
         *,
         committed_only: bool = False,
+        to_log_end: bool = False,
         fault_in: bool = False,
         release: Release | None = None,
     ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at
-        least one; only below the high watermark (`committed_only`: the last stable offset).  Empty
-        at the end.
+        least one; only below the high watermark (`committed_only`: the last stable offset;
+        `to_log_end`: all, for another replica).  Empty at the end.
 
         The buffers are the mapped segments themselves, read-only; they stay valid as long as they
         are referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in
@@ -366,9 +367,9 @@ class Partition(Rolling):
         log end]."""
         while True:
             view, sources, bases = self._look()
-            if not self._is_readable(view, offset, committed_only):
+            what = self._reading(view, offset, max_bytes, committed_only, release, to_log_end)
+            if not self._is_readable(what):
                 return []
-            what = self._reading(view, offset, max_bytes, committed_only, release)
             try:
                 out = reading.read(what, sources[bisect_right(bases, offset) - 1 :])
             except (ClosedError, CorruptLogError):
@@ -389,6 +390,7 @@ class Partition(Rolling):
         max_bytes: int,
         *,
         committed_only: bool = False,
+        to_log_end: bool = False,
         release: Release | None = None,
     ) -> list[memoryview] | None:
         """`read` without file work and without waiting: None where a segment or an index is not
@@ -400,9 +402,9 @@ class Partition(Rolling):
             view, sources, bases = self.kernel.view(), self._sources, self._bases
         finally:
             self._lock.release()
-        if not self._is_readable(view, offset, committed_only):
+        what = self._reading(view, offset, max_bytes, committed_only, release, to_log_end)
+        if not self._is_readable(what):
             return []
-        what = self._reading(view, offset, max_bytes, committed_only, release)
         return reading.read_nowait(what, sources[bisect_right(bases, offset) - 1])
 
     def _reading(
@@ -412,16 +414,18 @@ class Partition(Rolling):
         max_bytes: int,
         committed_only: bool,
         release: Release | None,
+        to_log_end: bool,
     ) -> reading.Reading:
+        dense, epochs = self.dense_from, self.epochs_of
         return reading.Reading(
-            view, self.dense_from, self.epochs_of, offset, max_bytes, committed_only, release
+            view, dense, epochs, offset, max_bytes, committed_only, release, to_log_end
         )
 
-    def _is_readable(self, view: KernelView, offset: int, committed_only: bool) -> bool:
-        """Is there something to read at `offset`?  OffsetOutOfRangeError."""
-        if not view.log_start_offset <= offset <= view.log_end_offset:
-            raise self._out_of_range(offset, view)
-        return offset < (view.last_stable_offset if committed_only else view.high_watermark)
+    def _is_readable(self, what: reading.Reading) -> bool:
+        """Is there something to read at its offset?  OffsetOutOfRangeError."""
+        if not what.view.log_start_offset <= what.offset <= what.view.log_end_offset:
+            raise self._out_of_range(what.offset, what.view)
+        return what.offset < what.mark[2]
 
     def offset_for_timestamp(self, timestamp_ms: int) -> tuple[int, int] | None:
         """(offset, timestamp) of the first readable record whose timestamp is `timestamp_ms` or

@@ -22,7 +22,8 @@ EpochsOf = Callable[[SegmentSource, int], tuple[int, int]]
 
 class Reading(NamedTuple):
     """What to read: batches from the one that holds `offset` on, `max_bytes` at most in all; with
-    `committed_only`, below the last stable offset only.  `release` as in `SegmentSource.read`."""
+    `committed_only`, below the last stable offset only; `to_log_end`: up to the log end, for
+    another replica.  `release` as in `SegmentSource.read`."""
 
     view: KernelView
     dense_from: int
@@ -31,6 +32,12 @@ class Reading(NamedTuple):
     max_bytes: int
     committed_only: bool
     release: Release | None
+    to_log_end: bool = False
+
+    @property
+    def mark(self) -> tuple[int, int, int]:
+        """See `KernelView.mark`."""
+        return self.view.mark(committed_only=self.committed_only, to_log_end=self.to_log_end)
 
 
 def mapped(buffer: memoryview) -> MappedBytes:
@@ -58,7 +65,7 @@ def _read_one(
 ) -> tuple[memoryview | None, bool]:
     """(at most `length` bytes of one source, whether that is all that may ever be read of it)."""
     base = source.base_offset
-    marked, position, end_offset = what.view.mark(committed_only=what.committed_only)
+    marked, position, end_offset = what.mark
     if base == marked:
         limit = position
     elif base < marked:
@@ -78,7 +85,7 @@ def _read_one(
 def read_nowait(what: Reading, source: SegmentSource) -> list[memoryview] | None:
     """The same of one source, if all that is touched is in memory; else None."""
     base = source.base_offset
-    marked, position, _ = what.view.mark(committed_only=what.committed_only)
+    marked, position, _ = what.mark
     limit = position if base == marked else source.size
     if not source.hold_nowait(what.offset, what.max_bytes, limit, release=what.release):
         return None
