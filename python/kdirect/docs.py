@@ -74,6 +74,9 @@ def _kind(row: Option) -> str:
 
 
 def _meaning(row: Option) -> str:
+    if row.alone is not None:
+        only = f"`{config_text(row.alone)}`" if row.alone != [] else "an empty list"
+        return f"{row.help} A broker without zookeeper.connect accepts {only} only."
     return f"{row.help} No other value is accepted: {row.why}." if row.why else row.help
 
 

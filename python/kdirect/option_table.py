@@ -24,8 +24,9 @@ class Option:
     of an enum.  `low` and `high` bound numbers, both inclusive; integers have at most 64 bits.
 
     `only` is the one accepted value of a property for which Kafka knows more, and `why` is the
-    reason, which the error for another value states.  `synonym` of a topic's property is the
-    broker's property of the same meaning, whose value is the default."""
+    reason, which the error for another value states.  `alone` is the one value that a broker
+    accepts which belongs to no cluster (`Options.check_alone`).  `synonym` of a topic's property is
+    the broker's property of the same meaning, whose value is the default."""
 
     name: str
     kind: str
@@ -39,6 +40,7 @@ class Option:
     check: Callable[[Any], Any] | None = None
     only: Any = None
     why: str = ""
+    alone: Any = None
     synonym: str = ""
 
     def parse(self, value: Any) -> Any:
@@ -197,6 +199,19 @@ class Options:
             if row.required and out[row.name] is None:
                 raise ConfigError(f"option {row.name} is missing", hint=f"{row.help}")
         return out
+
+    def check_alone(self, values: Mapping[str, Any]) -> None:
+        """Refuse what only a broker of a cluster can do.  `values` are resolved ones by row name;
+        the ConfigError names the option and the remedy."""
+        for row in self.rows:
+            value = values[row.name]
+            if row.alone is not None and value is not None and value != row.alone:
+                only = config_text(row.alone) or "an empty list"
+                raise ConfigError(
+                    f"option {row.name}: {config_text(value)!r} is not allowed: there is one broker"
+                    ", so nothing is replicated and there is no election",
+                    hint=f"the only value is {only}, or join a cluster: zookeeper.connect",
+                )
 
 
 _DURATION = re.compile(r"\s*(\d+)\s*(us|ms|s|m|min|h|d|)\s*\Z")

@@ -6,6 +6,8 @@ docs/ come from the row; what a row is, `option_table.py` says.
 
 from __future__ import annotations
 
+import re
+
 from kdirect.errors import ConfigError
 from kdirect.option_table import Option, Options, duration_ms
 
@@ -24,6 +26,15 @@ def _gzip_level(value: int) -> int:
         raise ConfigError(
             "option compression.gzip.level: '0' is not a level",
             hint="give 1 to 9, or -1 for the default level",
+        )
+    return value
+
+
+def _throttled_replicas(value: list[str]) -> list[str]:
+    if value != ["*"] and not all(re.fullmatch(r"\d{1,10}:\d{1,10}", item) for item in value):
+        raise ConfigError(
+            f"option replication.throttled.replicas: {','.join(value)!r} is no list of replicas",
+            hint="give partition:broker,partition:broker, or * for all",
         )
     return value
 
@@ -177,10 +188,62 @@ BROKER = Options("Broker properties", (
     Option("num.partitions", "int", 1, "Number of partitions of a topic whose creator names none.",
            low=1, high=10_000),
     Option("default.replication.factor", "int", 1,
-           "Replicas of a topic whose creator names no number. There is one broker, so this is 1.",
-           low=1, high=1),
+           "Replicas of a topic whose creator names no number. A topic cannot have more replicas "
+           "than there are brokers.", low=1, high=32767, alone=1),
     Option("min.insync.replicas", "int", 1,
-           "Replicas that acks=all waits for. There is one broker, so this is 1.", low=1, high=1),
+           "How many replicas, the leader included, must be in sync for a record that was sent "
+           "with acks=all. With fewer it is refused, and the high watermark stands still (topic: "
+           "min.insync.replicas).", low=1, high=32767, alone=1),
+    Option("unclean.leader.election.enable", "bool", False,
+           "When no replica in sync is left, let one that lags become the leader. Records that it "
+           "lacks are lost, although they were acknowledged (topic: "
+           "unclean.leader.election.enable)."),
+    # the cluster
+    Option("zookeeper.connect", "str", None,
+           "The ZooKeeper servers of the cluster that the broker joins: host:port,host:port, and, "
+           "after the last, an optional /path below which the cluster is kept; that node must "
+           "exist. Default: the broker is alone and keeps everything in log.dirs."),
+    Option("zookeeper.session.timeout.ms", "ms", 18_000,
+           "How long ZooKeeper waits for a silent broker before it tells the others that the "
+           "broker is gone. The servers bound it: by default to 2 to 20 of their ticks.", low=1,
+           high=0x7FFFFFFF),
+    Option("zookeeper.connection.timeout.ms", "ms", None,
+           "How long a broker that starts waits for ZooKeeper before it gives up. Default: "
+           "zookeeper.session.timeout.ms.", low=1, high=0x7FFFFFFF),
+    Option("broker.rack", "str", None,
+           "Where this broker is. Replicas of a partition are spread over the racks, and a "
+           "consumer with client.rack reads from a replica of its own rack."),
+    Option("replica.lag.time.max.ms", "ms", 30_000,
+           "The leader removes a follower from the replicas in sync that has not had all of its "
+           "records for this long.", low=1),
+    Option("rdma.replicate", "bool", True,
+           "Replicate by RDMA writes into the followers' files. With false, and between brokers "
+           "that share no transport, followers fetch over TCP."),
+    Option("replica.push.max.bytes", "bytes", 65_536,
+           "Records that lie together in the leader's log go to a follower in one RDMA write of "
+           "at most this size; 0 writes each run by itself. Smaller values lower latency, larger "
+           "ones raise bandwidth (KafkaDirect section 5.2).", low=0, high=16 << 20),
+    Option("leader.replication.throttled.rate", "long", (1 << 63) - 1,
+           "How many bytes per second this broker sends to followers that catch up, for the "
+           "partitions in leader.replication.throttled.replicas.", low=0),
+    Option("follower.replication.throttled.rate", "long", (1 << 63) - 1,
+           "How many bytes per second this broker takes from leaders while it catches up, for the "
+           "partitions in follower.replication.throttled.replicas.", low=0),
+    Option("auto.leader.rebalance.enable", "bool", True,
+           "Give leadership back to the preferred replicas, which are the first of each partition, "
+           "when a broker leads too few of those that prefer it."),
+    Option("leader.imbalance.check.interval.seconds", "int", 300,
+           "How often the controller checks for that.", low=1),
+    Option("leader.imbalance.per.broker.percentage", "int", 10,
+           "How large a part of the partitions that prefer a broker, in per cent, may be led by "
+           "others before leadership is given back.", low=0, high=100),
+    Option("controlled.shutdown.enable", "bool", True,
+           "A broker that is stopped first hands the partitions that it leads to other replicas in "
+           "sync."),
+    Option("controlled.shutdown.max.retries", "int", 3,
+           "How often it tries again when that fails, before it stops nevertheless.", low=0),
+    Option("controlled.shutdown.retry.backoff.ms", "ms", 5000,
+           "How long it waits before it tries again.", low=0),
     # groups
     Option("group.initial.rebalance.delay.ms", "ms", 0,
            "How long the first rebalance of an empty group waits for more members. Kafka's "
@@ -193,6 +256,10 @@ BROKER = Options("Broker properties", (
     Option("offsets.topic.num.partitions", "int", 1,
            "Partitions of __consumer_offsets; takes effect when the first group is written. "
            "Kafka's default is 50, to spread the load over brokers.", low=1, high=1000),
+    Option("offsets.topic.replication.factor", "int", 3,
+           "Replicas of __consumer_offsets. In a cluster no group can begin before so many brokers "
+           "are there. Without zookeeper.connect there is one replica, whatever is given.", low=1,
+           high=32767),
     Option("offsets.topic.segment.bytes", "bytes", 4 << 20,
            "Segment size of __consumer_offsets. The broker rewrites the topic once it has grown "
            "to several times the size of its live records.", low=1 << 20, high=1 << 30),
@@ -208,8 +275,6 @@ BROKER = Options("Broker properties", (
 # the same meaning (`synonym`).  A property of a feature that this broker lacks is accepted if it
 # does not ask for the feature: `only` holds the one value that does not.  A property that matters
 # only within a missing feature accepts any value.  Such values are kept and shown, without effect.
-_BROKERS = "there is one broker"
-_THROTTLED = f"{_BROKERS}, so nothing is replicated that could be throttled"
 _AS_SENT = "batches are kept as the producer sent them"
 _COMPACTED = "Applies to cleanup.policy=compact only, so it has no effect; any value is accepted."
 _TIERED = "Applies to tiered storage only, so it has no effect; any value is accepted."
@@ -232,11 +297,13 @@ TOPIC = Options("Topic properties", (
     Option("flush.ms", "ms", None, "Overrides log.flush.interval.ms.", low=0,
            synonym="log.flush.interval.ms"),
     Option("follower.replication.throttled.replicas", "list", [],
-           "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+           "Followers that follower.replication.throttled.rate holds back: partition:broker, "
+           "separated by commas, or * for all.", check=_throttled_replicas, alone=[]),
     Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0,
            high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
     Option("leader.replication.throttled.replicas", "list", [],
-           "Replicas whose replication is throttled.", only=[], why=_THROTTLED),
+           "Leaders that leader.replication.throttled.rate holds back: partition:broker, "
+           "separated by commas, or * for all.", check=_throttled_replicas, alone=[]),
     Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
     Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
     Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),
@@ -252,8 +319,8 @@ TOPIC = Options("Topic properties", (
            choices=("CreateTime", "LogAppendTime"), synonym="log.message.timestamp.type"),
     Option("min.cleanable.dirty.ratio", "float", 0.5, _COMPACTED, low=0, high=1),
     Option("min.compaction.lag.ms", "ms", 0, _COMPACTED, low=0),
-    Option("min.insync.replicas", "int", 1, "Replicas that acks=all waits for.", only=1,
-           why=_BROKERS, synonym="min.insync.replicas"),
+    Option("min.insync.replicas", "int", None, "Overrides min.insync.replicas of the broker.",
+           low=1, high=32767, alone=1, synonym="min.insync.replicas"),
     Option("preallocate", "bool", True,
            "The bytes of a head exist before records are written into them.", only=True,
            why="RDMA writes need bytes that exist", synonym="log.preallocate"),
@@ -273,9 +340,9 @@ TOPIC = Options("Topic properties", (
            "Upper bound of the random time subtracted from segment.ms.", only=0,
            why="segments are rolled after segment.ms, exactly"),
     Option("segment.ms", "ms", None, "Overrides log.roll.ms.", low=1, synonym="log.roll.ms"),
-    Option("unclean.leader.election.enable", "bool", False,
-           "Whether a replica that lags may become the leader.", only=False,
-           why=f"{_BROKERS}, and no election"),
+    Option("unclean.leader.election.enable", "bool", None,
+           "Overrides unclean.leader.election.enable of the broker.", alone=False,
+           synonym="unclean.leader.election.enable"),
 ))
 
 CLIENT = Options("Client settings", (

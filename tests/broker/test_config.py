@@ -15,6 +15,7 @@ import kdirect
 import kdirect.cli
 from kdirect.broker.config import BrokerConfig, Listener, parse_listeners, parse_properties
 from kdirect.errors import ConfigError, CorruptLogError, KdirectError, LogError
+from kdirect.log.config import LogConfig
 
 
 def test_a_java_properties_file():
@@ -129,7 +130,9 @@ def test_bad_listeners(text):
         ({"num.partitions": "many"}, "num.partitions"),
         ({"num.partitions": "0"}, "out of range"),
         ({"auto.create.topics.enable": "perhaps"}, "true or false"),
-        ({"default.replication.factor": "3"}, "default.replication.factor"),
+        ({"default.replication.factor": "3"}, "default.replication.factor.*zookeeper.connect"),
+        ({"min.insync.replicas": "2"}, "min.insync.replicas.*zookeeper.connect"),
+        ({"zookeeper.connect": "z:2181", "process.roles": "broker"}, "process.roles"),
         ({"advertised.listeners": "0.0.0.0:1"}, "advertised.listeners"),
         ({"log.cleanup.policy": "compact"}, "use one of delete"),
     ],
@@ -137,6 +140,25 @@ def test_bad_listeners(text):
 def test_bad_properties(properties, says):
     with pytest.raises(ConfigError, match=says):
         BrokerConfig(properties)
+
+
+def test_a_broker_of_a_cluster_may_ask_for_several_replicas():
+    given = {
+        "default.replication.factor": "3",
+        "min.insync.replicas": "2",
+        "offsets.topic.replication.factor": "2",
+    }
+    config = BrokerConfig({**given, "zookeeper.connect": "z:2181"})
+    assert {name: str(config[name]) for name in given} == given
+    topic = LogConfig.from_broker(config).with_overrides({"unclean.leader.election.enable": "true"})
+    shown = topic.topic_properties()
+    assert shown["min.insync.replicas"] == "2" and shown["unclean.leader.election.enable"] == "true"
+
+
+def test_a_broker_that_is_alone_keeps_one_copy_of_the_offsets():
+    assert BrokerConfig({})["offsets.topic.replication.factor"] == 1
+    config = BrokerConfig({"offsets.topic.replication.factor": "3", "zookeeper.connect": ""})
+    assert config["offsets.topic.replication.factor"] == 1 and not config.ignored
 
 
 def test_keywords_have_underscores_for_dots_and_go_first():

@@ -25,17 +25,15 @@ _IGNORED = """
     controller.listener.names listener.security.protocol.map inter.broker.listener.name
     security.inter.broker.protocol num.network.threads num.io.threads background.threads
     num.recovery.threads.per.data.dir socket.send.buffer.bytes socket.receive.buffer.bytes
-    zookeeper.connect zookeeper.connection.timeout.ms zookeeper.session.timeout.ms zookeeper.set.acl
-    offsets.topic.replication.factor transaction.state.log.replication.factor
+    zookeeper.set.acl transaction.state.log.replication.factor
     transaction.state.log.min.isr transaction.state.log.num.partitions
     share.coordinator.state.topic.replication.factor share.coordinator.state.topic.min.isr
-    log.cleaner.enable log.cleaner.threads log.cleaner.dedupe.buffer.size broker.rack
-    metadata.log.dir unclean.leader.election.enable auto.leader.rebalance.enable
-    controlled.shutdown.enable group.coordinator.rebalance.protocols authorizer.class.name
+    log.cleaner.enable log.cleaner.threads log.cleaner.dedupe.buffer.size
+    metadata.log.dir group.coordinator.rebalance.protocols authorizer.class.name
     super.users allow.everyone.if.no.acl.found compression.type inter.broker.protocol.version
-    log.message.format.version replica.fetch.max.bytes num.replica.fetchers replica.lag.time.max.ms
+    log.message.format.version replica.fetch.max.bytes num.replica.fetchers
     initial.broker.registration.timeout.ms broker.heartbeat.interval.ms broker.session.timeout.ms
-    max.incremental.fetch.session.cache.slots leader.imbalance.check.interval.seconds
+    max.incremental.fetch.session.cache.slots
     metrics.num.samples log.cleaner.delete.retention.ms log.cleaner.min.cleanable.ratio
     log.cleaner.min.compaction.lag.ms log.cleaner.max.compaction.lag.ms log.segment.delete.delay.ms
     log.roll.jitter.ms log.roll.jitter.hours log.local.retention.bytes log.local.retention.ms
@@ -178,6 +176,7 @@ class BrokerConfig(Mapping[str, Any]):
         self.ignored = tuple(sorted(ignored))
         self._values = BROKER.resolve(known)
         self.request_memory = self._request_memory()
+        self._check_cluster()
         self.listeners = parse_listeners(self._values["listeners"])
         advertised = self._values["advertised.listeners"]
         self.advertised = parse_listeners(advertised, "advertised.listeners") if advertised else ()
@@ -188,6 +187,19 @@ class BrokerConfig(Mapping[str, Any]):
                     " that a client could use",
                     hint="name this host",
                 )
+
+    def _check_cluster(self) -> None:
+        """Refuse what does not go together in a cluster, or without one."""
+        if self._values["zookeeper.connect"]:
+            if "process.roles" in self.ignored:
+                raise ConfigError(
+                    "options zookeeper.connect and process.roles are both given",
+                    hint="take out process.roles: brokers of a cluster meet in ZooKeeper, or take"
+                    " out zookeeper.connect for a broker that is alone",
+                )
+        else:
+            BROKER.check_alone(self._values)
+            self._values["offsets.topic.replication.factor"] = 1
 
     def _request_memory(self) -> int:
         """The bound of `queued.max.request.bytes`; -1: none."""

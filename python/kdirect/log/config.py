@@ -32,7 +32,8 @@ def whole_pages(length: int) -> int:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogConfig:
     """Settings of one partition's log.  Sizes in bytes, times in ms; `NEVER` stands for no limit in
-    time, -1 for no retention limit.  `overrides` are the topic's own properties, as given."""
+    time, -1 for no retention limit.  `in_cluster`: may a topic ask for what several brokers can do?
+    `overrides` are the topic's own properties, as given."""
 
     segment_bytes: int = 64 << 20
     segment_ms: int = 168 * _HOUR_MS
@@ -49,6 +50,9 @@ class LogConfig:
     timestamp_before_max_ms: int = NEVER
     timestamp_after_max_ms: int = 3_600_000
     producer_expiration_ms: int = 86_400_000
+    min_insync_replicas: int = 1
+    unclean_leader_election: bool = False
+    in_cluster: bool = False
     overrides: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
@@ -108,6 +112,9 @@ class LogConfig:
             timestamp_before_max_ms=p["log.message.timestamp.before.max.ms"],
             timestamp_after_max_ms=p["log.message.timestamp.after.max.ms"],
             producer_expiration_ms=p["producer.id.expiration.ms"],
+            min_insync_replicas=p["min.insync.replicas"],
+            unclean_leader_election=p["unclean.leader.election.enable"],
+            in_cluster=bool(p["zookeeper.connect"]),
         )
 
     def with_overrides(self, overrides: Mapping[str, Any] | None) -> LogConfig:
@@ -115,6 +122,8 @@ class LogConfig:
         or bad one."""
         given = {name: value for name, value in (overrides or {}).items() if value is not None}
         p = TOPIC.resolve(given)
+        if not self.in_cluster:
+            TOPIC.check_alone(p)
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         for name, field in _FIELD_OF.items():
             if p[name] is not None:
@@ -131,7 +140,7 @@ class LogConfig:
         out = {
             name: config_text(value) for name, value in TOPIC.resolve(self.overrides or {}).items()
         }
-        out.update({name: str(getattr(self, field)) for name, field in _FIELD_OF.items()})
+        out.update({name: config_text(getattr(self, field)) for name, field in _FIELD_OF.items()})
         out["message.timestamp.type"] = (
             "LogAppendTime" if self.timestamp_type == LOG_APPEND_TIME else "CreateTime"
         )
@@ -144,12 +153,14 @@ _FIELD_OF = {
     "index.interval.bytes": "index_interval_bytes",
     "max.message.bytes": "max_message_bytes",
     "message.timestamp.before.max.ms": "timestamp_before_max_ms",
+    "min.insync.replicas": "min_insync_replicas",
     "message.timestamp.after.max.ms": "timestamp_after_max_ms",
     "retention.bytes": "retention_bytes",
     "retention.ms": "retention_ms",
     "segment.bytes": "segment_bytes",
     "segment.index.bytes": "index_max_bytes",
     "segment.ms": "segment_ms",
+    "unclean.leader.election.enable": "unclean_leader_election",
 }
 
 
