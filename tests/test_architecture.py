@@ -115,6 +115,11 @@ def test_each_file_has_one_line_of_its_room() -> None:
             "python/kdirect/broker/head_life.py",
             "State",
         ),
+        (
+            "### A replica (`cluster/following_replica.py`)",
+            "python/kdirect/cluster/following_replica.py",
+            "Phase",
+        ),
     ],
 )
 def test_tables_of_states_are_those_of_the_machines(title: str, path: str, name: str) -> None:
@@ -156,7 +161,14 @@ def test_every_lock_that_is_named_exists() -> None:
 
 @pytest.mark.parametrize(
     "title",
-    ["## A produced record", "## A read record", "## States", "## Threads", "## Glossary"],
+    [
+        "## A produced record",
+        "## A read record",
+        "## States",
+        "## A cluster's metadata",
+        "## Threads",
+        "## Glossary",
+    ],
 )
 def test_what_the_page_names_exists(title: str) -> None:
     assert not unknown_names(section(title))

@@ -23,6 +23,7 @@ from kdirect.cluster.records import (
 )
 from kdirect.errors import CorruptMetadataError
 from kdirect.model import TopicPartition
+from kdirect.store import local_files
 
 T0 = TopicPartition("t", 0)
 
@@ -328,3 +329,18 @@ def test_paths() -> None:
     for path, _ in paths.PERSISTENT:
         assert path.rpartition("/")[0] in ("", *made)
         made.add(path)
+
+
+def test_a_broker_that_is_alone_keeps_the_same_values() -> None:
+    """The files of a single broker stand for nodes; a cluster that it joins reads them."""
+    topic_id = uuid.UUID(int=0x29_0A4B_AC5B_D94D_728D_60D9_F2AD_3E4F_B2)
+    text = local_files.topic_value(records._id_text(topic_id), 12, 7)
+    assert text == records.encode_topic(TopicAssignment(topic_id, ((7,),) * 12))
+    state = StoredState(PartitionState(7, 5, (7,), 0), 0)
+    assert local_files.state_value(7, 5) == records.encode_state(state)
+    configs = {"retention.ms": "1000", "x": 'quoted "ü"'}
+    assert local_files.config_value(configs) == records.encode_config(configs)
+    for next_id in (1000, 123_000):
+        block = ProducerIdBlock(7, next_id - local_files.PRODUCER_ID_BLOCK, next_id - 1)
+        assert local_files.block_value(7, next_id) == records.encode_producer_ids(block)
+    assert local_files.cluster_value("QwX3x") == records.encode_cluster_id("QwX3x")
