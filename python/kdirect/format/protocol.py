@@ -2,8 +2,8 @@
 
 This is the only file that imports ``kafka.protocol`` (kafka-python, whose version is pinned because
 internals are used).  It has no sockets.  The message classes are kafka-python's, generated from
-Kafka's JSON schemas.  kdirect's four access messages are schemas of the same form in
-``kdirect/format/messages``.
+Kafka's JSON schemas.  kdirect's own messages, four for access and those between the brokers of a
+cluster, are schemas of the same form in ``kdirect/format/messages``.
 
 Traps of the library, which this file and ``kdirect.format.schema`` avoid:
 
@@ -196,6 +196,14 @@ class ReleaseAccessResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class AskControllerRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class AskControllerResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 # -- registry --------------------------------------------------------------------------------------
 class Api(NamedTuple):
     """One API: its message classes and the versions that we speak, `low` to `high` inclusive."""
@@ -254,6 +262,8 @@ APIS: dict[int, Api] = {
 API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
 API_VERSIONS = ApiVersionsRequest.API_KEY
+# What brokers of a cluster ask one another, which no client is told of.
+BROKER_API_KEYS = frozenset((AskControllerRequest.API_KEY,))
 ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.startswith("API_"))
 
 if ACCESS_API_KEYS - set(APIS):
