@@ -85,9 +85,9 @@ class Peers:
         lane = _LANES.get(message.API_KEY, Lane.PROMPT)
         link = await self._link(node_id, lane, timeout_s)
         try:
-            async with asyncio.timeout(max(0.0, deadline - self._environment.monotonic())):
-                return await link.request(message, version)
-        except TimeoutError as e:
+            left_s = max(0.0, deadline - self._environment.monotonic())
+            return await asyncio.wait_for(link.request(message, version), left_s)
+        except asyncio.TimeoutError as e:
             error = TimedOutError(
                 f"broker {node_id} at {link.peer} did not answer {message.name} within"
                 f" {timeout_s:g} s",
@@ -125,9 +125,8 @@ class Peers:
             self._links[node_id, lane] = link
             link.connected = self._spawn(link.connect(CONNECT_S))
         try:
-            async with asyncio.timeout(timeout_s):
-                await asyncio.shield(link.connected)
-        except TimeoutError as e:
+            await asyncio.wait_for(asyncio.shield(link.connected), timeout_s)
+        except asyncio.TimeoutError as e:
             raise BrokerUnavailableError(
                 f"broker {node_id} does not answer at {link.peer} within {timeout_s:g} s",
                 hint="check that it runs, and the network between",
@@ -210,9 +209,9 @@ class _Link(asyncio.Protocol):
         """Connect, or set `error`."""
         loop = asyncio.get_running_loop()
         try:
-            async with asyncio.timeout(timeout_s):
-                await loop.create_connection(lambda: self, self.host, self.port)
-        except OSError as e:  # TimeoutError is one
+            made = loop.create_connection(lambda: self, self.host, self.port)
+            await asyncio.wait_for(made, timeout_s)
+        except (OSError, asyncio.TimeoutError) as e:
             error = BrokerUnavailableError(
                 f"broker {self.node_id} does not take connections at {self.peer}: {reason_of(e)}",
                 hint="check that it runs, and the network between",
