@@ -387,8 +387,14 @@ class LogManager:
         """Delete all partitions of `topic`: their slots are revoked, their files unlinked; how many
         there were."""
         with self._change_lock:
+            return self.delete_partitions([p.topic_partition for p in self.partitions_of(topic)])
+
+    def delete_partitions(self, topic_partitions: Sequence[TopicPartition]) -> int:
+        """The same for some partitions, of which those that are not here are left out."""
+        with self._change_lock:
             self._check_open()
-            doomed = self.partitions_of(topic)
+            found = [self.partitions.get(tp) for tp in topic_partitions]
+            doomed = [partition for partition in found if partition is not None]
             for partition in doomed:
                 partition.delete()  # when this fails, the next try finds it here
                 self._remove(partition)
@@ -396,7 +402,8 @@ class LogManager:
                 if doomed:
                     self.checkpoint()
             except OSError as e:  # the next one leaves them out, too
-                log.error("no checkpoint after the deletion of topic %s: %s", topic, e)
+                names = ", ".join(str(p.topic_partition) for p in doomed)
+                log.error("no checkpoint after the deletion of %s: %s", names, e)
             return len(doomed)
 
     def _check_open(self) -> None:

@@ -1,0 +1,251 @@
+"""The replicas that this broker keeps, made and removed as the cluster's metadata says.
+
+Owns: the way from a picture of the cluster to directories of partitions.  Nobody else of a member
+makes or deletes partitions.  For each topic that has changed:
+
+======================================================  ==========================================
+in the metadata                                         here
+======================================================  ==========================================
+the partition has a replica on this broker              it is made, if it is missing; its topic's
+                                                        properties are applied
+it has none here any more (reassigned), or its topic    it is removed with all its files
+is being deleted, is gone, or has another id
+the topic's node is damaged                             it is left alone
+======================================================  ==========================================
+
+File work runs on the broker's admin thread, one topic after the other; while it runs, newer
+pictures wait, and the newest is looked at next.  `made` is told of each partition when it is there,
+`gone` before it is removed; both on the event loop.
+
+**A log directory of a broker that was alone** has its topics in ``topics.json``.  The first time
+that it joins a cluster, they become topics of the cluster with one replica, which is here: ids,
+configs and records are kept (`bring_along`).  The file is renamed when that is done, so that a
+crash in between is finished by the next start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from kdirect.broker.member_topics import ASK_S, refusal, usable_configs
+from kdirect.broker.picture import Picture
+from kdirect.broker.topics import Registry, Topic
+from kdirect.cluster import paths
+from kdirect.cluster.codes import Code
+from kdirect.cluster.image import Topic as StoredTopic
+from kdirect.cluster.requests import CreateTopic
+from kdirect.errors import ConfigError, KdirectError, TimedOutError
+from kdirect.log.checkpoint import sync_directory
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
+from kdirect.member.metadata import Metadata
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.broker")
+
+RETRY_S = 5.0  # after a replica could not be made: its disk is full, say
+JOINED_SUFFIX = ".joined"
+
+Made = Callable[[TopicPartition, Partition], None]
+Gone = Callable[[TopicPartition], Any]
+# `remove(partitions, work)`: end every access to these partitions, then do `work` on the admin
+# thread.
+Remove = Callable[[list[TopicPartition], Callable[[], Any]], Awaitable[None]]
+
+
+class LocalReplicas:
+    """See the module.  Life: construct, `bring_along` and `start` once the broker has joined,
+    `stop`.  `admin(work)` runs file work, `topic_gone(name)` is told of topics that were deleted.
+    """
+
+    def __init__(
+        self,
+        node_id: int,
+        logs: LogManager,
+        picture: Picture,
+        *,
+        admin: Callable[..., Awaitable[Any]],
+        made: Made,
+        gone: Gone,
+        remove: Remove,
+        topic_gone: Callable[[str], Awaitable[None]],
+    ) -> None:
+        self._node_id = node_id
+        self._logs = logs
+        self._picture = picture
+        self._admin = admin
+        self._made = made
+        self._gone = gone
+        self._remove = remove
+        self._topic_gone = topic_gone
+        self._changed: dict[str, None] = {}  # topics to look at, in order
+        self._task: asyncio.Task[None] | None = None
+        self._retry: asyncio.TimerHandle | None = None
+        self._started = False
+        self._stopped = False
+
+    # -- life --------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Bring what is here to what the metadata says; from now on, follow it."""
+        for tp, partition in sorted(self._logs.partitions.items()):
+            if self._is_wanted(self._picture.metadata, tp, partition):
+                self._made(tp, partition)
+        self._started = True
+        metadata = self._picture.metadata
+        self._look_at({*metadata.image.topics, *(tp.topic for tp in self._logs.partitions)})
+        if self._task is not None:
+            await asyncio.shield(self._task)
+
+    async def stop(self) -> None:
+        """Finish the topic that is under way, and follow no longer."""
+        self._stopped = True
+        if self._retry is not None:
+            self._retry.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
+
+    def follow(self, before: Metadata | None, after: Metadata) -> None:
+        """Newer metadata; a subscriber of the membership."""
+        if not self._started:
+            return
+        old = before.image.topics if before is not None else {}
+        new = after.image.topics
+        changed = [n for n, topic in new.items() if _differs(old.get(n), topic)]
+        changed += [n for n in old if n not in new]
+        self._look_at(changed)
+
+    def _look_at(self, names: Iterable[str]) -> None:
+        self._changed.update(dict.fromkeys(names))
+        if self._changed and self._task is None and not self._stopped:
+            self._task = asyncio.ensure_future(self._work())
+
+    async def _work(self) -> None:
+        failed = []
+        try:
+            while self._changed and not self._stopped:
+                name = next(iter(self._changed))
+                del self._changed[name]
+                try:
+                    await self._settle(name)
+                except (KdirectError, OSError) as e:
+                    log.error("the replicas of topic %s are not as they should be: %s", name, e)
+                    failed.append(name)
+        finally:
+            self._task = None
+        if failed and not self._stopped:
+            loop = asyncio.get_running_loop()
+            self._retry = loop.call_later(RETRY_S, self._look_at, failed)
+
+    # -- one topic ---------------------------------------------------------------------------------
+
+    def _is_wanted(self, metadata: Metadata, tp: TopicPartition, here: Partition | None) -> bool:
+        """Has the partition a replica on this broker?  `here`: what is there of it; one of another
+        topic of that name is not the partition."""
+        topic = metadata.topic(tp.topic)
+        if topic is None or tp.partition >= len(topic.partitions):
+            return False
+        if self._node_id not in topic.partitions[tp.partition].replicas:
+            return False
+        topic_id = topic.record.topic_id
+        return here is None or topic_id is None or here.topic_id == topic_id
+
+    async def _settle(self, name: str) -> None:
+        metadata = self._picture.metadata
+        if paths.topic(name) in metadata.image.damaged:
+            log.error("node %s is damaged: replicas are left as they are", paths.topic(name))
+            return
+        here = {p.topic_partition: p for p in self._logs.partitions_of(name)}
+        doomed = [tp for tp, found in here.items() if not self._is_wanted(metadata, tp, found)]
+        if doomed:
+            await self._remove_replicas(metadata, name, doomed)
+        topic = metadata.topic(name)
+        if topic is None:
+            return
+        wanted = [TopicPartition(name, index) for index in range(len(topic.partitions))]
+        there = set(here) - set(doomed)
+        missing = [tp for tp in wanted if tp not in there and self._is_wanted(metadata, tp, None)]
+        configs = usable_configs(topic.config, self._logs.config.with_overrides)
+        if any(dict(here[tp].config.overrides or {}) != configs for tp in there):
+            await self._admin(self._logs.alter_topic, name, configs)
+        try:
+            await self._admin(self._make, topic, missing, configs)
+        finally:
+            for tp in missing:
+                made = self._logs.partitions.get(tp)
+                if made is not None:
+                    self._made(tp, made)
+
+    def _make(
+        self, topic: StoredTopic, missing: list[TopicPartition], configs: Mapping[str, str]
+    ) -> None:
+        for tp in missing:
+            self._logs.create_partition(tp, configs, topic.record.topic_id)
+
+    async def _remove_replicas(
+        self, metadata: Metadata, name: str, doomed: list[TopicPartition]
+    ) -> None:
+        log.info("removing the replicas of %s", ", ".join(map(str, doomed)))
+        for tp in doomed:
+            ended = self._gone(tp)
+            if ended is not None:
+                await ended
+        await self._remove(doomed, partial(self._logs.delete_partitions, doomed))
+        if metadata.topic(name) is None:
+            await self._topic_gone(name)
+
+    # -- a broker that was alone -------------------------------------------------------------------
+
+    async def bring_along(self, own: Registry, file: Path) -> None:
+        """Make topics of the cluster of the topics that this broker had while it was alone, which
+        are in `file`.  ConfigError where the cluster has another topic of that name."""
+        for topic in list(own):
+            await self._bring(topic)
+        await self._admin(_rename, file)
+
+    async def _bring(self, topic: Topic) -> None:
+        there = self._picture.metadata.topic(topic.name)
+        if there is None:
+            replicas = dict.fromkeys(range(topic.partition_count), (self._node_id,))
+            wanted = CreateTopic(
+                None,
+                topic.name,
+                topic.topic_id,
+                topic.partition_count,
+                1,
+                assignment=replicas,
+                config=topic.configs,
+            )
+            outcome = (await self._picture.ask(wanted, ASK_S)).outcome
+            if outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):
+                raise refusal(outcome)
+            if not await self._picture.until(lambda m: m.topic(topic.name) is not None, ASK_S):
+                raise TimedOutError(f"topic {topic.name} does not appear in the metadata store")
+            there = self._picture.metadata.topic(topic.name)
+        if there is not None and there.record.topic_id != topic.topic_id:
+            raise ConfigError(
+                f"topic {topic.name} of this broker's log directories exists in the cluster as"
+                " another topic",
+                hint="delete one of them first: here by starting the broker alone, without"
+                " zookeeper.connect",
+            )
+
+
+def _differs(old: StoredTopic | None, new: StoredTopic) -> bool:
+    """May what is here of a topic have to change?  Not for another leader."""
+    if old is None or old.deleting != new.deleting or old.config != new.config:
+        return True
+    if old.record is new.record:
+        return False
+    return old.record != new.record
+
+
+def _rename(file: Path) -> None:
+    """Remember that the topics in the file are the cluster's now."""
+    file.rename(file.with_name(file.name + JOINED_SUFFIX))
+    sync_directory(file.parent)
