@@ -204,6 +204,22 @@ class AskControllerResponse(ApiMessage, load_json=kdirect.format.messages):
     pass
 
 
+class FetchAsReplicaRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class FetchAsReplicaResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class EndOfEpochRequest(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
+class EndOfEpochResponse(ApiMessage, load_json=kdirect.format.messages):
+    pass
+
+
 # -- registry --------------------------------------------------------------------------------------
 class Api(NamedTuple):
     """One API: its message classes and the versions that we speak, `low` to `high` inclusive."""
@@ -263,7 +279,8 @@ API_NAMES: dict[str, Api] = {api.name: api for api in APIS.values()}
 
 API_VERSIONS = ApiVersionsRequest.API_KEY
 # What brokers of a cluster ask one another, which no client is told of.
-BROKER_API_KEYS = frozenset((AskControllerRequest.API_KEY,))
+REPLICA_API_KEYS = frozenset((FetchAsReplicaRequest.API_KEY, EndOfEpochRequest.API_KEY))
+BROKER_API_KEYS = REPLICA_API_KEYS | {AskControllerRequest.API_KEY}
 ACCESS_API_KEYS = frozenset(v for name, v in layout.constants().items() if name.startswith("API_"))
 
 if ACCESS_API_KEYS - set(APIS):

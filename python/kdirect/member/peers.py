@@ -49,7 +49,7 @@ class Lane(enum.Enum):
 
 
 _LANES = {
-    protocol.FetchRequest.API_KEY: Lane.FETCH,
+    protocol.FetchAsReplicaRequest.API_KEY: Lane.FETCH,
     protocol.AskControllerRequest.API_KEY: Lane.CONTROL,
 }
 
