@@ -47,7 +47,9 @@ class ClusterHandlers:
 
     `apis()` returns what ApiVersions advertises; `config_rows(topic)` the properties of a topic, in
     the form of DescribeConfigs.  `delete_topic(topic)` removes everything that the broker holds for
-    a topic."""
+    a topic.  `create_missing(names)`: in a cluster, has the controller create topics that a client
+    asks for, and returns the error codes of those that it does not; None: this broker creates them.
+    """
 
     def __init__(
         self,
@@ -56,6 +58,7 @@ class ClusterHandlers:
         apis: Callable[[], list[p.Api]],
         config_rows: Callable[[Topic], list[dict[str, Any]]],
         delete_topic: Callable[[Topic], Awaitable[None]],
+        create_missing: Callable[[Iterable[str]], Awaitable[dict[str, int]]] | None = None,
     ) -> None:
         self._services = services
         self._config = services.config
@@ -65,6 +68,7 @@ class ClusterHandlers:
         self._apis = apis
         self._config_rows = config_rows
         self._delete_topic = delete_topic
+        self._create_missing = create_missing
         self._deletions = asyncio.Lock()
         self._deleting: set[asyncio.Task[Any]] = set()
 
@@ -99,6 +103,8 @@ class ClusterHandlers:
         )
         names = [w.name for w in wanted if w.name is not None]
         if create and any(self._topics.find(name) is None for name in names):
+            if self._create_missing is not None:
+                return later(self._metadata_asked(connection, header, names, wanted))
             return later(self._metadata_created(header, nodes, wanted))
         found = [t for w in wanted if (t := self._topics.find(w.name or ""))]
         return self._answer_metadata(header, nodes, found, wanted)
@@ -131,6 +137,20 @@ class ClusterHandlers:
         rows = await self._files.admin(lambda: [self._metadata_of(w, True) for w in wanted])
         return self._metadata(header, nodes, rows)
 
+    async def _metadata_asked(
+        self, connection: Connection, header: p.RequestHeader, names: Sequence[str], wanted: Any
+    ) -> Answer:
+        """The same in a cluster: the controller creates what is missing."""
+        assert self._create_missing is not None
+        refused = await self._create_missing(n for n in names if self._topics.find(n) is None)
+        rows = [self._metadata_of(w, False) for w in wanted]
+        for row in rows:
+            if row["error_code"] == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION:
+                # Kafka's answer about a topic that is being created: ask again.
+                code = refused.get(row["name"], ErrorCode.LEADER_NOT_AVAILABLE)
+                row["error_code"] = code
+        return self._metadata(header, self._nodes(connection), rows)
+
     def _metadata(
         self, header: p.RequestHeader, nodes: Sequence[Node], rows: list[dict[str, Any]]
     ) -> Answer:
@@ -138,7 +158,8 @@ class ClusterHandlers:
             header,
             p.MetadataResponse,
             brokers=[
-                {"node_id": n.node_id, "host": n.host, "port": n.port, "rack": None} for n in nodes
+                {"node_id": n.node_id, "host": n.host, "port": n.port, "rack": n.rack}
+                for n in nodes
             ],
             cluster_id=self._cluster.cluster_id,
             controller_id=self._cluster.controller_id,
@@ -148,7 +169,7 @@ class ClusterHandlers:
     def _nodes(self, connection: Connection) -> Sequence[Node]:
         """The brokers, each at the address where the client of `connection` reaches it."""
         own = self._services.listeners.address_for(connection.listener, connection.local[0])
-        return self._cluster.nodes(own)
+        return self._cluster.nodes(own, self._config.listeners[connection.listener].name)
 
     def _metadata_of(self, wanted: Any, create: bool) -> dict[str, Any]:
         """The row of one requested topic.  With `create`, a missing one is created; this must run
@@ -242,9 +263,15 @@ class ClusterHandlers:
 
     def _described(self, topic: Topic | PlacedTopic, first: int, end: int) -> dict[str, Any]:
         """Partitions [first, end) of a topic, in the form of DescribeTopicPartitions."""
-        # Empty lists, not null: the schema allows null, but Java's client iterates over both.
-        extra: dict[str, list[int]] = {"eligible_leader_replicas": [], "last_known_elr": []}
-        rows = [{**self._partition_row(topic.name, i), **extra} for i in range(first, end)]
+        rows = []
+        for i in range(first, end):
+            eligible = self._cluster.partition(TopicPartition(topic.name, i)).eligible
+            # Lists, not null: the schema allows null, but Java's client iterates over both.
+            extra: dict[str, list[int]] = {
+                "eligible_leader_replicas": list(eligible),
+                "last_known_elr": [],
+            }
+            rows.append({**self._partition_row(topic.name, i), **extra})
         return {
             "error_code": 0,
             "name": topic.name,
@@ -265,7 +292,7 @@ class ClusterHandlers:
             cluster_id=self._cluster.cluster_id,
             controller_id=self._cluster.controller_id,
             brokers=[
-                {"broker_id": n.node_id, "host": n.host, "port": n.port, "rack": None}
+                {"broker_id": n.node_id, "host": n.host, "port": n.port, "rack": n.rack}
                 for n in self._nodes(connection)
             ],
         )

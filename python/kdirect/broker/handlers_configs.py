@@ -53,7 +53,7 @@ def _type(row: Option) -> int:
     return _INT if kind == _LONG and row.high is not None and row.high <= 0x7FFFFFFF else kind
 
 
-def _result(resource: Any, code: int, message: str | None) -> dict[str, Any]:
+def result_row(resource: Any, code: int, message: str | None) -> dict[str, Any]:
     """The answer for one resource of a request that changes properties."""
     return {
         "error_code": code,
@@ -73,7 +73,7 @@ def _changed_list(row: Option, own: str | None, value: str, operation: int) -> s
     return ",".join(x for x in before if x not in given)
 
 
-def _changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
+def changed_configs(topic: Topic, resource: Any) -> dict[str, str]:
     """The topic's own properties after the operations of an IncrementalAlterConfigs request.
     Raises ConfigError for an unknown property or an impossible operation."""
     configs = dict(topic.configs)
@@ -226,9 +226,9 @@ class ConfigHandlers:
     async def _alter_incrementally(self, header: p.RequestHeader, request: Any) -> Answer:
         def change(r: Any) -> dict[str, Any]:
             return (
-                _result(r, 0, None)
+                result_row(r, 0, None)
                 if self._takes_back_nothing(r)
-                else self._change(r, request.validate_only, _changed_configs)
+                else self._change(r, request.validate_only, changed_configs)
             )
 
         # On the admin thread: configs are files.
@@ -247,7 +247,7 @@ class ConfigHandlers:
 
     def _change(self, r: Any, validate_only: bool, new_configs: Any) -> dict[str, Any]:
         def result(code: int, message: str | None) -> dict[str, Any]:
-            return _result(r, code, message)
+            return result_row(r, code, message)
 
         if r.resource_type == BROKER_RESOURCE:
             return result(

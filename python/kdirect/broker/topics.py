@@ -292,6 +292,10 @@ class Registry:
         """ConfigError for properties that a topic may not have."""
         self._defaults.with_overrides(configs)
 
+    def checked_configs(self, configs: Mapping[str, Any]) -> Mapping[str, str]:
+        """The same, and the properties as they are stored: by their own names, as text."""
+        return self._defaults.with_overrides(configs).overrides or {}
+
     def create(self, name: str, partitions: int, configs: Mapping[str, Any]) -> Topic:
         """Create a topic with its partitions; ConfigError, TopicExistsError, LogError."""
         topic = Topic(name, new_id(), partitions, self.check_new(name, partitions, configs))
