@@ -96,7 +96,7 @@ def test_the_documented_versions_are_those_served():
     text = (Path(__file__).resolve().parents[2] / "docs" / "broker.md").read_text()
     rows = re.findall(r"^\| (\w+) \| (\d+) \| (\d+)(?:-(\d+))? \|$", text, re.M)
     assert {(n, int(k), int(low), int(high or low)) for n, k, low, high in rows} == {
-        (a.name, a.key, a.low, a.high) for a in p.APIS.values()
+        (a.name, a.key, a.low, a.high) for a in p.APIS.values() if a.key not in p.BROKER_API_KEYS
     }
 
 

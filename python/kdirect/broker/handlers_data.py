@@ -19,7 +19,13 @@ from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.services import Services
 from kdirect.broker.topics import INTERNAL_TOPICS
-from kdirect.errors import LogError, OffsetOutOfRangeError, UnknownTopicError
+from kdirect.errors import (
+    FencedLeaderEpochError,
+    KdirectError,
+    OffsetOutOfRangeError,
+    UnknownLeaderEpochError,
+    UnknownTopicError,
+)
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, Produced, fetch_response, produce_response
 from kdirect.format.protocol import ErrorCode
@@ -50,25 +56,40 @@ _KERNEL_MESSAGES = {
 }
 
 
+class Reader(NamedTuple):
+    """Who fetches: by which version of Fetch, from which rack ("": not told), and whether only
+    what transactions have committed."""
+
+    version: int
+    rack: str
+    committed_only: bool
+
+
 class Collected(NamedTuple):
     """What a Fetch finds, by topic: `size` bytes of records in all.  `urgent`: there is an error,
-    so waiting for more records is pointless."""
+    or the client is to read elsewhere, so waiting for more records is pointless."""
 
     topics: list[tuple[str, list[Fetched]]]
     size: int
     urgent: bool
 
 
-class _Append:
+class OneAppend:
     """One partition of a Produce request.  `done` is its answer, once there is one; until then
     `pending` is a future of the kernel's answer.  `gated`: the answer waits for the partition's
-    acknowledgement gate."""
+    acknowledgement gate, in a cluster for records below `end_offset` of `leader_epoch`."""
 
-    __slots__ = ("done", "gated", "index", "partition", "pending", "size")
+    __slots__ = (
+        "acks", "done", "end_offset", "gated", "index", "leader_epoch", "partition", "pending",
+        "size",
+    )  # fmt: skip
 
-    def __init__(self, index: int, *, done: Produced | None = None) -> None:
+    def __init__(self, index: int, acks: int, *, done: Produced | None = None) -> None:
         self.index = index
+        self.acks = acks
         self.done = done
+        self.end_offset = -1
+        self.leader_epoch = -1
         self.pending: asyncio.Future[Any] | None = None
         self.gated = False
         self.partition: Partition | None = None
@@ -89,7 +110,7 @@ class _Append:
         return self.produced.log_start_offset
 
 
-def _failed(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:
+def failed_append(index: int, code: int, message: str | None, start_offset: int = -1) -> Produced:
     return Produced(index, code, -1, -1, start_offset, message)
 
 
@@ -122,33 +143,35 @@ class DataHandlers:
         refusal = _refusal(header.api_version, request)
         at_ms = self._services.environment.time_ms()
         waits = False
-        topics: list[tuple[str, list[_Append]]] = []
+        topics: list[tuple[str, list[OneAppend]]] = []
         for topic in request.topic_data:
             appends = []
             for data in topic.partition_data:
                 if refusal is not None:
-                    append = _Append(data.index, done=_failed(data.index, *refusal))
+                    done = failed_append(data.index, *refusal)
+                    append = OneAppend(data.index, request.acks, done=done)
                 else:
-                    append = self._append(topic.name, data.index, data.records, at_ms)
+                    append = OneAppend(data.index, request.acks)
+                    self._append(append, topic.name, data.records, at_ms)
                 waits = waits or append.waits(request.acks)
                 appends.append(append)
             topics.append((topic.name, appends))
         if waits:
-            return later(self._produce_later(connection, header.api_version, request.acks, topics))
+            return later(self._produce_later(connection, header.api_version, request, topics))
         return self._acknowledge(connection, header.api_version, request.acks, topics)
 
-    def _append(self, name: str, index: int, records: Any, at_ms: int) -> _Append:
+    def _append(self, append: OneAppend, name: str, records: Any, at_ms: int) -> None:
         """Append to one partition now, or queue the append."""
-        append = _Append(index)
+        index = append.index
         try:
             if name in INTERNAL_TOPICS:
                 message = f"topic {name} is the broker's own"
-                append.done = _failed(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
-                return append
-            append.partition = partition = self._services.topics.partition(name, index)
+                append.done = failed_append(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
+                return
+            append.partition = partition = self._to_append(name, index, append.acks)
             if not records:
-                append.done = _failed(index, ErrorCode.INVALID_RECORD, "there are no records")
-                return append
+                append.done = failed_append(index, ErrorCode.INVALID_RECORD, "there are no records")
+                return
             append.size = len(records)
             appender = self._services.appender
             result = appender.append_nowait(partition, records, at_ms)
@@ -158,17 +181,20 @@ class DataHandlers:
                 self._appended(append, result)
         except Exception as e:
             self._append_failed(append, name, e)
-        return append
 
-    def _append_failed(self, append: _Append, name: str, error: BaseException) -> None:
+    def _to_append(self, name: str, index: int, acks: int) -> Partition:
+        """The partition, if records may be appended to it that wait for `acks`."""
+        return self._services.topics.partition(name, index)
+
+    def _append_failed(self, append: OneAppend, name: str, error: BaseException) -> None:
         if isinstance(error, UnknownTopicError):
             code, message = int(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), str(error)
         else:
             self._services.counters.append_errors += 1
             code, message = explain(error, f"append to {name}-{append.index}")
-        append.done = _failed(append.index, code, message)
+        append.done = failed_append(append.index, code, message)
 
-    def _appended(self, append: _Append, result: Any) -> None:
+    def _appended(self, append: OneAppend, result: Any) -> None:
         """Turn the kernel's answer into the producer's, and wake the Fetches that wait for it."""
         services, partition = self._services, append.partition
         assert partition is not None
@@ -178,23 +204,28 @@ class DataHandlers:
             message = _KERNEL_MESSAGES.get(result.error)
             append.done = Produced(append.index, result.error, -1, -1, start, message)
             if result.error == ErrorCode.DUPLICATE_SEQUENCE_NUMBER:  # a success to its producer
-                append.gated = partition.acknowledgements_wait()
+                self._grown(append, partition, result, is_new=False)
             return
         services.counters.appends += 1
         services.counters.append_bytes += append.size
-        append.gated = partition.acknowledgements_wait()
-        if not partition.gate.holds:
-            services.waiters.notify(partition.topic_partition, append.size)
+        self._grown(append, partition, result, is_new=True)
         append.done = Produced(
             append.index, 0, result.base_offset, result.log_append_time, start, None
         )
+
+    def _grown(self, append: OneAppend, partition: Partition, result: Any, *, is_new: bool) -> None:
+        """The log has the records of an append: does its answer have to wait?  Those who wait for
+        new ones are woken."""
+        append.gated = partition.acknowledgements_wait()
+        if is_new and not partition.gate.holds:
+            self._services.waiters.notify(partition.topic_partition, append.size)
 
     async def _produce_later(
         self,
         connection: Connection,
         version: int,
-        acks: int,
-        topics: list[tuple[str, list[_Append]]],
+        request: Any,
+        topics: list[tuple[str, list[OneAppend]]],
     ) -> Answer:
         """Answer once the queued appends are done and the gate has opened."""
         for name, appends in topics:
@@ -205,13 +236,16 @@ class DataHandlers:
                     self._appended(append, await append.pending)
                 except Exception as e:
                     self._append_failed(append, name, e)
-        if acks != 0:
-            await self._wait_for_gate(topics)
-        return self._acknowledge(connection, version, acks, topics)
+        if request.acks != 0:
+            await self._wait_for_gate(topics, request.timeout_ms)
+        return self._acknowledge(connection, version, request.acks, topics)
 
-    async def _wait_for_gate(self, topics: list[tuple[str, list[_Append]]]) -> None:
+    async def _wait_for_gate(
+        self, topics: list[tuple[str, list[OneAppend]]], timeout_ms: int
+    ) -> None:
         """Return once the appended records may be acknowledged (`kdirect.log.ack_gate`), or the
-        flush that they wait for has failed."""
+        flush that they wait for has failed.  `timeout_ms`: how long the producer waits for other
+        replicas; the disk is waited for as long as it takes."""
         gated = [(name, x) for name, appends in topics for x in appends if x.gated]
         outcomes = await asyncio.gather(
             *(self._services.flusher.flushed(x.partition) for _, x in gated if x.partition),
@@ -220,18 +254,18 @@ class DataHandlers:
         for (name, append), error in zip(gated, outcomes, strict=True):
             if isinstance(error, BaseException):
                 code, message = explain(error, f"flush of {name}-{append.index}")
-                append.done = _failed(append.index, code, message, append.start_offset)
+                append.done = failed_append(append.index, code, message, append.start_offset)
 
     def _acknowledge(
         self,
         connection: Connection,
         version: int,
         acks: int,
-        topics: list[tuple[str, list[_Append]]],
+        topics: list[tuple[str, list[OneAppend]]],
     ) -> Answer:
         if acks != 0:
             answers = [(name, [x.produced for x in appends]) for name, appends in topics]
-            return Answer([produce_response(version, answers)])
+            return self._produced(connection, version, answers)
         failed = [
             f"{name}-{x.index}: {p.error_kind(x.produced.error).name}"
             for name, appends in topics
@@ -246,6 +280,11 @@ class DataHandlers:
                     self._services.flusher.begin(append.partition)
         return nothing()
 
+    def _produced(
+        self, connection: Connection, version: int, answers: list[tuple[str, list[Produced]]]
+    ) -> Answer:
+        return Answer([produce_response(version, answers)])
+
     # -- Fetch -------------------------------------------------------------------------------------
 
     def fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
@@ -253,12 +292,13 @@ class DataHandlers:
         # An incremental Fetch belongs to a session, and this broker opens no sessions.
         if request.session_epoch not in _FULL_FETCH:
             return Answer(fetch_response(version, ErrorCode.FETCH_SESSION_ID_NOT_FOUND, ()))
-        collected = self._collect(request, wait=False)
+        reader = Reader(version, getattr(request, "rack_id", ""), request.isolation_level == 1)
+        collected = self._collect(reader, request, wait=False)
         if collected is None:
-            return later(self._fetch_cold(version, request))
+            return later(self._fetch_cold(reader, request))
         if self._is_enough(request, collected):
             return _fetched(version, request, collected.topics)
-        return later(self._wait_for_records(version, request, collected.size))
+        return later(self._wait_for_records(reader, request, collected.size))
 
     def _is_enough(self, request: Any, collected: Collected) -> bool:
         return (
@@ -268,23 +308,24 @@ class DataHandlers:
             or not collected.topics
         )
 
-    async def _fetch_cold(self, version: int, request: Any) -> Answer:
+    async def _fetch_cold(self, reader: Reader, request: Any) -> Answer:
         """Answer a Fetch of bytes that are not in memory: a thread reads them before the event loop
         sends them."""
-        collected = await self._collected(request)
+        collected = await self._collected(reader, request)
         if self._is_enough(request, collected):
-            return _fetched(version, request, collected.topics)
-        return await self._wait_for_records(version, request, collected.size)
+            return _fetched(reader.version, request, collected.topics)
+        return await self._wait_for_records(reader, request, collected.size)
 
-    async def _collected(self, request: Any) -> Collected:
-        collected = self._collect(request, wait=False)
+    async def _collected(self, reader: Reader, request: Any) -> Collected:
+        collected = self._collect(reader, request, wait=False)
         if collected is None:
             self._services.counters.cold_fetches += 1
-            collected = await self._services.files.read(partial(self._collect, request, wait=True))
+            read = partial(self._collect, reader, request, wait=True)
+            collected = await self._services.files.read(read)
         assert collected is not None
         return collected
 
-    async def _wait_for_records(self, version: int, request: Any, size: int) -> Answer:
+    async def _wait_for_records(self, reader: Reader, request: Any, size: int) -> Answer:
         """Look again whenever records arrive, and answer once there are min_bytes or max_wait_ms
         are over.  `size`: how many bytes of records there were at the first look."""
         services = self._services
@@ -304,52 +345,59 @@ class DataHandlers:
                 # have woken nobody.  With nothing missing, records that arrive while this look
                 # waits for a thread wake the waiter at once.
                 waiter.missing = 0
-                topics, size, urgent = await self._collected(request)
+                topics, size, urgent = await self._collected(reader, request)
                 if size >= request.min_bytes or urgent or services.waiters.closed:
-                    return _fetched(version, request, topics)
+                    return _fetched(reader.version, request, topics)
                 waiter.missing = request.min_bytes - size
                 await waiter.future
             finally:
                 timer.cancel()
                 services.waiters.remove(waiter)
-            topics, size, urgent = await self._collected(request)
+            topics, size, urgent = await self._collected(reader, request)
             if (
                 size >= request.min_bytes
                 or urgent
                 or loop.time() >= deadline
                 or services.waiters.closed
             ):
-                return _fetched(version, request, topics)
+                return _fetched(reader.version, request, topics)
 
-    def _collect(self, request: Any, *, wait: bool) -> Collected | None:
+    def _collect(self, reader: Reader, request: Any, *, wait: bool) -> Collected | None:
         """What there is to answer now.  Without `wait` it runs on the event loop, and returns None
         if an answer needs file work; with `wait` it runs on a thread."""
         room = min(request.max_bytes, self._fetch_max_bytes)
-        committed_only = request.isolation_level == 1
         total = 0
         urgent = False
         topics = []
         for topic in request.topics:
             fetched = []
             for x in topic.partitions:
-                one = self._read(topic.topic, x, room - total, committed_only, total == 0, wait)
+                one = self._read(reader, topic.topic, x, room - total, total == 0, wait)
                 if one is None:
                     return None
                 total += one.size
-                urgent = urgent or one.error != 0
+                urgent = urgent or one.error != 0 or one.preferred >= 0 or bool(one.diverging)
                 fetched.append(one)
             topics.append((topic.topic, fetched))
         return Collected(topics, total, urgent)
 
+    def _to_read(self, reader: Reader, name: str, x: Any) -> Partition | Fetched:
+        """The partition that a Fetch reads, or what is answered without reading."""
+        return self._led(name, x.partition, x.current_leader_epoch)
+
+    def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
+        """The answer about a partition that cannot be read."""
+        code = explain(error, f"read of {name}-{x.partition}")[0]
+        return Fetched(x.partition, code, -1, -1, -1, (), 0)
+
     def _read(
-        self, name: str, x: Any, room: int, committed_only: bool, first: bool, wait: bool
+        self, reader: Reader, name: str, x: Any, room: int, first: bool, wait: bool
     ) -> Fetched | None:
-        index = x.partition
+        index, committed_only = x.partition, reader.committed_only
         try:
-            partition = self._services.topics.partition(name, index)
-            error = _epoch_error(partition, x.current_leader_epoch)
-            if error:
-                return Fetched(index, error, -1, -1, -1, (), 0)
+            partition = self._to_read(reader, name, x)
+            if isinstance(partition, Fetched):
+                return partition
             high_watermark = partition.high_watermark
             stable = partition.last_stable_offset
             start = partition.log_start_offset
@@ -383,14 +431,12 @@ class DataHandlers:
             if size > limit and not first:
                 buffers, size = [], 0
             return Fetched(index, 0, high_watermark, stable, start, buffers, size)
-        except UnknownTopicError:
-            return Fetched(index, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1, -1, -1, (), 0)
         except OffsetOutOfRangeError:
             return Fetched(
                 index, ErrorCode.OFFSET_OUT_OF_RANGE, high_watermark, stable, start, (), 0
             )
         except Exception as e:
-            return Fetched(index, explain(e, f"read of {name}-{index}")[0], -1, -1, -1, (), 0)
+            return self._unread(name, x, e)
 
     # -- offsets -----------------------------------------------------------------------------------
 
@@ -408,22 +454,20 @@ class DataHandlers:
         return await self._services.files.look_up(self._look_up, header, request)
 
     def _look_up(self, header: p.RequestHeader, request: Any) -> Answer:
-        committed_only = request.isolation_level == 1
+        reader = Reader(header.api_version, "", request.isolation_level == 1)
         return respond(
             header,
             p.ListOffsetsResponse,
             topics=[
                 {
                     "name": t.name,
-                    "partitions": [
-                        self._list_offset(t.name, x, committed_only) for x in t.partitions
-                    ],
+                    "partitions": [self._list_offset(reader, t.name, x) for x in t.partitions],
                 }
                 for t in request.topics
             ],
         )
 
-    def _list_offset(self, name: str, x: Any, committed_only: bool) -> dict[str, Any]:
+    def _list_offset(self, reader: Reader, name: str, x: Any) -> dict[str, Any]:
         out = {
             "partition_index": x.partition_index,
             "error_code": 0,
@@ -432,13 +476,8 @@ class DataHandlers:
             "leader_epoch": -1,
         }
         try:
-            partition = self._services.topics.partition(name, x.partition_index)
-            error = _epoch_error(partition, x.current_leader_epoch)
-            if error:
-                return {**out, "error_code": error}
-            found = self._find_offset(partition, x.timestamp, committed_only)
-        except UnknownTopicError:
-            return {**out, "error_code": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            partition = self._led(name, x.partition_index, x.current_leader_epoch)
+            found = self._find_offset(reader, partition, x.timestamp)
         except Exception as e:
             return {
                 **out,
@@ -454,11 +493,11 @@ class DataHandlers:
         }
 
     def _find_offset(
-        self, partition: Partition, timestamp: int, committed_only: bool
+        self, reader: Reader, partition: Partition, timestamp: int
     ) -> tuple[int, int] | None:
         """(offset, timestamp in ms, or -1 if `timestamp` names an end of the log); None if there is
         no such record below the end that the client may read."""
-        end = partition.last_stable_offset if committed_only else partition.high_watermark
+        end = partition.last_stable_offset if reader.committed_only else partition.high_watermark
         if timestamp == LATEST_OFFSET:
             return end, -1
         if timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL):
@@ -489,10 +528,7 @@ class DataHandlers:
     def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
         out = {"error_code": 0, "partition": x.partition, "leader_epoch": -1, "end_offset": -1}
         try:
-            partition = self._services.topics.partition(name, x.partition)
-            error = _epoch_error(partition, x.current_leader_epoch)
-            if error:
-                return {**out, "error_code": error}
+            partition = self._led(name, x.partition, x.current_leader_epoch)
             epoch, end = partition.end_offset_for_epoch(x.leader_epoch)
             return {**out, "leader_epoch": epoch, "end_offset": end}
         except Exception as e:
@@ -553,11 +589,16 @@ class DataHandlers:
             producer_epoch=0,
         )
 
+    async def _next_producer_id(self) -> int:
+        """A producer id, after a thread has written down the next block of them."""
+        found: int = await self._services.files.admin(self._services.topics.next_producer_id)
+        return found
+
     async def _init_producer_id_later(self, header: p.RequestHeader) -> Answer:
-        """Answer after a thread has written down the next block of ids."""
+        """Answer once there is another block of ids."""
         try:
-            producer_id = await self._services.files.admin(self._services.topics.next_producer_id)
-        except LogError as e:
+            producer_id = await self._next_producer_id()
+        except KdirectError as e:
             return respond(
                 header,
                 p.InitProducerIdResponse,
@@ -573,6 +614,18 @@ class DataHandlers:
             producer_epoch=0,
         )
 
+    def _led(self, name: str, index: int, epoch: int) -> Partition:
+        """A partition that this broker leads, for a client that believes in the leader epoch
+        `epoch` (-1: in none).  FencedLeaderEpochError, UnknownLeaderEpochError where it is
+        another one."""
+        partition = self._services.topics.partition(name, index)
+        if epoch >= 0 and epoch != partition.leader_epoch:
+            what = f"leader epoch {epoch} of partition {name}-{index}"
+            if epoch < partition.leader_epoch:
+                raise FencedLeaderEpochError(f"{what} is over; it is {partition.leader_epoch}")
+            raise UnknownLeaderEpochError(f"{what} has not begun; it is {partition.leader_epoch}")
+        return partition
+
     def table(self) -> Iterable[tuple[str, Any, bool]]:
         """(API name, handler, whether later requests of the connection wait for its answer)."""
         return (
@@ -587,14 +640,3 @@ class DataHandlers:
 
 def _fetched(version: int, request: Any, topics: list[tuple[str, list[Fetched]]]) -> Answer:
     return Answer(fetch_response(version, 0, topics, request.isolation_level == 1))
-
-
-def _epoch_error(partition: Partition, asked: int) -> int:
-    """The error code for a client that believes in the leader epoch `asked` (-1: in none), or 0."""
-    if asked < 0 or asked == partition.leader_epoch:
-        return 0
-    return (
-        ErrorCode.FENCED_LEADER_EPOCH
-        if asked < partition.leader_epoch
-        else ErrorCode.UNKNOWN_LEADER_EPOCH
-    )

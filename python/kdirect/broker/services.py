@@ -63,7 +63,9 @@ class Replicas(Protocol):
     `kdirect.member.replicas.Replicas`.  `epoch` is the leader epoch of whoever asks, -1: not told.
 
     NotLeaderError, FencedLeaderEpochError, UnknownLeaderEpochError and UnknownTopicError are raised
-    where the partition cannot be had here; all methods are called on the event loop."""
+    where the partition cannot be had here.  Called on the event loop; `leader`, `readable`,
+    `diverging`, `preferred_replica`, `epoch_end` and `knows_high_watermark` also on threads that
+    read."""
 
     def leader(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
         """A partition that this broker leads."""
@@ -80,10 +82,8 @@ class Replicas(Protocol):
         """Done when the high watermark is at `end_offset` or above it.  It raises
         NotEnoughReplicasAfterAppendError, TimedOutError, NotLeaderError."""
 
-    def follower_fetch(
-        self, tp: TopicPartition, broker: int, incarnation: int, epoch: int, offset: int, /
-    ) -> None:
-        """The replica on `broker` has everything below `offset`, and asks for what follows."""
+    def appended(self, tp: TopicPartition, /) -> None:
+        """The log that this broker leads has grown."""
 
     def diverging(
         self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /

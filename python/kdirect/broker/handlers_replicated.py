@@ -1,0 +1,256 @@
+"""Requests about records in a cluster: `DataHandlers` of a member.
+
+What differs from a broker that is alone, and where `Replicas` is asked:
+
+- Leadership is checked with the client's leader epoch; an error names the leader, where the version
+  has a place for it (KIP-951).
+- Produce with acks=all is refused below min.insync.replicas, and answered when the records are
+  committed: one future a partition, no thread.  With acks=1 it is answered when this broker has
+  them.
+- Consumers read below the high watermark, from followers as well (version 11 and later, KIP-392).
+  The leader sends a consumer with a rack to a replica there; a follower that is asked above its
+  high watermark does not know (OFFSET_NOT_AVAILABLE).  A reader whose last epoch ended elsewhere
+  is told where its log diverges (version 12).
+- A leader that was just elected does not tell "latest" until its high watermark is not below one
+  that was told before.
+- DeleteRecords is answered when all replicas that live have deleted them.
+- Producer ids come in blocks from the metadata store.
+
+Other brokers do not fetch by these requests; they have their own (`Replicas.answer`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.connection import Connection
+from kdirect.broker.failures import code_of, explain
+from kdirect.broker.handlers_data import DataHandlers, OneAppend, Reader, failed_append
+from kdirect.broker.member_topics import MemberTopics
+from kdirect.broker.services import Replicas, Services
+from kdirect.errors import LeaderNotAvailableError, OffsetNotAvailableError
+from kdirect.format import protocol as p
+from kdirect.format.datapath import Fetched, NodeEndpoint, Produced, produce_response
+from kdirect.format.protocol import ErrorCode
+from kdirect.log.config import NEVER
+from kdirect.log.partition import Partition
+from kdirect.model import EARLIEST_OFFSET, TopicPartition
+
+FROM_FOLLOWERS = 11  # the version of Fetch from which on a client may read from followers
+EARLIEST_LOCAL = -4
+NOT_AVAILABLE = 5  # the version of ListOffsets from which on clients know OFFSET_NOT_AVAILABLE
+_MOVED = frozenset(
+    (
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.FENCED_LEADER_EPOCH,
+    )
+)
+
+
+class ReplicatedDataHandlers(DataHandlers):
+    """See the module.  A member has one, used on its event loop; reading may be on a thread."""
+
+    def __init__(self, services: Services, topics: MemberTopics, replicas: Replicas) -> None:
+        super().__init__(services)
+        self._member_topics = topics
+        self._replicas = replicas
+
+    # -- who leads ---------------------------------------------------------------------------------
+
+    def _led(self, name: str, index: int, epoch: int) -> Partition:
+        return self._replicas.leader(TopicPartition(name, index), epoch)
+
+    def _leader(self, tp: TopicPartition) -> tuple[int, int]:
+        """(broker, leader epoch) as this broker's picture shows them."""
+        view = self._services.cluster.partition(tp)
+        return view.leader, view.leader_epoch
+
+    # -- Produce -----------------------------------------------------------------------------------
+
+    def _to_append(self, name: str, index: int, acks: int) -> Partition:
+        tp = TopicPartition(name, index)
+        partition = self._replicas.leader(tp)
+        if acks == -1:
+            self._replicas.may_append(tp)
+        return partition
+
+    def _append_failed(self, append: OneAppend, name: str, error: BaseException) -> None:
+        super()._append_failed(append, name, error)
+        self._name_leader(append, name)
+
+    def _name_leader(self, append: OneAppend, name: str) -> None:
+        if append.produced.error in _MOVED:
+            leader = self._leader(TopicPartition(name, append.index))
+            append.done = append.produced._replace(leader=leader)
+
+    def _grown(self, append: OneAppend, partition: Partition, result: Any, *, is_new: bool) -> None:
+        tp = partition.topic_partition
+        # A duplicate may be older than what the kernel remembers the offsets of.
+        known = result.last_offset >= 0 and not result.error
+        append.end_offset = result.last_offset + 1 if known else partition.log_end_offset
+        append.leader_epoch = partition.leader_epoch
+        if is_new:
+            self._replicas.appended(tp)
+        if append.acks == -1:
+            append.gated = partition.high_watermark < append.end_offset
+        else:
+            append.gated = _waits_for_disk(partition)
+
+    async def _wait_for_gate(
+        self, topics: list[tuple[str, list[OneAppend]]], timeout_ms: int
+    ) -> None:
+        gated = [(name, x) for name, appends in topics for x in appends if x.gated and x.partition]
+        waits = [self._wait_of(name, x, timeout_ms) for name, x in gated]
+        if len(waits) > 1:
+            await asyncio.wait(waits)
+        for (name, append), wait in zip(gated, waits, strict=True):
+            try:
+                await wait
+            except Exception as e:
+                code, message = explain(e, f"replication of {name}-{append.index}")
+                append.done = failed_append(append.index, code, message, append.start_offset)
+                self._name_leader(append, name)
+
+    def _wait_of(self, name: str, append: OneAppend, timeout_ms: int) -> asyncio.Future[None]:
+        """What the answer of one append waits for."""
+        partition = append.partition
+        assert partition is not None
+        if append.acks != -1:
+            return self._services.flusher.begin(partition)
+        if _waits_for_disk(partition):
+            self._services.flusher.begin(partition)  # the high watermark waits for it
+        tp = TopicPartition(name, append.index)
+        timeout_s = max(timeout_ms, 0) / 1000
+        return self._replicas.committed(tp, append.end_offset, append.leader_epoch, timeout_s)
+
+    def _produced(
+        self, connection: Connection, version: int, answers: list[tuple[str, list[Produced]]]
+    ) -> Answer:
+        leaders = {x.leader[0] for _, rows in answers for x in rows if x.leader is not None}
+        nodes: list[NodeEndpoint] = []
+        if leaders and version >= 10:
+            services = self._services
+            own = services.listeners.address_for(connection.listener, connection.local[0])
+            listener = services.config.listeners[connection.listener].name
+            nodes = [
+                NodeEndpoint(*node)
+                for node in services.cluster.nodes(own, listener)
+                if node.node_id in leaders
+            ]
+        return Answer([produce_response(version, answers, nodes)])
+
+    # -- Fetch -------------------------------------------------------------------------------------
+
+    def _to_read(self, reader: Reader, name: str, x: Any) -> Partition | Fetched:
+        tp = TopicPartition(name, x.partition)
+        replicas = self._replicas
+        if reader.version < FROM_FOLLOWERS:
+            return replicas.leader(tp, x.current_leader_epoch)
+        partition = replicas.readable(tp, x.current_leader_epoch)
+        if self._leader(tp)[0] != self._services.cluster.node_id:
+            if x.fetch_offset > partition.high_watermark:
+                raise OffsetNotAvailableError(
+                    f"offset {x.fetch_offset} of {tp} is above the high watermark of this replica"
+                )
+        elif reader.rack:
+            preferred = replicas.preferred_replica(tp, reader.rack, x.fetch_offset)
+            if preferred >= 0:
+                return self._without_records(x, partition)._replace(preferred=preferred)
+        last_epoch = getattr(x, "last_fetched_epoch", -1)
+        if last_epoch >= 0:
+            diverging = replicas.diverging(tp, last_epoch, x.fetch_offset)
+            if diverging is not None:
+                return self._without_records(x, partition)._replace(diverging=diverging)
+        return partition
+
+    def _without_records(self, x: Any, partition: Partition) -> Fetched:
+        return Fetched(
+            x.partition,
+            0,
+            partition.high_watermark,
+            partition.last_stable_offset,
+            partition.log_start_offset,
+            (),
+            0,
+        )
+
+    def _unread(self, name: str, x: Any, error: BaseException) -> Fetched:
+        found = super()._unread(name, x, error)
+        if found.error not in _MOVED:
+            return found
+        return found._replace(leader=self._leader(TopicPartition(name, x.partition)))
+
+    # -- offsets -----------------------------------------------------------------------------------
+
+    def _find_offset(
+        self, reader: Reader, partition: Partition, timestamp: int
+    ) -> tuple[int, int] | None:
+        tp = partition.topic_partition
+        found = super()._find_offset(reader, partition, timestamp)
+        if timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL) or self._replicas.knows_high_watermark(
+            tp
+        ):
+            return found
+        if found is not None and timestamp >= 0:
+            return found  # it is below what was committed before
+        text = f"the new leader of {tp} does not know yet how far records are committed"
+        if reader.version < NOT_AVAILABLE:
+            raise LeaderNotAvailableError(text)
+        raise OffsetNotAvailableError(text)
+
+    def _epoch_end(self, name: str, x: Any) -> dict[str, Any]:
+        out = {"error_code": 0, "partition": x.partition, "leader_epoch": -1, "end_offset": -1}
+        try:
+            self._led(name, x.partition, x.current_leader_epoch)
+            epoch, end = self._replicas.epoch_end(TopicPartition(name, x.partition), x.leader_epoch)
+        except Exception as e:
+            return {**out, "error_code": explain(e, f"epoch lookup in {name}-{x.partition}")[0]}
+        return {**out, "leader_epoch": epoch, "end_offset": end}
+
+    # -- deletion of records -----------------------------------------------------------------------
+
+    def delete_records(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return later(self._delete_everywhere(header, request))
+
+    async def _delete_everywhere(self, header: p.RequestHeader, request: Any) -> Answer:
+        """Delete here, then wait until the other replicas that live have followed."""
+        topics = await self._services.files.admin(self._deleted_here, request)
+        deadline = asyncio.get_running_loop().time() + max(request.timeout_ms, 0) / 1000
+        rows = [(topic["name"], row) for topic in topics for row in topic["partitions"]]
+        await asyncio.gather(*(self._followed(name, row, deadline) for name, row in rows))
+        return respond(header, p.DeleteRecordsResponse, topics=topics)
+
+    def _deleted_here(self, request: Any) -> list[dict[str, Any]]:
+        return [
+            {"name": t.name, "partitions": [self._delete_before(t.name, x) for x in t.partitions]}
+            for t in request.topics
+        ]
+
+    async def _followed(self, name: str, row: dict[str, Any], deadline: float) -> None:
+        if row["error_code"]:
+            return
+        tp = TopicPartition(name, row["partition_index"])
+        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        try:
+            row["low_watermark"] = await asyncio.wait_for(self._replicas.low_watermark(tp), left)
+        except asyncio.TimeoutError:
+            row.update(error_code=int(ErrorCode.REQUEST_TIMED_OUT), low_watermark=-1)
+        except Exception as e:
+            row.update(error_code=code_of(e), low_watermark=-1)
+
+    # -- producer ids ------------------------------------------------------------------------------
+
+    async def _next_producer_id(self) -> int:
+        return await self._member_topics.take_producer_id()
+
+
+def _waits_for_disk(partition: Partition) -> bool:
+    """Do the topic's settings want the records on disk, and are they not?"""
+    config = partition.config
+    if not config.flush_before_ack and config.flush_messages == NEVER:
+        return False
+    return partition.acknowledgements_wait() and partition.unflushed_messages > 0
