@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kdirect.cluster.election import LiveBroker, Partition
 from kdirect.cluster.image import Image, Topic
@@ -41,7 +41,7 @@ class LiveNode(NamedTuple):
         return LiveBroker(self.incarnation, self.registration.rack, self.intact_since)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Metadata:
     """See the module.  `incarnation`: this broker's own, -1 while it is not registered.
     `controller_id`: -1 while nobody is known to be.  `generation`: of ``/kdirect/changes`` up to
@@ -54,6 +54,17 @@ class Metadata:
     brokers: Mapping[int, LiveNode] = field(default_factory=dict)
     image: Image = NO_IMAGE
     generation: int = -1
+
+    def replace(self, **changes: Any) -> Metadata:
+        """The same with other values; this one if nothing is another value.  (Images are not
+        compared: a new one is another one.)"""
+        old = {name: getattr(self, name) for name in changes}
+        if all(
+            old[name] is value or (isinstance(value, int | str) and old[name] == value)
+            for name, value in changes.items()
+        ):
+            return self
+        return replace(self, **changes)
 
     def topic(self, name: str) -> Topic | None:
         """The topic, unless it is being deleted."""

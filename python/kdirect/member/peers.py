@@ -58,7 +58,8 @@ class Peers:
     """See the module.  `metadata_of`: the newest metadata, or None before there is any; it says
     where brokers are.  `listener`: name of the listener that brokers use among themselves.
 
-    `on_lost(node_id)`: a broker does not take connections any more; called on the event loop."""
+    `on_lost(node_id)`: a broker does not take connections any more; called on the event loop, as
+    are those that `listen_for_losses` adds."""
 
     def __init__(
         self,
@@ -76,6 +77,11 @@ class Peers:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
         self.on_lost: Callable[[int], None] = lambda node_id: None
+        self._on_lost_too: list[Callable[[int], None]] = []
+
+    def listen_for_losses(self, call: Callable[[int], None]) -> None:
+        """As `on_lost`, for one more."""
+        self._on_lost_too.append(call)
 
     async def call(
         self, node_id: int, message: Any, *, timeout_s: float, version: int | None = None
@@ -166,7 +172,8 @@ class Peers:
             log.info("the connection to broker %d was lost: %s", lost.node_id, e.message)
             refused = isinstance(e.__cause__, ConnectionRefusedError | ConnectionResetError)
             if refused and not self._closed:
-                self.on_lost(lost.node_id)
+                for call in (self.on_lost, *self._on_lost_too):
+                    call(lost.node_id)
         except ClosedError:
             pass
 
