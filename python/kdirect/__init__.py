@@ -14,6 +14,7 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Broker": "kdirect.broker.broker",
+    "Cluster": "kdirect.local_cluster",
     "Consumer": "kdirect.client.consumer",
     "Message": "kdirect.client.message",
     "Producer": "kdirect.client.producer",

@@ -52,6 +52,7 @@ from kdirect.errors import (
     UnknownTopicError,
     UnsupportedFormatError,
 )
+from kdirect.local_cluster import Cluster
 from kdirect.model import TopicPartition
 
 __version__: str
@@ -63,6 +64,7 @@ __all__ = [
     "BrokerUnavailableError",
     "BufferFullError",
     "ClosedError",
+    "Cluster",
     "ConfigError",
     "Consumer",
     "CoordinatorError",

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import kdirect
+from kdirect import cli_cluster
 from kdirect.errors import ConfigError, KdirectError
 from kdirect.options import BROKER
 
@@ -67,6 +68,13 @@ def _parser() -> argparse.ArgumentParser:
     _topic_parser(commands, client)
     _produce_parser(commands, client)
     _consume_parser(commands, client)
+    cli_cluster.add_commands(
+        commands,
+        client,
+        _log_level_parser("info"),
+        connect=lambda options: kdirect.connect(_settings(options)),
+        pairs=_pairs,
+    )
     _doctor_parser(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
@@ -99,6 +107,13 @@ def _topic_parser(commands: _Commands, client: argparse.ArgumentParser) -> None:
     create = verbs.add_parser("create", parents=[client], help="create a topic")
     create.add_argument("name")
     create.add_argument("--partitions", type=int, default=1)
+    create.add_argument(
+        "--replication-factor",
+        type=int,
+        default=-1,
+        metavar="N",
+        help="replicas of each partition; default: default.replication.factor of the broker",
+    )
     create.add_argument(
         "--config",
         action="append",
@@ -304,6 +319,7 @@ def _topic_create(options: argparse.Namespace) -> int:
     created = admin.create_topic(
         options.name,
         options.partitions,
+        options.replication_factor,
         configs=_pairs(options.config, "--config"),
         if_not_exists=options.if_not_exists,
     )
@@ -320,15 +336,10 @@ def _topic_list(options: argparse.Namespace) -> int:
 
 
 def _topic_describe(options: argparse.Namespace) -> int:
-    from kdirect.model import TopicPartition
-
     session = kdirect.connect(_settings(options))
     info = session.admin.describe_topic(options.name)
     print(f"topic\t{info.name}\nid\t{info.topic_id or '-'}\npartitions\t{info.partitions}")
-    tps = [TopicPartition(options.name, i) for i in range(info.partitions)]
-    earliest, latest = session.earliest_offsets(tps), session.latest_offsets(tps)
-    for tp in tps:
-        print(f"partition {tp.partition}\toffsets [{earliest[tp]}, {latest[tp]})")
+    cli_cluster.describe_partitions(session, info.name, info.leaders)
     for name, entry in sorted(session.admin.describe_configs(options.name).items()):
         if not entry.is_default:
             print(f"config {name}\t{entry.value}")

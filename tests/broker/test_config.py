@@ -375,6 +375,16 @@ def test_tools(broker, command):
     assert output("topic", "list") == "t\t2\n"
     described = output("topic", "describe", "t")
     assert "partition 1\toffsets [0, 3)" in described and "config retention.ms\t60000" in described
+    assert "\tleader 1\tepoch 0\treplicas 1\tin sync 1\n" in described
+    described = output("cluster", "describe")
+    assert "controller\t1\n" in described and "\track -\n" in described
+    assert output("cluster", "health") == "well\n"
+    assert output("partition", "elect", "t:0") == "t:0\telected\n"
+    assert output("partition", "reassign") == ""
+    status, _, errors = command("partition", "reassign", "t:0=2", *at)
+    assert status == 1 and "moving t-0" in errors
+    for wrong in (["reassign", "t=1"], ["elect", "t"], ["elect", "--unclean"]):
+        assert command("partition", *wrong, *at)[0] == 2
     assert command("consume", "t", "--from", "somewhere", *at)[0] == 2
     assert output("topic", "delete", "t") == "deleted t\n"
     assert output("topic", "list") == ""

@@ -88,7 +88,7 @@ class Broker:
                 return self
             given, keywords = self._arguments
             if self._wants_temporary:
-                self._temporary = _temporary_directory()
+                self._temporary = temporary_directory()
                 given = {**given, "log.dirs": [str(self._temporary)]}
             try:
                 self._config = BrokerConfig.from_arguments(given, **keywords)
@@ -206,7 +206,7 @@ class Broker:
         return f"Broker({self._server.bootstrap_servers})"
 
 
-def _temporary_directory() -> Path:
+def temporary_directory() -> Path:
     """In shared memory, where RDMA writes cost no disk, if there is room."""
     parent: Path | None = None
     try:

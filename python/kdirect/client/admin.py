@@ -11,16 +11,26 @@ lost, it succeeds if the first request did.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
+from kdirect.client import cluster_admin
+from kdirect.client.admin_values import (
+    BrokerInfo,
+    ClusterInfo,
+    ConfigEntry,
+    GroupInfo,
+    Health,
+    Reassignment,
+    TopicInfo,
+)
 from kdirect.client.leader_requests import at_leaders, by_topic
 from kdirect.errors import (
     BrokerError,
     BrokerUnavailableError,
     ConfigError,
+    KdirectError,
     ProtocolError,
     UnknownTopicError,
 )
@@ -28,7 +38,7 @@ from kdirect.format import protocol
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition, check_topic_name
 from kdirect.wire.broker_errors import broker_error
-from kdirect.wire.cluster import Cluster, PartitionMetadata, TopicMetadata
+from kdirect.wire.cluster import Cluster, TopicMetadata
 from kdirect.wire.connection import Connection
 
 T = TypeVar("T")
@@ -46,48 +56,18 @@ _SOURCES = {
     6: "broker logger",
 }
 
-__all__ = ["EARLIEST_OFFSET", "LATEST_OFFSET", "Admin", "ConfigEntry", "GroupInfo", "TopicInfo"]
-
-
-@dataclass(frozen=True, slots=True)
-class TopicInfo:
-    """A topic.  `partitions` is their number; `leaders` describes each partition, in order.
-    `topic_id` is None if the broker does not assign ids."""
-
-    name: str
-    topic_id: str | None
-    internal: bool
-    partitions: int
-    leaders: tuple[PartitionMetadata, ...]
-
-    @property
-    def replication_factor(self) -> int:
-        """The largest number of replicas of a partition."""
-        return max((len(p.replicas) for p in self.leaders), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigEntry:
-    """A property as the broker reports it.  `value` is None for a secret one.  `source` says where
-    it was set: "topic", "broker", "broker (dynamic)", "default" and others."""
-
-    value: str | None
-    source: str
-    read_only: bool
-
-    @property
-    def is_default(self) -> bool:
-        """Whether it was set neither on the topic nor dynamically on this broker."""
-        return self.source != "topic" and not self.source.startswith("broker (dynamic")
-
-
-@dataclass(frozen=True, slots=True)
-class GroupInfo:
-    """A consumer group.  `state` is empty if the broker does not report it."""
-
-    group: str
-    protocol_type: str
-    state: str
+__all__ = [
+    "EARLIEST_OFFSET",
+    "LATEST_OFFSET",
+    "Admin",
+    "BrokerInfo",
+    "ClusterInfo",
+    "ConfigEntry",
+    "GroupInfo",
+    "Health",
+    "Reassignment",
+    "TopicInfo",
+]
 
 
 class Admin:
@@ -332,6 +312,65 @@ class Admin:
         else:
             self._on_controller(alter)
 
+    # -- brokers, leaders and replicas -------------------------------------------------------------
+
+    def describe_cluster(self, broker: int | None = None) -> ClusterInfo:
+        """The brokers and the controller, as the broker with the node id `broker` knows them; by
+        default as any does."""
+        return self._cluster.call(
+            lambda: self._connection_of(broker), cluster_admin.describe_cluster
+        )
+
+    def health(self) -> Health:
+        """The partitions whose replicas are not all in sync, by what they lack."""
+        found = self._cluster.refresh(None).values()
+        lacking = [
+            t.name
+            for t in found
+            if any(
+                p.leader >= 0 and len(p.in_sync_replicas) < len(p.replicas) for p in t.partitions
+            )
+        ]
+        least = {
+            name: int(entry.value)
+            for name in lacking
+            for entry in [self.describe_configs(name)["min.insync.replicas"]]
+            if entry.value is not None
+        }
+        return cluster_admin.health(self.describe_cluster().controller, found, least)
+
+    def elect_leaders(
+        self, tps: Iterable[TopicPartition] | None = None, *, unclean: bool = False
+    ) -> dict[TopicPartition, KdirectError | None]:
+        """Give the leadership of partitions (None: of all) to their preferred replicas; with
+        `unclean`, to any live replica where none in sync is left, which loses acknowledged records.
+        Returns why a partition got no such leader; None where it has one now."""
+        wanted = None if tps is None else list(tps)
+        return self._on_controller(
+            lambda connection: cluster_admin.elect_leaders(
+                connection, wanted, unclean=unclean, timeout_ms=self._cluster.timeout_ms
+            )
+        )
+
+    def reassign_partitions(self, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> None:
+        """Move partitions to other brokers: node ids, the preferred leader first.  None takes a
+        move back that is not finished.  Returns once the moves have begun; `list_reassignments`
+        shows those that go on.  BrokerError names the first partition that cannot be moved."""
+        if wanted:
+            self._on_controller(
+                lambda connection: cluster_admin.reassign(
+                    connection, wanted, timeout_ms=self._cluster.timeout_ms
+                )
+            )
+
+    def list_reassignments(self) -> dict[TopicPartition, Reassignment]:
+        """The partitions whose replicas are moving."""
+        return self._on_controller(
+            lambda connection: cluster_admin.list_reassignments(
+                connection, timeout_ms=self._cluster.timeout_ms
+            )
+        )
+
     # -- offsets of partitions ---------------------------------------------------------------------
 
     def list_offsets(
@@ -515,7 +554,19 @@ class Admin:
                     self._cluster.refresh([])
                 raise
 
-        return self._cluster.call(self._cluster.controller_connection, attempt)
+        def connect() -> Connection:
+            self._cluster.control_connection()  # where nobody answers, nothing is waited for
+            # A controller that is gone is no longer named once the others have noticed.
+            backoff = self._cluster.backoff(self._cluster.timeout_ms)
+            while True:
+                try:
+                    return self._cluster.controller_connection()
+                except BrokerUnavailableError:
+                    if not backoff.wait():
+                        raise
+                    self._cluster.refresh([])
+
+        return self._cluster.call(connect, attempt)
 
     def _on_coordinator(self, group: str, use: Callable[[Connection], T]) -> T:
         if not group:
