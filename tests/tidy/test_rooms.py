@@ -23,7 +23,8 @@ ARROWS = {
     "wire": {"format", "rdma"},
     "store": set(),
     "cluster": {"store"},
-    "broker": {"log", "format", "rdma", "wire", "store", "cluster"},
+    "member": {"log", "format", "wire", "store", "cluster"},
+    "broker": {"log", "format", "rdma", "wire", "store", "cluster", "member"},
     **dict.fromkeys(EVERYONE, EVERYONE),
 }
 
