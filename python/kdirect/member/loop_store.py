@@ -106,7 +106,10 @@ async def on_a_thread(call: Callable[[], None]) -> None:
         try:
             call()
         finally:
-            loop.call_soon_threadsafe(_setter(ended), None)
+            try:
+                loop.call_soon_threadsafe(_setter(ended), None)
+            except RuntimeError:
+                pass  # as above
 
     threading.Thread(target=run, name="kdirect-store-close", daemon=True).start()
     await ended

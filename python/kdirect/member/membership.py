@@ -109,6 +109,7 @@ class Membership:
         self._lost: asyncio.Future[None] | None = None
         self._reaching: set[int] = set()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closing: list[asyncio.Task[None]] = []  # sessions that have ended
         self._timer: asyncio.TimerHandle | None = None
         self._stopped = False
         self._asking = Asking(
@@ -183,6 +184,7 @@ class Membership:
         self.peers.close()
         if self._session is not None:
             await self._session.close()
+        await asyncio.gather(*self._closing)
 
     async def shut_down_in_order(self) -> None:
         """Have the controller give the partitions that this broker leads to others
@@ -321,7 +323,8 @@ class Membership:
             lost.set_result(None)
         self._publish(incarnation=-1, controller_id=NOBODY)
         if old is not None:
-            self._spawn(old.close())
+            self._closing = [task for task in self._closing if not task.done()]
+            self._closing.append(asyncio.get_running_loop().create_task(old.close()))
         self._open_again()
 
     def _open_again(self) -> None:
