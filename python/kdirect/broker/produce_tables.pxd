@@ -38,6 +38,7 @@ cdef struct peer_t:
 cdef struct grant_t:
     uint8_t state
     uint8_t dirty         # acknowledgements staged and not posted
+    uint8_t leader_only   # acks=1: acknowledged once committed here, whatever replicas have
     uint8_t appended      # somebody waits for this append, and `_appended` of the worker was full
     uint16_t file_id
     uint32_t qp_num

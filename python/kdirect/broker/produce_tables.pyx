@@ -255,6 +255,24 @@ cdef class ProduceTables:
             pthread_mutex_unlock(&self._lock)
         return closed
 
+    def drop_gated(self, ProduceHead head not None):
+        """What waits for the gate of a head that has ended will not be acknowledged here: the
+        producers that wait are told through their rings that their access is revoked, and repeat
+        it."""
+        cdef int i
+        cdef grant_t* g
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            for i in range(FILES):
+                g = self._table[i]
+                if g != NULL and g.head == &head.h and g.end_offset:
+                    g.staged = g.posted
+                    g.dirty = 0
+                    g.end_offset = g.gate_offset = 0
+                    g.state = GRANT_RETIRED
+                    self._notice(g, ACK_FLAG_REVOKED)
+            pthread_mutex_unlock(&self._lock)
+
     def forget_head(self, ProduceHead head):
         """Forget a head that has ended and whose grants are removed; the answers to its own
         requests that nobody has taken."""
@@ -298,11 +316,13 @@ cdef class ProduceTables:
         return out
 
     def install(self, uint16_t file_id, ProduceHead head, QueuePair qp, uint64_t ack_address,
-                uint32_t ack_rkey, uint64_t entries, MemoryRegion staging, bint watched):
+                uint32_t ack_rkey, uint64_t entries, MemoryRegion staging, bint watched,
+                bint leader_only=False):
         """Start taking produce requests for `file_id` from `qp`, which is one of the producers of
         `head`.  False when the head has ended.
 
-        `staging` holds `entries` acknowledgement entries (a power of two).
+        `staging` holds `entries` acknowledgement entries (a power of two).  `leader_only`: they do
+        not wait for the partition's gate.
         """
         cdef grant_t* g = <grant_t*> calloc(1, sizeof(grant_t))
         if g == NULL:
@@ -316,6 +336,7 @@ cdef class ProduceTables:
         g.staging_lkey = staging.lkey
         g.staging_address = staging.address
         g.head = &head.h
+        g.leader_only = leader_only
         g.qp = <PyObject*> qp
         with nogil:
             pthread_mutex_lock(&self._lock)

@@ -28,7 +28,8 @@ its holder may need the GIL (a transport written in Python, or just to go on beh
 
 Acknowledgements pass one gate, the partition's (`kdirect.log.ack_gate`): where it holds, they wait
 until it has moved the high watermark past their records, and the owner of the head is asked, by
-`sync`, to see to that.  The thread does not wait: other heads go on.
+`sync`, to see to that.  The thread does not wait: other heads go on.  A producer that asked for
+acks=1 (`leader_only`) does not wait for replicas.
 
 Memory.  A grant's acknowledgements are staged in memory of the broker (`staging`, registered in the
 client's protection domain, as many entries as the client's ring).  Entry i belongs to the transport
@@ -351,12 +352,13 @@ cdef class ProduceWorker(ProduceTables):
             flags |= ACK_FLAG_REVOKED
         elif result.error == COMMIT_DUPLICATE_SEQUENCE:
             # It is in the log, at an offset that is not known: all that there is has to be let out.
-            if (<CommitKernel> h.kernel).c_holds():
+            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
                 g.end_offset = max(g.end_offset, (<CommitKernel> h.kernel).c_log_end())
         elif result.error == 0:
             if (<CommitKernel> h.kernel).c_holds():
                 # Readers are told when the high watermark moves, not now.
-                g.end_offset = max(g.end_offset, result.last_offset + 1)
+                if not g.leader_only:
+                    g.end_offset = max(g.end_offset, result.last_offset + 1)
             elif kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
                 if self._appended_count < BATCH:
                     self._appended[self._appended_count] = g.file_id
