@@ -10,6 +10,7 @@ from kdirect.broker.head_life import (
     GRANTED,
     HOLD_OFF_MAX_S,
     HOLD_OFF_S,
+    LED_ELSEWHERE,
     NEXT_FILE_TRANSITIONS,
     RECALL_CHECKS,
     SHARED_S,
@@ -48,9 +49,10 @@ ANSWERS = {
     Effect.REFUSE_WANTED,
     Effect.REFUSE_GROWING,
     Effect.REFUSE_TWICE,
+    Effect.REFUSE_NOT_LED,
 }
 # Effects after which the worker commits nothing more of the head.
-STOPS = {Effect.STOP, Effect.REVOKE, Effect.REPORT_CUT}
+STOPS = {Effect.STOP, Effect.REVOKE, Effect.WITHDRAW, Effect.REPORT_CUT}
 DROPS = {Effect.DROP_NEXT, Effect.DROP_NEXT_SILENTLY}
 
 
@@ -84,14 +86,22 @@ def test_every_event_in_every_state(state: State, event: Event) -> None:
     assert (life.next_file is NextFile.NONE) == dropped
     if event in REQUESTS or (event.name.startswith("OPEN_") and event is not Event.OPEN_FAILED):
         assert len(ANSWERS & set(effects)) == 1, "a request has one answer"
-    if state in GRANTED and row.state in (State.CLOSING, State.DELETING):
+    if state in GRANTED and row.state in (State.CLOSING, State.DELETING, State.RESIGNING):
         assert dropped, "the next file does not outlive a head that ends otherwise"
     if row.state is State.CLOSING and state is not State.CLOSING:
         assert effects[-1] is Effect.CLOSE and STOPS & set(effects)
-    if row.state is State.ENDING and state is not State.ENDING:
+    if row.state is State.RESIGNING and state in GRANTED:
+        assert effects[-1] is Effect.CLOSE and STOPS & set(effects)
+    if row.state in (State.ENDING, State.LEAVING) and state not in (row.state, State.ENDING):
         assert effects[-1] is Effect.CLOSE_LATER and STOPS & set(effects)
     if row.state is State.NOBODY and state is not State.NOBODY and event is not Event.OPEN_FAILED:
-        assert Effect.RESUME in effects or event is Event.DELETED
+        assert Effect.RESUME in effects or event in (Event.DELETED, Event.LEAD)
+    if event is Event.RESIGN:
+        assert row.state in LED_ELSEWHERE
+    elif state in LED_ELSEWHERE and event not in (Event.LEAD, Event.DELETED):
+        assert row.state in LED_ELSEWHERE, "nothing else makes this broker the leader"
+    if row.state is State.RESIGNED and state is not State.RESIGNED:
+        assert effects[-1] is Effect.REPORT_RESIGNED
 
 
 @pytest.mark.parametrize("state", State)
@@ -103,6 +113,7 @@ def test_every_state_is_left_and_answers_everybody(state: State) -> None:
     if state in GRANTED:
         for event in (Event.LEFT, Event.ROLLED_AWAY, Event.DELETE):
             assert (state, event) in TRANSITIONS
+    assert (state, Event.RESIGN) in TRANSITIONS or state in LED_ELSEWHERE
 
 
 @pytest.mark.parametrize("event", NextFileEvent)
@@ -321,3 +332,63 @@ def test_a_topic_that_is_made_again_has_no_history() -> None:
     life.on(Event.APPEND, 0.0)
     life.forget_history()
     assert life.held_off(True, 0.0) is None
+
+
+def test_who_resigns_tells_producers_first_and_ends_their_keys_then() -> None:
+    life = opened(SHARED)
+    assert life.on(Event.RESIGN, 0.0) == (Effect.WITHDRAW, Effect.DROP_NEXT, Effect.CLOSE_LATER)
+    assert life.on(life.classify(SHARED, 0.0), 0.0) == (Effect.REFUSE_NOT_LED,)
+    assert life.on(Event.GRACE_OVER, 0.0)[-1] is Effect.CLOSE and not life.rolls
+    assert life.on(Event.CLOSED, 0.0) == (Effect.FORGET, Effect.RESUME, Effect.REPORT_RESIGNED)
+    assert life.on(life.classify(ASK, 0.0), 0.0) == (Effect.REFUSE_NOT_LED,)
+    assert life.on(Event.RESIGN, 0.0) == ()
+    assert life.on(Event.LEAD, 0.0) == (Effect.SERVE,)
+    assert life.on(life.classify(ASK, 0.0), 0.0) == (Effect.OPEN, Effect.GRANT)
+
+
+@pytest.mark.parametrize(
+    ("state", "end"),
+    [
+        (State.MAKING_ROOM, Event.ROOM_MADE),
+        (State.CLOSING, Event.CLOSED),
+        (State.SUCCEEDING, Event.SUCCESSION_FAILED),
+        (State.ABANDONED, Event.SUCCESSION_FAILED),
+    ],
+)
+def test_who_resigns_waits_for_the_thread_that_is_at_work(state: State, end: Event) -> None:
+    life = life_in(state)
+    assert life.on(Event.RESIGN, 0.0) == ()
+    assert life.on(Event.LEAD, 0.0) == (), "first it has to have resigned"
+    assert life.on(end, 0.0)[-2:] == (Effect.RESUME, Effect.REPORT_RESIGNED)
+    assert life.state is State.RESIGNED
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_file_that_becomes_the_head_meanwhile_ends_with_the_leadership(begun: bool) -> None:
+    life = life_in(State.SUCCEEDING, NextFile.GRANTED)
+    life.on(Event.RESIGN, 0.0)
+    life.on_next_file(NextFileEvent.BECAME_HEAD)
+    event = life.classify_succession(begun=begun, wanted=False)
+    assert life.on(event, 0.0) == (Effect.WITHDRAW, Effect.CLOSE)
+    assert life.state is State.RESIGNING
+
+
+def test_a_head_that_ends_when_the_broker_resigns_ends_once() -> None:
+    """The moment that producers have is over once."""
+    life = opened(SHARED)
+    life.on(Event.ABORTED, 0.0)
+    assert life.on(Event.RESIGN, 0.0) == (Effect.WITHDRAW,)
+    assert life.on(Event.GRACE_OVER, 0.0)[-1] is Effect.CLOSE
+    assert life.on(Event.GRACE_OVER, 0.0) == ()
+
+
+def test_a_partition_that_is_deleted_while_the_broker_resigns_is_free() -> None:
+    life = life_in(State.DELETING)
+    assert life.on(Event.RESIGN, 0.0) == ()
+    assert life.on(Event.DELETED, 0.0) == (Effect.FORGET, Effect.REPORT_RESIGNED)
+    assert life.state is State.NOBODY
+    life = life_in(State.DELETING)
+    life.on(Event.RESIGN, 0.0)
+    assert life.on(Event.DELETION_FAILED, 0.0) == (Effect.WITHDRAW, Effect.CLOSE)
+    life.on(Event.CLOSED, 0.0)
+    assert life.state is State.RESIGNED

@@ -1,7 +1,7 @@
 """Random walks through the machine of a partition's head, with a world that does what the driver
 does, only without files: producers that ask, write, finish and vanish at any moment, Kafka clients,
-rolls, deletions that succeed or fail, threads and timers that end in any order, and news that comes
-too late.
+rolls, deletions that succeed or fail, leaderships that are lost and won, threads and timers that
+end in any order, and news that comes too late.
 
 After each step: one producer writes an exclusive head, no memory is given up before its keys have
 ended, and who waits has somebody to wait for.  At the end of each walk everybody leaves, and then
@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from kdirect.broker.head_life import (
+    LED_ELSEWHERE,
     Ask,
     Effect,
     Event,
@@ -31,7 +32,7 @@ from kdirect.broker.head_life import (
 WALKS = 100
 STEPS = 60
 MOST_ROUNDS = 200
-WITH_HEAD = set(State) - {State.NOBODY, State.MAKING_ROOM}
+WITHOUT_HEAD = {State.NOBODY, State.MAKING_ROOM, State.RESIGNED}
 ANSWERS = {
     effect
     for effect in Effect
@@ -67,6 +68,8 @@ class World:
         self.fenced = False  # the keys to the head have ended
         self.held = 0  # `Appends.hold`
         self.deletions = 0
+        self.making_room = False
+        self.resigning = False  # somebody waits until nothing can be written any more
         self.waiting = 0  # requests for the head
         self.next_is_awaited = False  # the producer of the head has asked for the next file
         self.under_way: list[Callable[[], None]] = []  # threads and timers
@@ -123,7 +126,13 @@ class World:
 
     def make_room(self) -> None:
         self.held += 1
-        self.under_way.append(lambda: self.happened(Event.ROOM_MADE))
+        self.making_room = True
+
+        def made() -> None:
+            self.making_room = False
+            self.happened(Event.ROOM_MADE)
+
+        self.under_way.append(made)
 
     def recall(self) -> None:
         assert self.keys == 1
@@ -141,7 +150,11 @@ class World:
         assert self.head
         self.stopped = True
 
-    revoke = report_cut = stop
+    revoke = withdraw = report_cut = stop
+
+    def report_resigned(self) -> None:
+        assert not (self.head or self.keys or self.next_key), "a former producer can still write"
+        self.resigning = False
 
     def close_later(self) -> None:
         self.under_way.append(lambda: self.happened(Event.GRACE_OVER))
@@ -297,6 +310,14 @@ class World:
 
         self.under_way.append(ended)
 
+    def resign(self) -> None:
+        self.resigning = self.resigning or self.life.state not in LED_ELSEWHERE
+        self.happened(Event.RESIGN)
+
+    def lead(self) -> None:
+        if not self.resigning:
+            self.happened(Event.LEAD)
+
     def late_news(self) -> None:
         if self.head:
             self.happened(self.random.choice(LATE_NEWS))
@@ -307,12 +328,15 @@ class World:
 
     def check(self) -> None:
         state = self.life.state
-        assert self.head == (state in WITH_HEAD)
+        assert self.head == (state not in WITHOUT_HEAD) or state is State.RESIGNING
         assert not (self.head and self.fenced) or not self.life.is_granted, "the keys have ended"
-        assert not (self.head and self.stopped and self.life.is_granted) or state is State.ENDING
+        assert not (self.head and self.stopped and self.life.is_granted) or (
+            state in (State.ENDING, State.LEAVING)
+        )
         assert self.keys <= 1 or self.life.mode is Mode.SHARED
         assert not self.next_key or self.life.next_file is NextFile.GRANTED
-        assert self.held == self.deletions + (self.head or state is State.MAKING_ROOM)
+        assert self.held == self.deletions + (self.head or self.making_room)
+        assert self.resigning == (state in (State.LEAVING, State.RESIGNING))
         waiting = self.waiting or self.next_is_awaited
         assert not waiting or self.under_way or self.keys, "nobody will answer who waits"
 
@@ -333,6 +357,8 @@ def test_walks_end_with_nobody_and_everybody_answered(part: int, seed: int) -> N
             world.abort,
             world.roll,
             world.delete,
+            world.resign,
+            world.lead,
             world.late_news,
             world.end_something,
         )
@@ -348,6 +374,7 @@ def test_walks_end_with_nobody_and_everybody_answered(part: int, seed: int) -> N
                 world.end_something()
                 world.check()
             world.now += 100.0  # nothing is held off any more
+            world.lead()
             world.leave()
             world.check()
             if not (world.under_way or world.keys or world.waiting):

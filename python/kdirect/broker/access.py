@@ -22,10 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Awaitable, Callable, Coroutine, Hashable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 from kdirect.broker.appends import Appends
 from kdirect.broker.cluster_view import ClusterView
@@ -42,6 +44,8 @@ from kdirect.broker.scheduler import LoopScheduler, Scheduler
 from kdirect.broker.worker import CutReason
 from kdirect.errors import (
     KdirectError,
+    NotLeaderError,
+    OffsetNotAvailableError,
     RdmaError,
     RefusedError,
     StorageFullError,
@@ -82,6 +86,19 @@ class AccessAnswer(NamedTuple):
         return self.work if self.work is not None else self.waiting
 
 
+class Leadership(Protocol):
+    """What access needs to know of a cluster's replicas: see `kdirect.broker.services.Replicas`."""
+
+    def leader(self, tp: TopicPartition, epoch: int = -1, /) -> Partition:
+        """A partition that this broker leads, in no other epoch than that; -1: in any."""
+
+    def may_append(self, tp: TopicPartition, /) -> None:
+        """NotEnoughReplicasError below min.insync.replicas."""
+
+    def knows_high_watermark(self, tp: TopicPartition, /) -> bool:
+        """Are all records that were ever readable below the high watermark?"""
+
+
 class AccessManager:
     """See the module.  `config` maps property names of the BROKER table to values.  Without
     `files`, what belongs on a thread is done on the spot; without `cluster`, this broker leads
@@ -109,6 +126,7 @@ class AccessManager:
         self._start_engine = start_engine
         self._consume_enabled = bool(config["rdma.consume"])
         self.on_append: Callable[[TopicPartition], None] | None = None
+        self.leadership: Leadership | None = None  # None: the broker is alone, or has a layout
         self._stopping = False
         self._engines: dict[str, Engine] = {}
         self._opening: dict[str, asyncio.Task[Engine]] = {}
@@ -132,12 +150,16 @@ class AccessManager:
         self.read = ReadAccess(
             self._grants,
             slots_per_consumer=int(config["rdma.slots.per.consumer"]),
-            partition_of=self._partition,
+            partition_of=self._readable,
             is_current=lambda part: self._logs.partitions.get(part.topic_partition) is part,
+            leads=self.produce.leads,
             listen=self.produce.listen,
             background=self._in_background,
             files=files,
         )
+        # Heads whose acknowledgements have waited for replicas.  Written by the workers' threads.
+        self._gated: dict[TopicPartition, WeakSet[HeadAccess]] = {}
+        self._gated_lock = threading.Lock()
         self._requests = 0
         self._cuts = 0
 
@@ -230,8 +252,13 @@ class AccessManager:
             self._notify_appended(grant.partition.topic_partition)
 
     def _sync(self, requests: Any) -> None:
-        """Acknowledgements wait for the gate of this head's partition, which a flush opens: on a
-        thread of its own, for the worker goes on."""
+        """Acknowledgements wait for the gate of this head's partition.  Where the disk is to open
+        it, a flush is made on a thread of its own, for the worker goes on; replicas open it by
+        `high_watermark_moved`."""
+        partition = requests.owner.partition
+        if not partition.gate.waits_for_disk(partition.log_end_offset):
+            self._await_replicas(requests)
+            return
         work = partial(self._flush, requests)
         if self._files is None:
             work()
@@ -240,6 +267,18 @@ class AccessManager:
                 self._flushes.submit(work)
             except RuntimeError:  # the broker is stopping, and its clients are cut
                 log.debug("no flush of %s: the broker is stopping", requests.owner.partition)
+
+    def _await_replicas(self, requests: Any) -> None:
+        """Have the worker look at this head whenever the high watermark moves, until the head has
+        ended."""
+        access: HeadAccess = requests.owner
+        tp = access.partition.topic_partition
+        with self._gated_lock:
+            heads = self._gated.setdefault(tp, WeakSet())
+            known = access in heads
+            heads.add(access)
+        if not known:  # it may have moved before anybody knew that this head waits
+            access.engine.worker.gate_moved(requests)
 
     # -- a flush thread ----------------------------------------------------------------------------
 
@@ -314,7 +353,9 @@ class AccessManager:
 
     def _get_produce_access(self, connection: Hashable, request: Any) -> AccessAnswer:
         peer = self._queue_pairs.peer_of(connection, request.connection_id)
-        partition = self._partition(request.topic, request.partition)
+        partition = self._partition(request.topic, request.partition, request.current_leader_epoch)
+        if request.acks != 1 and self.leadership is not None:
+            self.leadership.may_append(partition.topic_partition)
         response = self.produce.request(peer, partition, request)
         if response is not None:
             return AccessAnswer(response)
@@ -357,7 +398,38 @@ class AccessManager:
                 await asyncio.sleep(0)  # 1,000 of them take 50 ms: others have their turn
         return build(p.ReleaseAccessResponse)
 
-    def _partition(self, topic: str, index: int) -> Partition:
+    def _partition(self, topic: str, index: int, epoch: int = -1) -> Partition:
+        """The partition, if this broker leads it.  RefusedError, or what `Leadership.leader`
+        raises."""
+        tp = TopicPartition(topic, index)
+        if self.leadership is not None:
+            partition = self.leadership.leader(tp, epoch)
+        else:
+            partition = self._local_partition(topic, index)
+        if not self.produce.leads(tp):
+            raise self._not_led(tp)
+        return partition
+
+    def _readable(self, topic: str, index: int, epoch: int) -> Partition:
+        """The partition, if its slots and its log may be shown."""
+        partition = self._partition(topic, index, epoch)
+        tp = partition.topic_partition
+        if self.leadership is not None and not self.leadership.knows_high_watermark(tp):
+            raise OffsetNotAvailableError(
+                f"{tp}: the leader was just elected, and does not know yet what is committed",
+                hint="ask again in a moment",
+            )
+        return partition
+
+    def _not_led(self, tp: TopicPartition) -> NotLeaderError:
+        leader = self._cluster.partition(tp).leader if self._cluster is not None else -1
+        elsewhere = leader >= 0 and leader != self._cluster.node_id
+        return NotLeaderError(
+            f"broker {leader} leads {tp}" if elsewhere else f"this broker does not lead {tp}",
+            hint="ask for metadata",
+        )
+
+    def _local_partition(self, topic: str, index: int) -> Partition:
         if self._cluster is not None and not self._cluster.leads(topic):
             raise RefusedError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER,
@@ -447,6 +519,46 @@ class AccessManager:
             # come.
             partition.kernel.revoke_slots()
         self._watched -= gone
+
+    # -- leadership --------------------------------------------------------------------------------
+
+    def resign(self, tp: TopicPartition) -> Awaitable[None]:
+        """This broker does not lead `tp` any more.
+
+        Producers' grants end, and those whose keys were not given back in time write into a file
+        that is not the log's any more; slots say that access ended; what waits (appends, requests
+        for access) fails with NotLeaderError, and what is not acknowledged never is.  When the
+        awaitable is done nothing that was granted before can reach committed bytes, and nobody is
+        given access until `lead`."""
+        partition = self._logs.partitions.get(tp)
+        if partition is None:
+            done = self._scheduler.new_future()
+            done.set_result(None)
+            return done
+        resigned = self.produce.resign(partition, self._not_led(tp))
+        partition.kernel.revoke_slots()
+        with self._gated_lock:
+            self._gated.pop(tp, None)
+        return resigned
+
+    def lead(self, tp: TopicPartition) -> None:
+        """This broker leads `tp`, in the epoch of its log: access may be given."""
+        partition = self._logs.partitions.get(tp)
+        if partition is not None:
+            self.produce.lead(partition)
+
+    def high_watermark_moved(self, tp: TopicPartition) -> None:
+        """Replicas have confirmed records: acknowledgements that have waited for that go out.
+        Once for each move, on the event loop."""
+        if tp not in self._gated:
+            return
+        with self._gated_lock:
+            heads = [access for access in self._gated[tp] if not access.ended]
+            if not heads:
+                del self._gated[tp]
+        for access in heads:
+            if access.requests is not None:
+                access.engine.worker.gate_moved(access.requests)
 
     # -- waiting for appends -----------------------------------------------------------------------
 

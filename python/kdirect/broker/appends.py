@@ -16,6 +16,8 @@ Invariants:
   from here.
 - `hold` succeeds at once, but a thread may still be at work with one append; `on_idle` tells when
   it is not.
+- A partition that another broker leads is refused: what waits fails, and so does what comes, until
+  it is accepted again.
 
 All methods run on the event loop.
 """
@@ -81,6 +83,7 @@ class Appends:
         self._queues: dict[TopicPartition, deque[PendingAppend]] = {}
         self._held: dict[TopicPartition, int] = {}
         self._working: dict[TopicPartition, PendingAppend] = {}
+        self._refused: dict[TopicPartition, tuple[KdirectError, Callable[[], None]]] = {}
 
     # -- appending ---------------------------------------------------------------------------------
 
@@ -101,6 +104,9 @@ class Appends:
     def append_later(self, item: PendingAppend) -> None:
         """Put an append after those that wait.  Its data is the item's own."""
         tp = item.partition.topic_partition
+        if tp in self._refused:
+            item.fail(self._refused[tp][0])
+            return
         self._queues.setdefault(tp, deque()).append(item)
         if tp not in self._held and tp not in self._working:
             self._drain(tp)
@@ -142,8 +148,37 @@ class Appends:
     def put_back(self, tp: TopicPartition, items: Iterable[PendingAppend]) -> None:
         """Let `items` wait again, before all others, in their order."""
         items = list(items)
-        if items:
+        if tp in self._refused:
+            for item in items:
+                item.fail(self._refused[tp][0])
+        elif items:
             self._queues.setdefault(tp, deque()).extendleft(reversed(items))
+
+    def refuse(
+        self, tp: TopicPartition, error: KdirectError, settled: Callable[[], None] = lambda: None
+    ) -> None:
+        """Nothing is appended any more: what waits fails with `error`, and so does what comes,
+        until `accept`.  A thread may be at work with one append, which is still made; then
+        `settled` is called when it is done (see `is_settled`)."""
+        if tp not in self._refused:
+            self.hold(tp)
+        self._refused[tp] = error, settled
+        working = self._working.get(tp)
+        waiting = self._queues.pop(tp, deque())
+        if working is not None:
+            self._queues[tp] = deque([working])  # it is the first of those that wait
+        for item in waiting:
+            if item is not working:
+                item.fail(error)
+
+    def is_settled(self, tp: TopicPartition) -> bool:
+        """Is no thread at work with an append?"""
+        return tp not in self._working
+
+    def accept(self, tp: TopicPartition) -> None:
+        """Undo `refuse`, if there was one."""
+        if self._refused.pop(tp, None) is not None:
+            self.release(tp)
 
     def fail_waiting(self, tp: TopicPartition, error: KdirectError) -> None:
         """The partition is gone."""
@@ -201,6 +236,8 @@ class Appends:
             self.appended(tp)
         if current:
             self._drain(tp)
+            if tp in self._refused:
+                self._refused[tp][1]()
             if tp in self._held:
                 self.on_idle(tp)
 

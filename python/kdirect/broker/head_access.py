@@ -137,6 +137,7 @@ class HeadAccess:
                 request.ack_entries,
                 grant.staging,
                 watched,
+                request.acks == 1 and not self.partition.gate.holds,
             ):
                 raise RevokedError(
                     f"the head of {self.partition.topic_partition} has ended", hint="ask again"

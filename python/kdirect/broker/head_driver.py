@@ -22,7 +22,14 @@ from kdirect.broker.appends import Appends, PendingAppend
 from kdirect.broker.grants import GrantTable, Peer
 from kdirect.broker.head_access import BROKER_WINDOW, Appended, HeadAccess
 from kdirect.broker.head_files import HeadFiles
-from kdirect.broker.head_life import Effect, Event, HeadLife, NextFileEvent, State
+from kdirect.broker.head_life import (
+    LED_ELSEWHERE,
+    Effect,
+    Event,
+    HeadLife,
+    NextFileEvent,
+    State,
+)
 from kdirect.broker.order import AbortReason
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequests
@@ -52,6 +59,7 @@ GRACE_S = 0.002
 # A holder that commits nothing for so long is idle or stopped, and is not waited for.
 RECALL_CHECK_S = 0.005
 LOST_HOLE_MS = 50  # how long to wait for a hole left by a producer that has disconnected
+FENCE_AGAIN_S = 0.1  # between two attempts to move a log out of the reach of a producer
 ANSWER_CHECK_S = 0.001  # between two looks whether a producer has the last answers of a sealed head
 
 _COUNTERS = (
@@ -123,6 +131,10 @@ class HeadDriver:
         # The heads that producers have access to.  Read by any thread.
         self.heads: dict[TopicPartition, HeadAccess] = {}
         self._reserving: set[HeadAccess] = set()  # appends that waited are being reserved on them
+        # Heads after which another one is filled, while their producers lack acknowledgements.
+        self._unanswered: set[HeadAccess] = set()
+        # Called when this broker has resigned from a partition; see `Effect.REPORT_RESIGNED`.
+        self.resigned: Callable[[TopicPartition], None] = lambda tp: None
         self._counters = dict.fromkeys(_COUNTERS, 0)
         self._effects = self._effect_table()
 
@@ -137,6 +149,7 @@ class HeadDriver:
             Effect.REFUSE_WANTED: self._refuse_wanted,
             Effect.REFUSE_GROWING: self._refuse_growing,
             Effect.REFUSE_TWICE: self._refuse_twice,
+            Effect.REFUSE_NOT_LED: self._refuse_not_led,
             Effect.RESERVE: self._reserve,
             Effect.OPEN: self._open,
             Effect.MAKE_ROOM: self._make_room,
@@ -146,11 +159,13 @@ class HeadDriver:
             Effect.EXPIRE_HOLE: self._expire_hole,
             Effect.STOP: self._stop,
             Effect.REVOKE: self._revoke,
+            Effect.WITHDRAW: self._withdraw,
             Effect.REPORT_CUT: self._report_cut,
             Effect.CLOSE_LATER: self._close_later,
             Effect.CLOSE: self._close,
             Effect.FORGET: self._forget,
             Effect.RESUME: self._resume,
+            Effect.REPORT_RESIGNED: self._report_resigned,
             Effect.MAKE_NEXT: self._make_next,
             Effect.GRANT_NEXT: self._grant_next,
             Effect.DISCARD_NEXT: self._drop_next,
@@ -340,6 +355,12 @@ class HeadDriver:
             f"the file after the head of {occasion.partition.topic_partition} is granted already",
         )
 
+    def _refuse_not_led(self, life: HeadLife, occasion: Occasion) -> None:
+        raise RefusedError(
+            ErrorCode.NOT_LEADER_OR_FOLLOWER,
+            f"this broker does not lead {occasion.partition.topic_partition}; ask for metadata",
+        )
+
     def _make_next(self, life: HeadLife, occasion: Occasion) -> None:
         access = self.heads[occasion.partition.topic_partition]
         self._appends.on_thread(
@@ -488,10 +509,15 @@ class HeadDriver:
     def _end_answered(self, access: HeadAccess) -> None:
         """Forget a head after which another is filled, once its producer has all its answers."""
         if access.ended:
+            self._unanswered.discard(access)
             return
+        if self.life(access.partition.topic_partition).state in LED_ELSEWHERE:
+            self._drop_gated(access)  # the high watermark moves by what another leader says
         if access.is_answered() or self.stopping:
+            self._unanswered.discard(access)
             access.end(self._grants, self.on_broker_requests)
         else:
+            self._unanswered.add(access)
             self._scheduler.later(ANSWER_CHECK_S, self._end_answered, access)
 
     # -- the end of a head -------------------------------------------------------------------------
@@ -574,6 +600,23 @@ class HeadDriver:
         access = self.heads[occasion.partition.topic_partition]
         access.engine.worker.close_head(access.requests, True)
 
+    def _withdraw(self, life: HeadLife, occasion: Occasion) -> None:
+        """Another broker is to lead.  What is committed here and not confirmed by replicas may be
+        cut off: its producers repeat it there."""
+        access = self.heads[occasion.partition.topic_partition]
+        access.engine.worker.close_head(access.requests, True)
+        for one in [access, *(x for x in self._unanswered if x.partition is access.partition)]:
+            self._drop_gated(one)
+        if access.word is not None:
+            access.word.close()
+
+    def _drop_gated(self, access: HeadAccess) -> None:
+        if access.requests is not None:
+            access.engine.worker.drop_gated(access.requests)
+
+    def _report_resigned(self, life: HeadLife, occasion: Occasion) -> None:
+        self.resigned(occasion.partition.topic_partition)
+
     def _close_later(self, life: HeadLife, occasion: Occasion) -> None:
         access = self.heads[occasion.partition.topic_partition]
         self._scheduler.later(GRACE_S, self._grace_over, access)
@@ -595,12 +638,21 @@ class HeadDriver:
             partial(self._closed, access),
         )
 
-    def _closed(self, access: HeadAccess, result: None, error: BaseException | None) -> None:
+    def _closed(self, access: HeadAccess, safe: bool | None, error: BaseException | None) -> None:
         tp = access.partition.topic_partition
         if error is not None:
             log.error("the end of RDMA access to %s failed", tp, exc_info=error)
+        if not safe and self.life(tp).state is State.RESIGNING and not self.stopping:
+            # Another leader's records may not go into a file that a producer can still write.
+            self._scheduler.later(FENCE_AGAIN_S, self._close_again, access)
+            return
         if self.is_current(access):
             self.happened(Event.CLOSED, Occasion(access.partition))
+
+    def _close_again(self, access: HeadAccess) -> None:
+        if self.is_current(access):
+            occasion = Occasion(access.partition)
+            self._close(self.life(access.partition.topic_partition), occasion)
 
     def _forget(self, life: HeadLife, occasion: Occasion) -> None:
         """Forget a head that is put away; what was not committed of the broker's own requests waits
@@ -689,7 +741,8 @@ class HeadDriver:
     def forget_history(self, tp: TopicPartition) -> None:
         """The partition is deleted; one of the same name may come."""
         life = self._lives.pop(tp, None)
-        if life is not None and life.state is not State.NOBODY:  # a thread is at work
+        if life is not None and life.state not in (State.NOBODY, State.RESIGNED):
+            # A thread is at work.
             life.forget_history()
             self._lives[tp] = life
         self.files.rolling.pop(tp, None)

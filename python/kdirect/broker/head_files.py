@@ -43,10 +43,11 @@ class HeadFiles:
         self.rolling.pop(partition.topic_partition, None)
         return partition.ensure_head(min_bytes)
 
-    def put_away(self, access: HeadAccess, rolls: bool, min_bytes: int) -> None:
+    def put_away(self, access: HeadAccess, rolls: bool, min_bytes: int) -> bool:
         """Nobody writes the head any more when this returns, and its tail is zeros, or its file is
         not the head.  `rolls`: the log goes on in a fresh file; `min_bytes`: room that will be
-        asked for."""
+        asked for.  False when a producer can still write the head, because there is no room for a
+        fresh file."""
         partition = access.partition
         access.fence(notify=False)
         end = access.written_end()
@@ -55,7 +56,7 @@ class HeadFiles:
         if not self.is_current(access) or partition.head is not head or head.sealed:
             if not access.vacated:
                 head.keep_length = True
-            return
+            return True
         try:
             if not access.vacated:
                 self.fenced += 1
@@ -73,6 +74,8 @@ class HeadFiles:
                 self.ensure_head(partition, min_bytes)
         except (KdirectError, OSError) as e:  # whoever asks for access next is told
             log.error("%s cannot be rolled: %s", partition.topic_partition, e)
+            return access.vacated or partition.head is not head
+        return True
 
     def succeed(self, access: HeadAccess, successor: HeadAccess) -> Segment:
         """Seal the head, which its producer has left, and put the file that was granted ahead in

@@ -19,6 +19,8 @@ stays and there are no effects.
     any of these, and ENDING --- drained, left, sealed, time is up ------> CLOSING ------> NOBODY
     any of these, and ENDING --- the topic is about to be deleted ------> DELETING ------> NOBODY
     DELETING ---- the topic could not be deleted -----------------------> CLOSING -------> NOBODY
+    any of these  this broker does not lead any more --> LEAVING --> RESIGNING --> RESIGNED
+    RESIGNED ---- this broker leads again -------------------------------------------------> NOBODY
 
 What each state means is written at its name in `State`.
 """
@@ -51,10 +53,25 @@ class State(Enum):
     SUCCEEDING = "a thread seals the head and puts the file that was granted ahead in its place"
     ABANDONED = "the same, but the next head ends at once: its producer or the topic is gone"
     DELETING = "the topic is being deleted, and the deletion ends the keys"
+    LEAVING = "another broker is to lead; producers have a moment to stop before their keys end"
+    RESIGNING = "another broker is to lead; a thread is still at work with the head, or its end"
+    RESIGNED = "another broker leads: nobody has access, and nobody is given it"
 
 
 # Producers may hold a key to the head in these states, and no thread is at work with its end.
-GRANTED = frozenset({State.EXCLUSIVE, State.RECALLED, State.SHARED, State.DRAINING, State.ENDING})
+GRANTED = frozenset(
+    {
+        State.EXCLUSIVE,
+        State.RECALLED,
+        State.SHARED,
+        State.DRAINING,
+        State.ENDING,
+        State.LEAVING,
+    }
+)
+
+# Another broker leads the partition, or is to.
+LED_ELSEWHERE = frozenset({State.LEAVING, State.RESIGNING, State.RESIGNED})
 
 
 class NextFile(Enum):
@@ -86,6 +103,7 @@ class EndReason(Enum):
     SEALED = "a thread seals it, by time or for retention"
     DELETED = "the topic is being deleted"
     SUCCEEDED = "the next file is the head now, and its producer is gone"
+    RESIGNED = "another broker is to lead the partition"
 
 
 class HoldOff(Enum):
@@ -135,6 +153,8 @@ class Event(Enum):
     DELETED = auto()  # it is deleted
     DELETION_FAILED = auto()  # it could not be deleted, and its partitions go on
     CLOSED = auto()  # the thread that ended the head is done
+    RESIGN = auto()  # this broker does not lead the partition any more
+    LEAD = auto()  # it leads again
 
 
 class NextFileEvent(Enum):
@@ -163,6 +183,7 @@ class Effect(Enum):
     REFUSE_WANTED = auto()
     REFUSE_GROWING = auto()
     REFUSE_TWICE = auto()
+    REFUSE_NOT_LED = auto()
     RESERVE = auto()  # on the word, for a Kafka client
     # what is done to the head
     OPEN = auto()  # hold the partition, and let the worker take requests for the head
@@ -173,11 +194,13 @@ class Effect(Enum):
     EXPIRE_HOLE = auto()  # the hole that a lost producer left is waited for a moment only
     STOP = auto()  # the worker commits nothing more; producers know, or are gone
     REVOKE = auto()  # the same, and producers are told through their rings
+    WITHDRAW = auto()  # as REVOKE; what waits to be acknowledged is not; close the word
     REPORT_CUT = auto()  # the worker has told the producers; close the word
     CLOSE_LATER = auto()  # once producers had a moment to notice
     CLOSE = auto()  # on a thread: end keys, repair the file or move the log to a fresh one
     FORGET = auto()  # the head's access; what the broker itself had reserved waits again
     RESUME = auto()  # let the partition be appended to, and look at who waits for access
+    REPORT_RESIGNED = auto()  # no producer can write a byte that is or will be committed
     # the file that is granted ahead
     MAKE_NEXT = auto()  # on a thread
     GRANT_NEXT = auto()
@@ -209,6 +232,8 @@ _CLOSE = (X.STOP, X.DROP_NEXT, X.CLOSE)
 _LEFT = (X.STOP, X.DROP_NEXT_SILENTLY, X.CLOSE)
 _CUT = (X.REPORT_CUT, X.CLOSE_LATER)
 _WAIT_FOR_IT = (X.RECALL, X.WAIT)
+_WITHDRAW = (X.WITHDRAW, X.DROP_NEXT, X.CLOSE_LATER)
+_RESIGNED = (X.RESUME, X.REPORT_RESIGNED)
 
 
 def _ends(state: State) -> dict[tuple[State, Event], Row]:
@@ -217,6 +242,16 @@ def _ends(state: State) -> dict[tuple[State, Event], Row]:
         (state, E.LEFT): Row(S.CLOSING, _LEFT, EndReason.LEFT),
         (state, E.ROLLED_AWAY): Row(S.CLOSING, _CLOSE, EndReason.SEALED),
         (state, E.DELETE): Row(S.DELETING, (X.DROP_NEXT,), EndReason.DELETED),
+        (state, E.RESIGN): Row(S.LEAVING, _WITHDRAW, EndReason.RESIGNED),
+    }
+
+
+def _is_led_elsewhere(state: State) -> dict[tuple[State, Event], Row]:
+    """A state in which another broker is the one to ask."""
+    requests = (E.REQUEST, E.REQUEST_ALONE, E.REQUEST_ELSEWHERE, E.REQUEST_FULL)
+    return {
+        **{(state, event): Row(state, (X.REFUSE_NOT_LED,)) for event in requests},
+        (state, E.APPEND): Row(state, (X.WAIT,)),  # where it is refused: `Appends.refuse`
     }
 
 
@@ -258,9 +293,11 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.NOBODY, E.OPEN_ALONE): Row(S.EXCLUSIVE, (X.OPEN, X.GRANT), EndReason.NONE),
     (S.NOBODY, E.OPEN_EXCLUSIVE): Row(S.EXCLUSIVE, (X.OPEN, X.GRANT), EndReason.NONE),
     (S.NOBODY, E.OPEN_SHARED): Row(S.SHARED, (X.OPEN, X.GRANT), EndReason.NONE),
+    (S.NOBODY, E.RESIGN): Row(S.RESIGNED, (X.REPORT_RESIGNED,)),
     #
     **_waits(S.MAKING_ROOM),
     (S.MAKING_ROOM, E.ROOM_MADE): Row(S.NOBODY, (X.RESUME,)),
+    (S.MAKING_ROOM, E.RESIGN): Row(S.RESIGNING),
     #
     **_ends(S.EXCLUSIVE),
     **_refuses(S.EXCLUSIVE),
@@ -303,19 +340,23 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.ENDING, E.FINISHED): Row(S.CLOSING, _CLOSE, EndReason.LEFT),
     (S.ENDING, E.NEXT_LEFT): Row(S.CLOSING, _CLOSE, EndReason.LEFT),
     (S.ENDING, E.GRACE_OVER): Row(S.CLOSING, _CLOSE),
+    (S.ENDING, E.RESIGN): Row(S.LEAVING, (X.WITHDRAW,), EndReason.RESIGNED),  # GRACE_OVER follows
     #
     **_waits(S.CLOSING),
     (S.CLOSING, E.CLOSED): Row(S.NOBODY, (X.FORGET, X.RESUME)),
+    (S.CLOSING, E.RESIGN): Row(S.RESIGNING),
     #
     **_waits(S.SUCCEEDING),
     (S.SUCCEEDING, E.NEXT_LEFT): Row(S.ABANDONED),
     (S.SUCCEEDING, E.DELETE): Row(S.ABANDONED),
+    (S.SUCCEEDING, E.RESIGN): Row(S.RESIGNING),
     (S.SUCCEEDING, E.NEXT_IS_HEAD): Row(S.EXCLUSIVE, (), EndReason.NONE),
     (S.SUCCEEDING, E.NEXT_IS_WANTED): Row(S.RECALLED, (X.RECALL,), EndReason.WANTED),
     (S.SUCCEEDING, E.NEXT_HAS_ENDED): Row(S.CLOSING, (X.REVOKE, X.CLOSE), EndReason.SUCCEEDED),
     (S.SUCCEEDING, E.SUCCESSION_FAILED): Row(S.NOBODY, (X.END_NEXT, X.FORGET, X.RESUME)),
     #
     **_waits(S.ABANDONED),
+    (S.ABANDONED, E.RESIGN): Row(S.RESIGNING),
     (S.ABANDONED, E.NEXT_IS_HEAD): Row(S.CLOSING, (X.REVOKE, X.CLOSE), EndReason.SUCCEEDED),
     (S.ABANDONED, E.NEXT_IS_WANTED): Row(S.CLOSING, (X.REVOKE, X.CLOSE), EndReason.SUCCEEDED),
     (S.ABANDONED, E.NEXT_HAS_ENDED): Row(S.CLOSING, (X.REVOKE, X.CLOSE), EndReason.SUCCEEDED),
@@ -325,6 +366,28 @@ TRANSITIONS: dict[tuple[State, Event], Row] = {
     (S.DELETING, E.DELETED): Row(S.NOBODY, (X.FORGET,)),
     # The file stays the head, with what producers have written past its tail.
     (S.DELETING, E.DELETION_FAILED): Row(S.CLOSING, (X.REVOKE, X.CLOSE)),
+    (S.DELETING, E.RESIGN): Row(S.RESIGNING),
+    #
+    **_is_led_elsewhere(S.LEAVING),
+    (S.LEAVING, E.LEFT): Row(S.RESIGNING, _LEFT),
+    (S.LEAVING, E.FINISHED): Row(S.RESIGNING, _CLOSE),
+    (S.LEAVING, E.ROLLED_AWAY): Row(S.RESIGNING, _CLOSE),
+    (S.LEAVING, E.DELETE): Row(S.RESIGNING, _CLOSE),
+    (S.LEAVING, E.GRACE_OVER): Row(S.RESIGNING, _CLOSE),
+    #
+    # Each event is the end of what the thread was at when this state was entered.
+    **_is_led_elsewhere(S.RESIGNING),
+    (S.RESIGNING, E.CLOSED): Row(S.RESIGNED, (X.FORGET, *_RESIGNED)),
+    (S.RESIGNING, E.ROOM_MADE): Row(S.RESIGNED, _RESIGNED),
+    (S.RESIGNING, E.NEXT_IS_HEAD): Row(S.RESIGNING, (X.WITHDRAW, X.CLOSE)),
+    (S.RESIGNING, E.NEXT_IS_WANTED): Row(S.RESIGNING, (X.WITHDRAW, X.CLOSE)),
+    (S.RESIGNING, E.NEXT_HAS_ENDED): Row(S.RESIGNING, (X.WITHDRAW, X.CLOSE)),
+    (S.RESIGNING, E.SUCCESSION_FAILED): Row(S.RESIGNED, (X.END_NEXT, X.FORGET, *_RESIGNED)),
+    (S.RESIGNING, E.DELETED): Row(S.NOBODY, (X.FORGET, X.REPORT_RESIGNED)),
+    (S.RESIGNING, E.DELETION_FAILED): Row(S.RESIGNING, (X.WITHDRAW, X.CLOSE)),
+    #
+    **_is_led_elsewhere(S.RESIGNED),
+    (S.RESIGNED, E.LEAD): Row(S.NOBODY, (X.SERVE,)),
 }
 
 N, F = NextFile, NextFileEvent

@@ -23,6 +23,7 @@ Invariants:
 - Requests of one Kafka connection to one partition keep their order, whatever becomes of the head:
   from before a head is opened until its file is repaired the partition is held (`Appends.hold`),
   and what Kafka clients send waits, or is reserved on the word.
+- A partition that another broker leads is granted to nobody (`resign`, `lead`).
 - A partition whose shared heads are aborted again and again is served over TCP for a while, and so
   is one that a producer wants for itself while Kafka clients write it.
 
@@ -40,10 +41,10 @@ from kdirect.broker.appends import Appends, PendingAppend, resolve
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.head_access import Appended, HeadAccess
 from kdirect.broker.head_driver import HeadDriver, Occasion
-from kdirect.broker.head_life import Ask, Event, Room, State
+from kdirect.broker.head_life import LED_ELSEWHERE, Ask, Event, Room, State
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequest, WaitingRequests
-from kdirect.errors import RefusedError, UnknownTopicError
+from kdirect.errors import KdirectError, RefusedError, UnknownTopicError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -91,6 +92,8 @@ class ProduceAccess:
             appended=appended,
             watched=watched,
         )
+        self._driver.resigned = self._look_resigned
+        self._resigning: dict[TopicPartition, asyncio.Future[None]] = {}
         # The worker's news, on the event loop.
         self.on_head = self._driver.on_head
         self.on_broker_requests = self._driver.on_broker_requests
@@ -355,9 +358,51 @@ class ProduceAccess:
                 self._appends.fail_waiting(tp, UnknownTopicError(gone))
                 refusal = RefusedError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, gone)
                 self._waiting.refuse(tp, lambda waiting: True, refusal)
+                if self._driver.life(tp).state is State.RESIGNED:
+                    self._appends.accept(tp)
                 self._driver.forget_history(tp)
             self._appends.release(tp)
             self._waiting.serve(tp)
+
+    # -- leadership --------------------------------------------------------------------------------
+
+    def leads(self, tp: TopicPartition) -> bool:
+        """May access be given?  False from `resign` until `lead`."""
+        return self._driver.life(tp).state not in LED_ELSEWHERE
+
+    def resign(self, partition: Partition, why: KdirectError) -> asyncio.Future[None]:
+        """This broker does not lead the partition any more.  Producers are told, what waits fails
+        with `why`; the future is done when nothing that a producer writes can become a record, and
+        no append is being made."""
+        tp = partition.topic_partition
+        under_way = self._resigning.get(tp)
+        if under_way is not None:
+            return under_way
+        future = self._resigning[tp] = self._scheduler.new_future()
+        self._waiting.refuse(tp, lambda waiting: True, why)
+        self._appends.refuse(tp, why, partial(self._look_resigned, tp))
+        self._driver.happened(Event.RESIGN, Occasion(partition))
+        self._look_resigned(tp)
+        return future
+
+    def _look_resigned(self, tp: TopicPartition) -> None:
+        """Is a resignation over?"""
+        over = self._driver.life(tp).state in (State.RESIGNED, State.NOBODY)
+        if tp in self._resigning and over and self._appends.is_settled(tp):
+            future = self._resigning.pop(tp)
+            if not future.done():
+                future.set_result(None)
+
+    def lead(self, partition: Partition) -> None:
+        """This broker leads the partition: access may be given.  Where a resignation is under way,
+        once it is over."""
+        tp = partition.topic_partition
+        under_way = self._resigning.get(tp)
+        if under_way is not None:
+            under_way.add_done_callback(lambda _: self.lead(partition))
+            return
+        self._driver.happened(Event.LEAD, Occasion(partition))
+        self._appends.accept(tp)
 
     # -- Kafka clients -----------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from kdirect.broker.failures import explain
 from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import Grant, GrantTable, Peer
-from kdirect.errors import KdirectError, RdmaError, RefusedError
+from kdirect.errors import KdirectError, NotLeaderError, RdmaError, RefusedError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.batch import crc32c
@@ -33,7 +33,7 @@ from kdirect.format.schema import build
 from kdirect.log.partition import Partition
 from kdirect.log.segment import Segment
 from kdirect.log.segment_source import FileExtent, SegmentSource
-from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
 from kdirect.rdma.contract import Access, Memory
 
 log = logging.getLogger("kdirect.broker.rdma")
@@ -75,7 +75,8 @@ class SlotValues(NamedTuple):
 
 
 class ReadAccess:
-    """See the module.  `partition_of(topic, index)` raises RefusedError; `listen(partition)` makes
+    """See the module.  `partition_of(topic, index, leader_epoch)` and `leads(tp)` are asked on the
+    event loop, and the former says by its KdirectError why not; `listen(partition)` makes
     the log ask before it shortens the head; `background(work)` does what nobody waits for.  Without
     `files`, what belongs on a thread is done on the spot."""
 
@@ -84,8 +85,9 @@ class ReadAccess:
         grants: GrantTable,
         *,
         slots_per_consumer: int,
-        partition_of: Callable[[str, int], Partition],
+        partition_of: Callable[[str, int, int], Partition],
         is_current: Callable[[Partition], bool],
+        leads: Callable[[TopicPartition], bool],
         listen: Callable[[Partition], None],
         background: Callable[[Callable[[], Any]], None],
         files: FileThreads | None,
@@ -94,6 +96,7 @@ class ReadAccess:
         self._slots_per_consumer = slots_per_consumer
         self._partition_of = partition_of
         self._is_current = is_current
+        self._leads = leads
         self._listen = listen
         self._background = background
         self._files = files
@@ -122,14 +125,22 @@ class ReadAccess:
 
     async def _opened(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
         """`_open_files` on a thread; what it opens for a client that goes meanwhile is closed."""
+        found = [(target, self._find(target)) for target in targets]
         if self._files is None:
-            return self._open_files(peer, targets)
-        task = asyncio.ensure_future(self._files.read(self._open_files, peer, targets))
+            return self._open_files(peer, found)
+        task = asyncio.ensure_future(self._files.read(self._open_files, peer, found))
         try:
             return await asyncio.shield(task)  # type: ignore[no-any-return]
         except asyncio.CancelledError:
             task.add_done_callback(self._close_files)
             raise
+
+    def _find(self, target: Any) -> Partition | KdirectError:
+        """The partition of one request, if it may be read here."""
+        try:
+            return self._partition_of(target.topic, target.partition, target.current_leader_epoch)
+        except KdirectError as e:
+            return e
 
     def _close_files(self, opened: asyncio.Task[list[OpenedFile | KdirectError]]) -> None:
         for file in opened.result() if not opened.cancelled() else ():
@@ -165,11 +176,15 @@ class ReadAccess:
     # On a read thread: mapping a file, looking a position up and registering memory, which may pin
     # it, take their time.
 
-    def _open_files(self, peer: Peer, targets: Sequence[Any]) -> list[OpenedFile | KdirectError]:
+    def _open_files(
+        self, peer: Peer, targets: Sequence[tuple[Any, Partition | KdirectError]]
+    ) -> list[OpenedFile | KdirectError]:
         out: list[OpenedFile | KdirectError] = []
-        for target in targets:
+        for target, partition in targets:
+            if isinstance(partition, KdirectError):
+                out.append(partition)
+                continue
             try:
-                partition = self._partition_of(target.topic, target.partition)
                 out.append(self._open_file(peer, partition, target.offset))
             except KdirectError as e:
                 out.append(e)
@@ -233,6 +248,12 @@ class ReadAccess:
             raise RefusedError(
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 f"partition {partition.topic_partition} was deleted",
+            )
+        if not self._leads(partition.topic_partition):
+            self._close_file(file)
+            raise NotLeaderError(
+                f"this broker does not lead {partition.topic_partition} any more",
+                hint="ask for metadata",
             )
         try:
             grant = self._grants.new(peer, partition, file.segment)

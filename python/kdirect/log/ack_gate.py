@@ -72,6 +72,11 @@ class AckGate:
             limit = min(limit, on_disk)
         return min(limit, *replicas.values()) if replicas else limit
 
+    def waits_for_disk(self, log_end_offset: int) -> bool:
+        """Is there something that a flush, and not a replica, has to let out?"""
+        on_disk = self.on_disk
+        return (self.holds and on_disk < log_end_offset) or on_disk < self._demanded
+
     def waits(self, end_offset: int) -> bool:
         """Does an acknowledgement of records that end before `end_offset` have to wait?"""
         if not (self.holds or self._demanded or self._replicas):
