@@ -572,6 +572,19 @@ class GroupCoordinator:
             error = ErrorCode.ILLEGAL_GENERATION
         return group, error
 
+    def give_up(self, group_ids: Iterable[str]) -> list[Effect]:
+        """Another broker coordinates these groups from now on, or nobody does: refuse what waits
+        in them, and forget them."""
+        out: list[Effect] = []
+        for group_id in group_ids:
+            group = self.groups.pop(group_id, None)
+            for m in group.members.values() if group is not None else ():
+                if m.join_token is not None:
+                    out += _refuse(m.join_token, ErrorCode.NOT_COORDINATOR, m.member_id)
+                if m.sync_token is not None:
+                    out.append(Reply(m.sync_token, SyncResult(ErrorCode.NOT_COORDINATOR)))
+        return out
+
     def remove_empty(self, group: Group) -> None:
         """Forget a group whose records are deleted, unless somebody has joined it meanwhile."""
         if not group.members and group.state == EMPTY and self.groups.get(group.group_id) is group:

@@ -1,21 +1,25 @@
-"""Requests about consumer groups: membership, offsets, administration.
+"""Requests about consumer groups: membership and administration; and the life of groups.
 
-Turns requests into events of the group coordinator and carries out its effects; offsets go to the
-offset store.  Joining and syncing may wait for other members: such a request is answered through a
-future, which is the coordinator's token for it.  A group that another broker coordinates is
-answered with NOT_COORDINATOR, upon which clients look for its coordinator again.
+Turns requests into events of the group coordinator and carries out its effects; what groups commit
+is the business of `kdirect.broker.handlers_offsets`.  Joining and syncing may wait for other
+members: such a request is answered through a future, which is the coordinator's token for it.  A
+group that another broker coordinates is answered with NOT_COORDINATOR, upon which clients look for
+its coordinator again: `kdirect.broker.group_partitions` knows which groups are this broker's.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable
+import logging
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.cluster_view import NO_NODE
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
+from kdirect.broker.group_partitions import GroupPartitions
 from kdirect.broker.group_state import (
     COMPLETING,
     DEAD,
@@ -28,19 +32,18 @@ from kdirect.broker.group_state import (
     Member,
     SyncResult,
 )
-from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist
+from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist, Reply
+from kdirect.broker.handlers_offsets import OffsetHandlers
 from kdirect.broker.offsets import LoadedGroup
 from kdirect.broker.services import Services
-from kdirect.errors import FormatError, KdirectError
+from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
-from kdirect.format.group_records import (
-    CommittedOffset,
-    GroupRecord,
-    MemberRecord,
-    subscribed_topics,
-)
+from kdirect.format.group_records import GroupRecord, MemberRecord
 from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.broker.groups")
 
 GROUP_KEY = 0
 TRANSACTION_KEY = 1
@@ -63,7 +66,14 @@ class GroupHandlers:
                 max_size=config["group.max.size"],
             )
         )
-        self._metadata_max: int = config["offset.metadata.max.bytes"]
+        self.partitions = GroupPartitions(
+            services.offsets,
+            self,
+            services.files.for_partition,
+            replicas=services.replicas,
+            membership=services.membership,
+        )
+        self._offset_requests = OffsetHandlers(services, self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
 
@@ -73,9 +83,16 @@ class GroupHandlers:
 
     # -- life --------------------------------------------------------------------------------------
 
+    async def start(self) -> None:
+        """Before the broker serves.  CorruptLogError names a record of groups that cannot be read.
+        A broker of a cluster reads when it is elected."""
+        if self._services.replicas is None:
+            self.partitions.start_alone()
+            await self._offsets.forget_missing_topics()
+
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
-        """Groups as they were when the broker stopped: members go on with their heartbeats, or
-        their sessions end."""
+        """Groups as they were when their coordinator stopped: members go on with their heartbeats,
+        or their sessions end."""
         now = self._clock_ms()
         for item in loaded:
             r = item.record
@@ -105,37 +122,72 @@ class GroupHandlers:
             self.coordinator.groups[group.group_id] = group
             self._arm(group.group_id)
 
+    def give_up(self, is_gone: Callable[[str], bool]) -> None:
+        """Another broker coordinates these groups: their members are told, and look for it."""
+        names = [name for name in self.coordinator.groups if is_gone(name)]
+        self._run("", self.coordinator.give_up(names))
+
     def close(self) -> None:
         """Answer every request that waits: the broker stops, so that the coordinator will be
         another broker, or this one again."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        for group in self.coordinator.groups.values():
-            for m in group.members.values():
-                for token, result in (
-                    (m.join_token, JoinResult(ErrorCode.NOT_COORDINATOR, member_id=m.member_id)),
-                    (m.sync_token, SyncResult(ErrorCode.NOT_COORDINATOR)),
-                ):
-                    if isinstance(token, asyncio.Future) and not token.done():
-                        token.set_result(result)
+        self.partitions.close()
+        self._reply(self.coordinator.give_up(list(self.coordinator.groups)))
+
+    def refusal(self, group: str) -> int:
+        """Why nothing may be said of a group here; NONE: its coordinator is this broker."""
+        if self._services.replicas is None and not self._cluster.coordinates(group):
+            return ErrorCode.NOT_COORDINATOR
+        return self.partitions.refusal(group)
+
+    def find(self, group: str) -> Group | None:
+        """A group as it is at this moment."""
+        self._expire_due()
+        return self.coordinator.groups.get(group)
+
+    def may_commit(
+        self, group: str, generation: int, member_id: str, instance_id: str | None
+    ) -> int:
+        """May this member commit offsets of the group now?  An error code."""
+        error = self.refusal(group) or self.coordinator.check_commit(
+            group, generation, member_id, instance_id, self._clock_ms()
+        )
+        self._arm(group)
+        return error
 
     def _run(self, group_id: str, effects: list[Effect]) -> None:
         """Carry out effects, in order: what follows a `Persist` waits where that has to wait for
-        room in the log."""
+        room in the log, or for replicas."""
         for i, effect in enumerate(effects):
             if isinstance(effect, Persist):
-                saved = self._persist(effect.group)
+                group = effect.group
+                if self.coordinator.groups.get(group.group_id) is not group:
+                    continue  # given up, or deleted, while the effect waited
+                saved = self._persist(group)
                 if not saved.done():
                     saved.add_done_callback(partial(self._run_rest, group_id, effects[i + 1 :]))
                     break
             else:
+                self._reply([effect])
+        self._arm(group_id)
+
+    def _reply(self, effects: Iterable[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Reply):
                 token: Any = effect.token
                 if not token.done():
                     token.set_result(effect.result)
-        self._arm(group_id)
 
     def _run_rest(self, group_id: str, effects: list[Effect], saved: asyncio.Future[Any]) -> None:
+        """Go on after a `Persist`.  Where the broker is alone, the group works on even if it could
+        not be saved.  In a cluster members must not begin a generation that the next coordinator
+        may know nothing of: they look for the coordinator, and join again."""
+        error = None if saved.cancelled() else saved.exception()
+        if error is not None and self._services.replicas is not None:
+            code = self.refusal(group_id) or ErrorCode.COORDINATOR_NOT_AVAILABLE
+            effects = [_refused(effect, code) for effect in effects]
         self._run(group_id, effects)
 
     def _persist(self, group: Group) -> asyncio.Future[Any]:
@@ -169,7 +221,8 @@ class GroupHandlers:
         return saved
 
     def _saved(self, group_id: str, saved: asyncio.Future[Any]) -> None:
-        # The group works on, and so do the others; after a restart its members have to join again.
+        # The other groups work on, and this one as `_run_rest` says; after a restart its members
+        # have to join again.
         error = None if saved.cancelled() else saved.exception()
         if error is not None:
             explain(error, f"saving of group {group_id}")
@@ -202,6 +255,15 @@ class GroupHandlers:
         self._run("", self.coordinator.expire(self._clock_ms()))
 
     async def expire_offsets(self) -> None:
+        """Forget offsets that are too old; a coordinator does so for its own groups only."""
+        try:
+            await self._expire_offsets()
+        except KdirectError as e:
+            if self._services.replicas is None:
+                raise
+            log.info("offsets were not looked through to the end, the next time will be: %s", e)
+
+    async def _expire_offsets(self) -> None:
         """Forget the offsets of groups that have been empty for `offsets.retention.minutes`."""
         retention_ms = self._services.config["offsets.retention.minutes"] * 60_000
         now, wall = self._clock_ms(), self._environment.time_ms()
@@ -241,7 +303,14 @@ class GroupHandlers:
     def _coordinator_row(self, key_type: int, key: str, own: tuple[str, int]) -> dict[str, Any]:
         """`own`: where the client reaches this broker."""
         if key_type == GROUP_KEY:
-            node = self._cluster.node(self._cluster.coordinator_of(key), own)
+            node_id = self._coordinator_of(key)
+            if node_id == NO_NODE:
+                return _no_coordinator(
+                    key,
+                    ErrorCode.COORDINATOR_NOT_AVAILABLE,
+                    "no broker coordinates the group at present",
+                )
+            node = self._cluster.node(node_id, own)
             return {
                 "key": key,
                 "node_id": node.node_id,
@@ -255,23 +324,29 @@ class GroupHandlers:
             if key_type == TRANSACTION_KEY
             else ErrorCode.INVALID_REQUEST
         )
-        return {
-            "key": key,
-            "node_id": -1,
-            "host": "",
-            "port": -1,
-            "error_code": code,
-            "error_message": "this broker coordinates consumer groups;"
-            " transactions are not available",
-        }
+        why = "this broker coordinates consumer groups; transactions are not available"
+        return _no_coordinator(key, code, why)
+
+    def _coordinator_of(self, group: str) -> int:
+        """The broker that coordinates a group; NO_NODE: none at present.  In a cluster it is the
+        leader of the group's partition; where there is no topic yet, it is asked for."""
+        if self._services.replicas is None:
+            return self._cluster.coordinator_of(group)
+        index = self.partitions.index_of(group)
+        if index is None:
+            config = self._services.config
+            self.partitions.ask_for_topic(
+                config["offsets.topic.num.partitions"], config["offsets.topic.replication.factor"]
+            )
+            return NO_NODE
+        return self._cluster.partition(TopicPartition(OFFSETS_TOPIC, index)).leader
 
     # -- membership --------------------------------------------------------------------------------
 
     def join(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        if not self._cluster.coordinates(request.group_id):
-            elsewhere = JoinResult(ErrorCode.NOT_COORDINATOR, member_id=request.member_id)
-            return self._joined(header, elsewhere)
+        if error := self.refusal(request.group_id):
+            return self._joined(header, JoinResult(error, member_id=request.member_id))
         future: asyncio.Future[JoinResult] = asyncio.get_running_loop().create_future()
         rebalance = request.rebalance_timeout_ms if version >= 1 else request.session_timeout_ms
         effects = self.coordinator.join(
@@ -319,8 +394,8 @@ class GroupHandlers:
 
     def sync(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
         version = header.api_version
-        if not self._cluster.coordinates(request.group_id):
-            return self._synced(header, SyncResult(ErrorCode.NOT_COORDINATOR))
+        if error := self.refusal(request.group_id):
+            return self._synced(header, SyncResult(error))
         future: asyncio.Future[SyncResult] = asyncio.get_running_loop().create_future()
         effects = self.coordinator.sync(
             future,
@@ -354,8 +429,8 @@ class GroupHandlers:
         )
 
     def heartbeat(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        if not self._cluster.coordinates(request.group_id):
-            return respond(header, p.HeartbeatResponse, error_code=ErrorCode.NOT_COORDINATOR)
+        if error := self.refusal(request.group_id):
+            return respond(header, p.HeartbeatResponse, error_code=error)
         instance = request.group_instance_id if header.api_version >= 3 else None
         code = self.coordinator.heartbeat(
             request.group_id, request.generation_id, request.member_id, instance, self._clock_ms()
@@ -363,9 +438,8 @@ class GroupHandlers:
         return respond(header, p.HeartbeatResponse, error_code=code)
 
     def leave(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        if not self._cluster.coordinates(request.group_id):
-            elsewhere = ErrorCode.NOT_COORDINATOR
-            return respond(header, p.LeaveGroupResponse, error_code=elsewhere, members=[])
+        if error := self.refusal(request.group_id):
+            return respond(header, p.LeaveGroupResponse, error_code=error, members=[])
         now = self._clock_ms()
         if header.api_version < 3:
             code, effects = self.coordinator.leave(request.group_id, request.member_id, None, now)
@@ -386,168 +460,6 @@ class GroupHandlers:
             )
         return respond(header, p.LeaveGroupResponse, error_code=0, members=rows)
 
-    # -- offsets -----------------------------------------------------------------------------------
-
-    def offset_commit(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        version = header.api_version
-        error = self._check_commit(header, request)
-        now = self._environment.time_ms()
-        offsets: dict[TopicPartition, CommittedOffset] = {}
-        rows = []
-        for t in request.topics:
-            parts = []
-            for x in t.partitions:
-                code = error or self._check_offset(t.name, x)
-                if not code:
-                    epoch = x.committed_leader_epoch if version >= 6 else -1
-                    offsets[TopicPartition(t.name, x.partition_index)] = CommittedOffset(
-                        x.committed_offset, epoch, x.committed_metadata or "", now
-                    )
-                parts.append({"partition_index": x.partition_index, "error_code": code})
-            rows.append({"name": t.name, "partitions": parts})
-        committed = self._offsets.commit(request.group_id, offsets)
-        if committed.done() and committed.exception() is None:
-            partition = committed.result()
-            if partition is None or not partition.acknowledgements_wait():
-                return respond(header, p.OffsetCommitResponse, topics=rows)
-        return later(self._committed_later(header, committed, rows))
-
-    def _check_commit(self, header: p.RequestHeader, request: Any) -> int:
-        """May this member commit offsets of the group now?  An error code."""
-        if not self._cluster.coordinates(request.group_id):
-            return ErrorCode.NOT_COORDINATOR
-        error = self.coordinator.check_commit(
-            request.group_id,
-            request.generation_id_or_member_epoch,
-            request.member_id,
-            request.group_instance_id if header.api_version >= 7 else None,
-            self._clock_ms(),
-        )
-        self._arm(request.group_id)
-        return error
-
-    async def _committed_later(
-        self, header: p.RequestHeader, committed: Awaitable[Any], rows: list[dict[str, Any]]
-    ) -> Answer:
-        try:
-            partition = await committed
-            if partition is not None and partition.acknowledgements_wait():
-                await self._services.flusher.flushed(partition)
-        except (KdirectError, OSError) as e:
-            self._fail_rows(rows, e)
-        return respond(header, p.OffsetCommitResponse, topics=rows)
-
-    def _fail_rows(self, rows: list[dict[str, Any]], error: BaseException) -> None:
-        explain(error, "a commit of offsets")
-        for row in rows:
-            for part in row["partitions"]:
-                # Kafka's clients retry this one; they do not expect a storage error from a
-                # coordinator.
-                part["error_code"] = part["error_code"] or ErrorCode.COORDINATOR_NOT_AVAILABLE
-
-    def _check_offset(self, topic: str, x: Any) -> int:
-        if len((x.committed_metadata or "").encode()) > self._metadata_max:
-            return ErrorCode.OFFSET_METADATA_TOO_LARGE
-        known = self._services.topics.find(topic)
-        if known is None or known.deleting or not 0 <= x.partition_index < known.partition_count:
-            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-        return 0
-
-    def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
-        if header.api_version >= 8:
-            groups = [
-                {"group_id": g.group_id, **self._fetched_or_error(g.group_id, g.topics)}
-                for g in request.groups
-            ]
-            return respond(header, p.OffsetFetchResponse, groups=groups)
-        fields = self._fetched_or_error(request.group_id, request.topics)
-        return respond(header, p.OffsetFetchResponse, **fields)
-
-    def _fetched_or_error(self, group: str, topics: Any) -> dict[str, Any]:
-        if not self._cluster.coordinates(group):
-            return {"topics": [], "error_code": ErrorCode.NOT_COORDINATOR}
-        return {"topics": self._fetched(group, topics), "error_code": 0}
-
-    def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
-        known = self._offsets.offsets(group)
-        wanted: dict[str, list[int]] = {}
-        if topics is None:
-            for tp in known:
-                wanted.setdefault(tp.topic, []).append(tp.partition)
-        else:
-            for t in topics:
-                wanted.setdefault(t.name, []).extend(t.partition_indexes)
-        rows = []
-        for name, indexes in wanted.items():
-            parts = []
-            for i in indexes:
-                c = known.get(TopicPartition(name, i)) or CommittedOffset(-1, -1, "", 0)
-                parts.append(
-                    {
-                        "partition_index": i,
-                        "committed_offset": c.offset,
-                        "committed_leader_epoch": c.leader_epoch,
-                        "metadata": c.metadata,
-                        "error_code": 0,
-                    }
-                )
-            rows.append({"name": name, "partitions": parts})
-        return rows
-
-    def offset_delete(
-        self, connection: Connection, header: p.RequestHeader, request: Any
-    ) -> Answer:
-        return later(self._offset_delete(header, request))
-
-    async def _offset_delete(self, header: p.RequestHeader, request: Any) -> Answer:
-        if not self._cluster.coordinates(request.group_id):
-            code = ErrorCode.NOT_COORDINATOR
-            return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
-        self._expire_due()
-        group = self.coordinator.groups.get(request.group_id)
-        if group is None and request.group_id not in self._offsets.groups():
-            code = ErrorCode.GROUP_ID_NOT_FOUND
-            return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
-        used: frozenset[str] = frozenset()
-        if group is not None and group.members:
-            if group.protocol_type != "consumer":
-                code = ErrorCode.NON_EMPTY_GROUP
-                return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
-            used = self._subscribed(group)
-        gone, rows = [], []
-        for t in request.topics:
-            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if t.name in used else ErrorCode.NONE
-            if not code:
-                gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
-            rows.append(
-                {
-                    "name": t.name,
-                    "partitions": [
-                        {"partition_index": x.partition_index, "error_code": code}
-                        for x in t.partitions
-                    ],
-                }
-            )
-        try:
-            await self._offsets.forget(request.group_id, gone)
-        except KdirectError as e:
-            failure = explain(e, "deletion of offsets")[0]
-            return respond(header, p.OffsetDeleteResponse, error_code=failure, topics=[])
-        return respond(header, p.OffsetDeleteResponse, error_code=0, topics=rows)
-
-    def _subscribed(self, group: Group) -> frozenset[str]:
-        out: set[str] = set()
-        for m in group.members.values():
-            try:
-                out |= subscribed_topics(
-                    m.metadata(group.protocol or (m.protocols[0][0] if m.protocols else None))
-                )
-            except FormatError:  # a client's own format: we cannot tell
-                pass
-        return frozenset(out)
-
     # -- administration ----------------------------------------------------------------------------
 
     def list_groups(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
@@ -556,7 +468,7 @@ class GroupHandlers:
         types = {t.lower() for t in request.types_filter} if header.api_version >= 5 else set()
         rows = []
         for name in sorted({*self.coordinator.groups, *self._offsets.groups()}):
-            if not self._cluster.coordinates(name):  # another broker lists it
+            if self.refusal(name):  # another broker lists it
                 continue
             group = self.coordinator.groups.get(name)
             state = group.state if group is not None else EMPTY
@@ -570,7 +482,8 @@ class GroupHandlers:
                         "group_type": "classic",
                     }
                 )
-        return respond(header, p.ListGroupsResponse, error_code=0, groups=rows)
+        code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if self.partitions.loading else 0
+        return respond(header, p.ListGroupsResponse, error_code=code, groups=rows)
 
     def describe_groups(
         self, connection: Connection, header: p.RequestHeader, request: Any
@@ -593,8 +506,8 @@ class GroupHandlers:
             "protocol_data": "",
             "members": [],
         }
-        if not self._cluster.coordinates(name):
-            out["error_code"] = ErrorCode.NOT_COORDINATOR
+        if error := self.refusal(name):
+            out["error_code"] = error
             return out
         if group is None:
             if name in self._offsets.groups():
@@ -635,8 +548,8 @@ class GroupHandlers:
         return respond(header, p.DeleteGroupsResponse, results=rows)
 
     async def _delete(self, name: str) -> int:
-        if not self._cluster.coordinates(name):
-            return ErrorCode.NOT_COORDINATOR
+        if error := self.refusal(name):
+            return error
         group = self.coordinator.groups.get(name)
         if group is None and name not in self._offsets.groups():
             return ErrorCode.GROUP_ID_NOT_FOUND
@@ -645,7 +558,7 @@ class GroupHandlers:
         try:
             await self._offsets.forget_group(name)
         except KdirectError as e:
-            return explain(e, f"deletion of group {name}")[0]
+            return self.refusal(name) or explain(e, f"deletion of group {name}")[0]
         if group is not None:
             self.coordinator.remove_empty(group)
         return 0
@@ -657,10 +570,28 @@ class GroupHandlers:
             ("SyncGroup", self.sync, True),
             ("Heartbeat", self.heartbeat, True),
             ("LeaveGroup", self.leave, True),
-            ("OffsetCommit", self.offset_commit, True),
-            ("OffsetFetch", self.offset_fetch, True),
-            ("OffsetDelete", self.offset_delete, True),
+            *self._offset_requests.table(),
             ("ListGroups", self.list_groups, True),
             ("DescribeGroups", self.describe_groups, True),
             ("DeleteGroups", self.delete_groups, True),
         )
+
+
+def _refused(effect: Effect, code: int) -> Effect:
+    """The reply, with an error in place of what it would have said."""
+    if not isinstance(effect, Reply):
+        return effect
+    if isinstance(effect.result, SyncResult):
+        return Reply(effect.token, SyncResult(code))
+    return Reply(effect.token, JoinResult(code, member_id=effect.result.member_id))
+
+
+def _no_coordinator(key: str, code: int, why: str) -> dict[str, Any]:
+    return {
+        "key": key,
+        "node_id": -1,
+        "host": "",
+        "port": -1,
+        "error_code": code,
+        "error_message": why,
+    }

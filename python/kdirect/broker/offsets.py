@@ -7,8 +7,8 @@ log first, memory then.
 The records are Kafka's (`kdirect.format.group_records`), in a topic of our log like any other.  So
 offsets survive a crash by the same means as records do, and Kafka's tools can read them.
 
-Threads: called on the event loop.  `load` is called before the broker serves, and `load_partition`
-on a thread, while nobody uses the groups of that partition.
+Threads: called on the event loop.  `open` and `load_partition` are file work, and called before the
+broker serves; `read_partition` is file work, and touches nothing that others use.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from kdirect.broker.appends import Appends
+from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.state_topic import Row, StateTopic
 from kdirect.broker.topics import OFFSETS_TOPIC, Registry, Topic
 from kdirect.errors import KdirectError
@@ -40,12 +41,37 @@ class LoadedGroup:
     record: GroupRecord
 
 
+@dataclass(slots=True)
+class GroupTable:
+    """What records of ``__consumer_offsets`` say, of one partition or of several."""
+
+    offsets: dict[str, dict[TopicPartition, CommittedOffset]] = field(default_factory=dict)
+    groups: dict[str, GroupRecord] = field(default_factory=dict)
+
+    def apply(self, key: bytes | None, value: bytes | None) -> None:
+        """Take one record.  FormatError."""
+        if key is None:
+            return
+        what = records.parse_key(key)
+        if isinstance(what, tuple):
+            group, topic, index = what
+            tp = TopicPartition(topic, index)
+            if value is None:
+                self.offsets.get(group, {}).pop(tp, None)
+            else:
+                self.offsets.setdefault(group, {})[tp] = records.parse_offset_value(value)
+        elif what is not None:
+            if value is None:
+                self.groups.pop(what, None)
+            else:
+                self.groups[what] = records.parse_group_value(value)
+
+
 class OffsetStore:
     """The offsets and groups that this broker coordinates.  `config` maps broker properties to
     values; `admin(work)` runs work that changes topics, on the thread for it.
 
-    What changes the table returns a future: of the partition that was appended to, None when there
-    was nothing to append; LogError when it could not be appended, and nothing has changed."""
+    What changes the table returns a future, which `StateTopic.change` describes."""
 
     def __init__(
         self,
@@ -65,8 +91,19 @@ class OffsetStore:
             appends=appends,
             admin=admin,
         )
-        self._offsets: dict[str, dict[TopicPartition, CommittedOffset]] = {}
-        self._groups: dict[str, GroupRecord] = {}
+        self._table = GroupTable()
+        self._offsets = self._table.offsets
+        self._groups = self._table.groups
+        self._count = 0  # of partitions, when they were last counted
+
+    def join_cluster(self, replication: StateReplication) -> None:
+        """From now on changes are committed by replicas.  Before anything is loaded."""
+        self._state.replication = replication
+
+    @property
+    def topic_configs(self) -> Mapping[str, str]:
+        """Properties of the topic, for whoever creates it."""
+        return self._state.configs
 
     def create_topic(self) -> Topic:
         """``__consumer_offsets``, created when it is first asked for.  File work."""
@@ -78,22 +115,36 @@ class OffsetStore:
 
     # -- loading -----------------------------------------------------------------------------------
 
-    def load(self) -> list[LoadedGroup]:
-        """Read everything back; the groups that had metadata.  CorruptLogError names a record that
-        cannot be read."""
-        if self._state.open():
-            for index in range(self._state.partition_count):
-                self._state.load(index)
-        return [LoadedGroup(name, record) for name, record in self._groups.items()]
+    def open(self) -> int:
+        """How many partitions there are to be loaded; 0: there is no topic.  File work."""
+        return self._state.partition_count if self._state.open() else 0
 
     def load_partition(self, index: int) -> list[LoadedGroup]:
-        """Read one partition back; its groups that had metadata.  A broker that becomes the
-        coordinator of these groups calls it.  CorruptLogError as `load`."""
+        """Read one partition back; its groups that had metadata.  CorruptLogError names a record
+        that cannot be read."""
         self._state.load(index)
+        return self._loaded_groups(index)
+
+    def read_partition(self, index: int, is_wanted: Callable[[], bool]) -> GroupTable:
+        """What the records of one partition say, for `install`.  It stops early once nobody wants
+        it.  CorruptLogError as `load_partition`."""
+        table = GroupTable()
+        self._state.read(index, table.apply, is_wanted)
+        return table
+
+    def install(self, index: int, table: GroupTable) -> list[LoadedGroup]:
+        """This broker is the coordinator of the groups of one partition: take what was read of it;
+        its groups that had metadata."""
+        self._offsets.update(table.offsets)
+        self._groups.update(table.groups)
+        self._state.install(index)
+        return self._loaded_groups(index)
+
+    def _loaded_groups(self, index: int) -> list[LoadedGroup]:
         return [
             LoadedGroup(name, record)
             for name, record in self._groups.items()
-            if self._index_of(name) == index
+            if self.index_of(name) == index
         ]
 
     def unload_partition(self, index: int) -> None:
@@ -101,38 +152,32 @@ class OffsetStore:
         one becomes their coordinator; from then on their offsets cannot be changed here."""
         self._state.unload(index)
 
-    def _index_of(self, group: str) -> int:
-        return records.partition_of(group, self._state.partition_count)
+    @property
+    def partition_count(self) -> int:
+        """0 while there is no topic."""
+        return self._state.partition_count
+
+    def index_of(self, group: str) -> int:
+        """The partition that keeps a group.  There is a topic, or was one when this was last
+        asked."""
+        self._count = self._state.partition_count or self._count
+        return records.partition_of(group, self._count)
 
     # -- the table ---------------------------------------------------------------------------------
 
     def apply(self, key: bytes | None, value: bytes | None) -> None:
         """See `kdirect.broker.state_topic.Table`."""
-        if key is None:
-            return
-        what = records.parse_key(key)
-        if isinstance(what, tuple):
-            group, topic, index = what
-            tp = TopicPartition(topic, index)
-            if value is None:
-                self._offsets.get(group, {}).pop(tp, None)
-            else:
-                self._offsets.setdefault(group, {})[tp] = records.parse_offset_value(value)
-        elif what is not None:
-            if value is None:
-                self._groups.pop(what, None)
-            else:
-                self._groups[what] = records.parse_group_value(value)
+        self._table.apply(key, value)
 
     def live_rows(self, index: int) -> list[Row]:
         """See `kdirect.broker.state_topic.Table`."""
         rows: list[Row] = [
             (records.group_key(group), records.group_value(record))
             for group, record in self._groups.items()
-            if self._index_of(group) == index
+            if self.index_of(group) == index
         ]
         for group, offsets in self._offsets.items():
-            if self._index_of(group) == index:
+            if self.index_of(group) == index:
                 rows += [
                     (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
                     for tp, c in offsets.items()
@@ -146,7 +191,7 @@ class OffsetStore:
     def forget_partition(self, index: int) -> None:
         """See `kdirect.broker.state_topic.Table`."""
         for table in (self._groups, self._offsets):
-            for group in [name for name in table if self._index_of(name) == index]:
+            for group in [name for name in table if self.index_of(name) == index]:
                 del table[group]  # type: ignore[attr-defined]
 
     # -- looking -----------------------------------------------------------------------------------
@@ -164,7 +209,7 @@ class OffsetStore:
     def commit(
         self, group: str, offsets: Mapping[TopicPartition, CommittedOffset]
     ) -> asyncio.Future[Partition | None]:
-        """Set offsets of a group.  The future is described at the class."""
+        """Set offsets of a group."""
         rows: list[Row] = [
             (records.offset_key(group, tp.topic, tp.partition), records.offset_value(c))
             for tp, c in offsets.items()

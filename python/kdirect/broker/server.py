@@ -194,8 +194,7 @@ class BrokerServer:
             if self.access is not None:
                 self.access.context = self._context
                 self.access.start(loop)
-            self.groups.restore(self.offsets.load())
-            await self.offsets.forget_missing_topics()
+            await self.groups.start()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
         except BaseException:

@@ -14,7 +14,11 @@ and the later ones win.
 
 Only the broker that coordinates a partition has it loaded: `load` reads one partition into the
 table, `unload` takes its rows out again.  What is absent is neither changed nor rewritten: the rows
-in memory would not be those in the log.
+in memory would not be those in the log.  A broker of a cluster, whose event loop serves meanwhile,
+loads in two steps: `read` on a thread, into whatever it is given, then `install` on the loop.
+
+In a cluster a change counts, and is remembered, when it is committed: see
+`kdirect.broker.state_replication`, which also rewrites a partition that has replicas.
 
 Called on the event loop.  What changes the table goes into the log first and into memory then, in
 one order: an append that waits for room (`kdirect.broker.appends`) holds back what is to be
@@ -32,6 +36,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from kdirect.broker.appends import Appends, PendingAppend, resolve
+from kdirect.broker.state_replication import REWRITE_BYTES, StateReplication
 from kdirect.broker.topics import Registry, Topic
 from kdirect.errors import ClosedError, CorruptLogError, FormatError, KdirectError, LogError
 from kdirect.format.batch import encode_single_bytes
@@ -49,6 +54,8 @@ _FOR_EVER = {"retention.ms": "-1", "retention.bytes": "-1"}
 
 Row: TypeAlias = tuple[bytes, bytes | None]  # key, value; without a value: deleted
 Done: TypeAlias = Callable[[BaseException | None], None]
+# `apply(key, value)`: take one record that was read back.  FormatError.
+Apply: TypeAlias = Callable[[bytes | None, bytes | None], None]
 
 
 class Table(Protocol):
@@ -69,7 +76,10 @@ class Table(Protocol):
 
 class StateTopic:
     """See the module.  `partitions` and `configs` are those of a topic that has to be created;
-    `admin(work)` runs what changes topics; `what` names the rows in error messages."""
+    `admin(work)` runs what changes topics; `what` names the rows in error messages.  `replication`
+    is None where the broker is alone."""
+
+    replication: StateReplication | None = None
 
     def __init__(
         self,
@@ -87,14 +97,15 @@ class StateTopic:
         self._table = table
         self._what = what
         self._partitions = partitions
-        self._configs = {**configs, **_FOR_EVER}
+        self.configs = {**configs, **_FOR_EVER}  # of a topic that has to be created
         self._topics = topics
         self._appends = appends
         self._admin = admin
         self._ready = False  # the topic is there
         self._is_new = True  # there was no topic when the broker started
         self._waiting: list[Done] = []  # for it
-        self._loaded: set[int] = set()
+        self._loaded: dict[int, int] = {}  # partition -> the number of this loading of it
+        self._loadings = 0
 
     # -- the topic ---------------------------------------------------------------------------------
 
@@ -103,10 +114,11 @@ class StateTopic:
         the broker serves."""
         found = self._topics.get(self.name)
         if found is None:
-            found = self._topics.create(self.name, self._partitions, self._configs)
+            found = self._topics.create(self.name, self._partitions, self.configs)
         if self._is_new:
             self._is_new = False
-            self._loaded.update(range(found.partition_count))  # with nothing
+            for index in range(found.partition_count):
+                self._remember_loaded(index)  # with nothing
         return found
 
     def when_ready(self, work: Done) -> None:
@@ -161,26 +173,43 @@ class StateTopic:
             return
         partition = self.partition(index)
         try:
-            self._read_back(partition)
+            self.read(index, self._table.apply)
         except BaseException:
             self._table.forget_partition(index)
             raise
-        self._loaded.add(index)
+        self._remember_loaded(index)
         if self._rewrite_worth_it(partition):
             self._rewrite(partition, self._table.live_rows(index))
+
+    def install(self, index: int) -> None:
+        """The table has taken what `read` has given of a partition: it may be changed from now on.
+        On the event loop."""
+        self._ready = True
+        self._is_new = False
+        self._remember_loaded(index)
+        self._rewrite_soon(self.partition(index))
 
     def unload(self, index: int) -> None:
         """Take a partition out of the table: another broker coordinates it from now on.  A change
         that is under way fails, and is not remembered."""
-        self._loaded.discard(index)
+        self._loaded.pop(index, None)
         self._table.forget_partition(index)
+        if self.replication is not None:
+            self.replication.end(index)
 
-    def _read_back(self, partition: Partition) -> None:
+    def _remember_loaded(self, index: int) -> None:
+        self._loadings += 1
+        self._loaded[index] = self._loadings
+
+    def read(self, index: int, apply: Apply, is_wanted: Callable[[], bool] = lambda: True) -> None:
+        """Give all records of a partition to `apply`; stop early once nobody wants them.  File
+        work.  CorruptLogError names a record that cannot be read."""
+        partition = self.partition(index)
         offset = partition.log_start_offset
-        while offset < partition.high_watermark:
+        while offset < partition.high_watermark and is_wanted():
             before = offset
             for rows, after in self._records(partition, before):
-                self._apply(partition, rows)
+                self._apply(partition, rows, apply)
                 offset = after
             if offset == before:
                 break  # Kafka's cleaner has left nothing more
@@ -198,10 +227,10 @@ class StateTopic:
         except (FormatError, CorruptLogError) as e:
             raise self._unreadable(partition, offset, e.message) from e
 
-    def _apply(self, partition: Partition, rows: Iterable[Any]) -> None:
+    def _apply(self, partition: Partition, rows: Iterable[Any], apply: Apply) -> None:
         for row in rows:
             try:
-                self._table.apply(row.key, row.value)
+                apply(row.key, row.value)
             except FormatError as e:
                 raise self._unreadable(partition, row.offset, str(e)) from e
 
@@ -217,9 +246,13 @@ class StateTopic:
         self, index_of: Callable[[int], int], rows: list[Row], remember: Callable[[], None]
     ) -> asyncio.Future[Partition | None]:
         """Append `rows` to the partition that `index_of(partition count)` names, then `remember`
-        them.  The future of that partition is done already unless file work comes first; its result
-        is None when there is nothing to append.  LogError when it could not be appended, or
-        the partition is absent: then nothing is remembered."""
+        them; in a cluster, once they are committed.  The future's result is the partition, whose
+        acknowledgements may still wait for the disk (`Partition.acknowledgements_wait`), or None
+        when there is nothing to wait for.  It is done already unless something comes first.
+
+        LogError when the rows could not be appended, or the partition is absent or was taken away
+        meanwhile; in a cluster NotLeaderError, NotEnoughReplicasError, TimedOutError, too.  Then
+        nothing is remembered, but the rows may be in the log."""
         future: asyncio.Future[Partition | None] = asyncio.get_running_loop().create_future()
         if not rows:
             remember()
@@ -231,37 +264,67 @@ class StateTopic:
                 resolve(future, None, error)
                 return
             try:
-                partition = self.partition(index_of(self.partition_count))
-                self._check_loaded(partition)
+                count = self.partition_count
+                if not count:
+                    raise self._not_loaded(self.name)
+                self._begin(self.partition(index_of(count)), rows, remember, future)
             except KdirectError as e:
                 resolve(future, None, e)
-                return
-            self._append(partition, rows, partial(appended, partition))
 
-        def appended(partition: Partition, error: BaseException | None) -> None:
+        if self.replication is None:
+            self.when_ready(ready)
+        else:  # the controller creates it, before anything can be loaded
+            ready(None)
+        return future
+
+    def _begin(
+        self,
+        partition: Partition,
+        rows: list[Row],
+        remember: Callable[[], None],
+        future: asyncio.Future[Partition | None],
+    ) -> None:
+        """Append, and settle `future` in the end.  KdirectError: nothing was begun."""
+        loading = self._loading_of(partition)
+
+        def settle(error: BaseException | None) -> None:
             try:
                 if error is None:
-                    self._check_loaded(partition)  # it may have been unloaded meanwhile
+                    self._loading_of(partition, loading)  # it may have been unloaded meanwhile
                     remember()
                     self._rewrite_soon(partition)
             except KdirectError as e:
                 error = e
-            resolve(future, partition, error)
+            resolve(future, partition if self.replication is None else None, error)
 
-        self.when_ready(ready)
-        return future
+        if self.replication is None:
+            self._append(partition, rows, lambda end, error: settle(error))
+        else:
+            change = self.replication.begin(partition, [key for key, _ in rows], settle)
+            self._append(partition, rows, change.appended)
 
-    def _check_loaded(self, partition: Partition) -> None:
+    def _loading_of(self, partition: Partition, same: int | None = None) -> int:
+        """The number of the present loading of a partition, which has to be `same`."""
         tp = partition.topic_partition
-        if tp.partition not in self._loaded:
-            raise LogError(
-                f"{self._what} in {tp} are not loaded: another broker coordinates them",
-                hint="ask for the coordinator again",
-            )
+        loading = self._loaded.get(tp.partition)
+        if loading is None or (same is not None and loading != same):
+            raise self._not_loaded(tp)
+        return loading
 
-    def _append(self, partition: Partition, rows: list[Row], then: Done) -> None:
-        """`then` is called once, in the order of the calls, when all is appended or something could
-        not be."""
+    def _not_loaded(self, where: object) -> LogError:
+        return LogError(
+            f"{self._what} in {where} are not loaded: another broker coordinates them",
+            hint="ask for the coordinator again",
+        )
+
+    def _append(
+        self,
+        partition: Partition,
+        rows: list[Row],
+        then: Callable[[int, BaseException | None], None],
+    ) -> None:
+        """`then(end offset, error)` is called once, in the order of the calls, when all is appended
+        or something could not be."""
         now = now_ms()
         pieces = list(_pieces(rows, now))
         failed: list[BaseException] = []
@@ -271,7 +334,8 @@ class StateTopic:
             if error is not None:
                 failed.append(error)
             if last:
-                then(failed[0] if failed else None)
+                end = -1 if error is not None else result.last_offset + 1
+                then(end, failed[0] if failed else None)
 
         for i, data in enumerate(pieces):
             last = i + 1 == len(pieces)
@@ -297,7 +361,16 @@ class StateTopic:
         """Rewrite it on a thread if it is worth it, while nothing is appended: what is live is what
         is in the log."""
         tp = partition.topic_partition
-        if not self._rewrite_worth_it(partition) or not self._appends.is_free(tp):
+        if not self._rewrite_worth_it(partition):
+            return
+        if self.replication is not None:
+            if self.replication.may_rewrite(partition, REWRITE_RECORDS):
+                rows = self._table.live_rows(tp.partition)
+                self.replication.rewrite(
+                    partition, list(_chunks(rows, REWRITE_BYTES)), partial(self._append, partition)
+                )
+            return
+        if not self._appends.is_free(tp):
             return
         self._appends.hold(tp)
         rows = self._table.live_rows(tp.partition)
@@ -330,6 +403,20 @@ class StateTopic:
             )
             return
         log.info("rewrote %s: %d records became %d", partition.topic_partition, before, len(rows))
+
+
+def _chunks(rows: list[Row], size: int) -> Iterator[list[Row]]:
+    """The rows in their order, in lists of some `size` bytes of keys and values."""
+    chunk: list[Row] = []
+    held = 0
+    for key, value in rows:
+        chunk.append((key, value))
+        held += len(key) + len(value or b"")
+        if held >= size:
+            yield chunk
+            chunk, held = [], 0
+    if chunk:
+        yield chunk
 
 
 def _pieces(rows: list[Row], now_ms: int) -> Iterator[bytes]:

@@ -1,0 +1,208 @@
+"""Requests about what groups have committed: OffsetCommit, OffsetFetch, OffsetDelete.
+
+Turns requests into changes of the offset store, for groups that this broker coordinates.  Whether
+it does, and who is a member, `Groups` says (`kdirect.broker.handlers_groups`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable
+from typing import Any, Protocol
+
+from kdirect.broker.answers import Answer, later, respond
+from kdirect.broker.connection import Connection
+from kdirect.broker.failures import explain
+from kdirect.broker.group_state import Group
+from kdirect.broker.services import Services
+from kdirect.errors import FormatError, KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.group_records import CommittedOffset, subscribed_topics
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import TopicPartition
+
+
+class Groups(Protocol):
+    """Who is a member of what."""
+
+    def refusal(self, group: str) -> int:
+        """Why nothing may be said of a group here; NONE: its coordinator is this broker."""
+
+    def may_commit(
+        self, group: str, generation: int, member_id: str, instance_id: str | None
+    ) -> int:
+        """May this member commit offsets of the group now?  An error code."""
+
+    def find(self, group: str) -> Group | None:
+        """A group as it is at this moment."""
+
+
+class OffsetHandlers:
+    """Handlers about committed offsets; one for the broker."""
+
+    def __init__(self, services: Services, groups: Groups) -> None:
+        self._services = services
+        self._groups = groups
+        self._store = services.offsets
+        self._environment = services.environment
+        self._metadata_max: int = services.config["offset.metadata.max.bytes"]
+
+    def offset_commit(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        version = header.api_version
+        error = self._groups.may_commit(
+            request.group_id,
+            request.generation_id_or_member_epoch,
+            request.member_id,
+            request.group_instance_id if version >= 7 else None,
+        )
+        now = self._environment.time_ms()
+        offsets: dict[TopicPartition, CommittedOffset] = {}
+        rows = []
+        for t in request.topics:
+            parts = []
+            for x in t.partitions:
+                code = error or self._check_offset(t.name, x)
+                if not code:
+                    epoch = x.committed_leader_epoch if version >= 6 else -1
+                    offsets[TopicPartition(t.name, x.partition_index)] = CommittedOffset(
+                        x.committed_offset, epoch, x.committed_metadata or "", now
+                    )
+                parts.append({"partition_index": x.partition_index, "error_code": code})
+            rows.append({"name": t.name, "partitions": parts})
+        committed = self._store.commit(request.group_id, offsets)
+        if committed.done() and committed.exception() is None:
+            partition = committed.result()
+            if partition is None or not partition.acknowledgements_wait():
+                return respond(header, p.OffsetCommitResponse, topics=rows)
+        return later(self._committed_later(header, request.group_id, committed, rows))
+
+    async def _committed_later(
+        self,
+        header: p.RequestHeader,
+        group: str,
+        committed: Awaitable[Any],
+        rows: list[dict[str, Any]],
+    ) -> Answer:
+        try:
+            partition = await committed
+            if partition is not None and partition.acknowledgements_wait():
+                await self._services.flusher.flushed(partition)
+        except (KdirectError, OSError) as e:
+            self._fail_rows(group, rows, e)
+        return respond(header, p.OffsetCommitResponse, topics=rows)
+
+    def _fail_rows(self, group: str, rows: list[dict[str, Any]], error: BaseException) -> None:
+        explain(error, "a commit of offsets")
+        # Kafka's clients retry these; they do not expect a storage error from a coordinator.
+        code = self._groups.refusal(group) or ErrorCode.COORDINATOR_NOT_AVAILABLE
+        for row in rows:
+            for part in row["partitions"]:
+                part["error_code"] = part["error_code"] or code
+
+    def _check_offset(self, topic: str, x: Any) -> int:
+        if len((x.committed_metadata or "").encode()) > self._metadata_max:
+            return ErrorCode.OFFSET_METADATA_TOO_LARGE
+        known = self._services.topics.find(topic)
+        if known is None or known.deleting or not 0 <= x.partition_index < known.partition_count:
+            return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return 0
+
+    def offset_fetch(self, connection: Connection, header: p.RequestHeader, request: Any) -> Answer:
+        if header.api_version >= 8:
+            groups = [
+                {"group_id": g.group_id, **self._fetched_or_error(g.group_id, g.topics)}
+                for g in request.groups
+            ]
+            return respond(header, p.OffsetFetchResponse, groups=groups)
+        fields = self._fetched_or_error(request.group_id, request.topics)
+        return respond(header, p.OffsetFetchResponse, **fields)
+
+    def _fetched_or_error(self, group: str, topics: Any) -> dict[str, Any]:
+        if error := self._groups.refusal(group):
+            return {"topics": [], "error_code": error}
+        return {"topics": self._fetched(group, topics), "error_code": 0}
+
+    def _fetched(self, group: str, topics: Any) -> list[dict[str, Any]]:
+        known = self._store.offsets(group)
+        wanted: dict[str, list[int]] = {}
+        if topics is None:
+            for tp in known:
+                wanted.setdefault(tp.topic, []).append(tp.partition)
+        else:
+            for t in topics:
+                wanted.setdefault(t.name, []).extend(t.partition_indexes)
+        rows = []
+        for name, indexes in wanted.items():
+            parts = []
+            for i in indexes:
+                c = known.get(TopicPartition(name, i)) or CommittedOffset(-1, -1, "", 0)
+                parts.append(
+                    {
+                        "partition_index": i,
+                        "committed_offset": c.offset,
+                        "committed_leader_epoch": c.leader_epoch,
+                        "metadata": c.metadata,
+                        "error_code": 0,
+                    }
+                )
+            rows.append({"name": name, "partitions": parts})
+        return rows
+
+    def offset_delete(
+        self, connection: Connection, header: p.RequestHeader, request: Any
+    ) -> Answer:
+        return later(self._offset_delete(header, request))
+
+    async def _offset_delete(self, header: p.RequestHeader, request: Any) -> Answer:
+        if refusal := self._groups.refusal(request.group_id):
+            return respond(header, p.OffsetDeleteResponse, error_code=refusal, topics=[])
+        group = self._groups.find(request.group_id)
+        if group is None and request.group_id not in self._store.groups():
+            code = ErrorCode.GROUP_ID_NOT_FOUND
+            return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
+        used: frozenset[str] = frozenset()
+        if group is not None and group.members:
+            if group.protocol_type != "consumer":
+                code = ErrorCode.NON_EMPTY_GROUP
+                return respond(header, p.OffsetDeleteResponse, error_code=code, topics=[])
+            used = self._subscribed(group)
+        gone, rows = [], []
+        for t in request.topics:
+            code = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC if t.name in used else ErrorCode.NONE
+            if not code:
+                gone += [TopicPartition(t.name, x.partition_index) for x in t.partitions]
+            rows.append(
+                {
+                    "name": t.name,
+                    "partitions": [
+                        {"partition_index": x.partition_index, "error_code": code}
+                        for x in t.partitions
+                    ],
+                }
+            )
+        try:
+            await self._store.forget(request.group_id, gone)
+        except KdirectError as e:
+            failure = self._groups.refusal(request.group_id)
+            failure = failure or explain(e, "deletion of offsets")[0]
+            return respond(header, p.OffsetDeleteResponse, error_code=failure, topics=[])
+        return respond(header, p.OffsetDeleteResponse, error_code=0, topics=rows)
+
+    def _subscribed(self, group: Group) -> frozenset[str]:
+        out: set[str] = set()
+        for m in group.members.values():
+            try:
+                out |= subscribed_topics(
+                    m.metadata(group.protocol or (m.protocols[0][0] if m.protocols else None))
+                )
+            except FormatError:  # a client's own format: we cannot tell
+                pass
+        return frozenset(out)
+
+    def table(self) -> Iterable[tuple[str, Any, bool]]:
+        return (
+            ("OffsetCommit", self.offset_commit, True),
+            ("OffsetFetch", self.offset_fetch, True),
+            ("OffsetDelete", self.offset_delete, True),
+        )
