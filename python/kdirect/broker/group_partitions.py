@@ -5,8 +5,8 @@ has the log read on a thread, and has groups restored and given up.  `refusal` i
 anything is said of a group.
 
 A broker that is alone (`replicas` is None) reads all partitions when it starts, before it serves.
-In a cluster the hooks `elected` and `resigned` are told of each leadership, and the topic is
-created by the controller: `ask_for_topic`.
+In a cluster the hooks `elected` and `resigned` are told of each leadership, `follow` of each
+change of the metadata, and the topic is created by the controller: `ask_for_topic`.
 
 Called on the event loop.
 """
@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
 from typing import Any, Protocol
 
@@ -26,19 +25,16 @@ from kdirect.broker.group_partition import Effect, Event, GroupPartition, State
 from kdirect.broker.offsets import GroupTable, LoadedGroup, OffsetStore
 from kdirect.broker.state_replication import Committing
 from kdirect.broker.topics import OFFSETS_TOPIC
-from kdirect.cluster.codes import Code
-from kdirect.cluster.requests import Answer, CreateTopic, Request
 from kdirect.errors import KdirectError
 from kdirect.format.protocol import ErrorCode
-from kdirect.log.checkpoint import new_id
 from kdirect.log.partition import Partition
+from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker.groups")
 
 CATCH_UP_S = 10.0  # of one wait for replicas; then it is begun again
 RETRY_S = 0.1
-CREATE_S = 30.0
 
 
 class Groups(Protocol):
@@ -51,15 +47,9 @@ class Groups(Protocol):
         """Those are no longer."""
 
 
-class Asking(Protocol):
-    """As much of `kdirect.broker.services.Membership` as the creation of a topic needs."""
-
-    def ask(self, request: Request, timeout_s: float, /) -> asyncio.Future[Answer]:
-        """What the controller answers."""
-
-
 class GroupPartitions:
-    """See the module.  `replicas` and `membership` are None where the broker is alone."""
+    """See the module.  `replicas` is None where the broker is alone.  `create_topic()`: have the
+    controller create the topic; KdirectError."""
 
     def __init__(
         self,
@@ -68,18 +58,19 @@ class GroupPartitions:
         on_thread: OnThread,
         *,
         replicas: Committing | None = None,
-        membership: Asking | None = None,
+        create_topic: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         self._store = store
         self._groups = groups
         self._on_thread = on_thread
         self._replicas = replicas
-        self._membership = membership
+        self._create_topic = create_topic
         self._states: dict[int, GroupPartition] = {}
         self._logs: dict[int, Partition] = {}  # of those that this broker leads
         self._read: dict[int, GroupTable] = {}  # what waits to be installed
         self._retries: set[asyncio.TimerHandle] = set()
-        self._creation: asyncio.Future[Answer] | None = None
+        self._creation: asyncio.Future[Any] | None = None
+        self._forgetting: set[asyncio.Future[None]] = set()
 
     # -- looking -----------------------------------------------------------------------------------
 
@@ -148,9 +139,8 @@ class GroupPartitions:
         if self._replicas is None:
             self._step(index, group_partition.Committed(tenure))
             return
-        log_ = self._logs[index]
-        epoch = self.state(index).epoch
-        self._wait_for(index, tenure, log_.log_end_offset, epoch)
+        end = self._logs[index].log_end_offset
+        self._wait_for(index, tenure, end, self.state(index).epoch)
 
     def _wait_for(self, index: int, tenure: int, end: int, epoch: int) -> None:
         """Wait for replicas, for as long as this broker leads."""
@@ -189,10 +179,13 @@ class GroupPartitions:
             self._step(index, group_partition.Loaded(tenure))
             return
 
-        def read() -> GroupTable:
-            return self._store.read_partition(index, partial(self._is_present, index, tenure))
+        partition = self._logs[index]
+        is_wanted = partial(self._is_present, index, tenure)
 
-        self._on_thread(self._logs[index], read, partial(self._loaded, index, tenure))
+        def read() -> GroupTable:
+            return self._store.read_partition(partition, is_wanted)
+
+        self._on_thread(partition, read, partial(self._loaded, index, tenure))
 
     def _loaded(self, index: int, tenure: int, table: Any, error: BaseException | None) -> None:
         if not self._is_present(index, tenure):
@@ -208,7 +201,7 @@ class GroupPartitions:
         if self._replicas is None:
             loaded = self._store.load_partition(index)
         else:
-            loaded = self._store.install(index, self._read.pop(index))
+            loaded = self._store.install(self._logs[index], self._read.pop(index))
             log.info(
                 "coordinating %d groups of %s-%d, leader epoch %d",
                 len(loaded), OFFSETS_TOPIC, index, self.state(index).epoch,
@@ -226,31 +219,29 @@ class GroupPartitions:
         Effect.UNLOAD: _unload,
     }
 
-    # -- the topic ---------------------------------------------------------------------------------
+    # -- topics ------------------------------------------------------------------------------------
 
-    def ask_for_topic(self, partitions: int, factor: int) -> None:
+    def ask_for_topic(self) -> None:
         """Have the controller create the topic, unless it is asked already."""
-        if self._membership is None or self._creation is not None:
-            return
-        request = CreateTopic(
-            None,
-            OFFSETS_TOPIC,
-            new_id(),
-            partitions,
-            factor,
-            config=self._store.topic_configs,
-            start=random.randrange(1 << 16),
-            shift=random.randrange(1 << 16),
-        )
-        self._creation = self._membership.ask(request, CREATE_S)
-        self._creation.add_done_callback(self._created)
+        if self._create_topic is not None and self._creation is None:
+            self._creation = asyncio.ensure_future(self._create_topic())
+            self._creation.add_done_callback(self._created)
 
-    def _created(self, future: asyncio.Future[Answer]) -> None:
+    def _created(self, task: asyncio.Future[Any]) -> None:
         self._creation = None
-        if future.cancelled():
-            return
-        error = future.exception()
+        error = None if task.cancelled() else task.exception()
         if error is not None:
             log.warning("%s could not be created: %s", OFFSETS_TOPIC, error)
-        elif future.result().outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):
-            log.warning("%s could not be created: %s", OFFSETS_TOPIC, future.result().outcome)
+
+    def follow(self, before: Metadata | None, after: Metadata) -> None:
+        """Newer metadata: offsets in topics that were deleted are forgotten by whoever coordinates
+        their groups.  A subscriber of the membership."""
+        old, new = before.image.topics if before is not None else {}, after.image.topics
+        if old is new or not any(x.state is State.ACTIVE for x in self._states.values()):
+            return
+        for name, topic in old.items():
+            now = new.get(name)
+            if now is not topic and (now is None or now.record.topic_id != topic.record.topic_id):
+                task = asyncio.ensure_future(self._store.forget_topic(name))
+                self._forgetting.add(task)
+                task.add_done_callback(self._forgetting.discard)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
-from kdirect.broker.cluster_view import NO_NODE
+from kdirect.broker.cluster_view import Node
 from kdirect.broker.connection import Connection
 from kdirect.broker.failures import explain
 from kdirect.broker.group_partitions import GroupPartitions
@@ -35,13 +35,13 @@ from kdirect.broker.group_state import (
 from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist, Reply
 from kdirect.broker.handlers_offsets import OffsetHandlers
 from kdirect.broker.offsets import LoadedGroup
-from kdirect.broker.services import Services
+from kdirect.broker.services import Replicas, Services
+from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.group_records import GroupRecord, MemberRecord
 from kdirect.format.protocol import ErrorCode
-from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker.groups")
 
@@ -71,8 +71,10 @@ class GroupHandlers:
             self,
             services.files.for_partition,
             replicas=services.replicas,
-            membership=services.membership,
+            create_topic=None if services.replicas is None else self._create_topic,
         )
+        if services.replicas is not None:
+            self._join_cluster(services.replicas)
         self._offset_requests = OffsetHandlers(services, self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
@@ -89,6 +91,14 @@ class GroupHandlers:
         if self._services.replicas is None:
             self.partitions.start_alone()
             await self._offsets.forget_missing_topics()
+
+    def _join_cluster(self, replicas: Replicas) -> None:
+        """Coordinate groups as leaderships come and go."""
+        self._offsets.join_cluster(StateReplication(replicas, self._services.files.for_partition))
+        replicas.on_lead.append(self.partitions.elected)
+        replicas.on_resign.append(self.partitions.resigned)
+        if self._services.membership is not None:
+            self._services.membership.subscribe(self.partitions.follow)
 
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when their coordinator stopped: members go on with their heartbeats,
@@ -293,24 +303,26 @@ class GroupHandlers:
     ) -> Answer:
         own = self._services.listeners.address_for(connection.listener, connection.local[0])
         keys = request.coordinator_keys if header.api_version >= 4 else [request.key]
-        rows = [self._coordinator_row(request.key_type, key, own) for key in keys]
+        listener = self._services.config.listeners[connection.listener].name
+        rows = [self._coordinator_row(request.key_type, key, own, listener) for key in keys]
         if header.api_version >= 4:
             return respond(header, p.FindCoordinatorResponse, coordinators=rows)
         row = rows[0]
         del row["key"]
         return respond(header, p.FindCoordinatorResponse, **row)
 
-    def _coordinator_row(self, key_type: int, key: str, own: tuple[str, int]) -> dict[str, Any]:
-        """`own`: where the client reaches this broker."""
+    def _coordinator_row(
+        self, key_type: int, key: str, own: tuple[str, int], listener: str
+    ) -> dict[str, Any]:
+        """`own`: where the client reaches this broker, through the listener of that name."""
         if key_type == GROUP_KEY:
-            node_id = self._coordinator_of(key)
-            if node_id == NO_NODE:
+            node = self._coordinator_of(key, own, listener)
+            if node is None:
                 return _no_coordinator(
                     key,
                     ErrorCode.COORDINATOR_NOT_AVAILABLE,
                     "no broker coordinates the group at present",
                 )
-            node = self._cluster.node(node_id, own)
             return {
                 "key": key,
                 "node_id": node.node_id,
@@ -327,19 +339,23 @@ class GroupHandlers:
         why = "this broker coordinates consumer groups; transactions are not available"
         return _no_coordinator(key, code, why)
 
-    def _coordinator_of(self, group: str) -> int:
-        """The broker that coordinates a group; NO_NODE: none at present.  In a cluster it is the
-        leader of the group's partition; where there is no topic yet, it is asked for."""
-        if self._services.replicas is None:
-            return self._cluster.coordinator_of(group)
-        index = self.partitions.index_of(group)
-        if index is None:
-            config = self._services.config
-            self.partitions.ask_for_topic(
-                config["offsets.topic.num.partitions"], config["offsets.topic.replication.factor"]
-            )
-            return NO_NODE
-        return self._cluster.partition(TopicPartition(OFFSETS_TOPIC, index)).leader
+    def _coordinator_of(self, group: str, own: tuple[str, int], listener: str) -> Node | None:
+        """The broker that coordinates a group; None: there is none at present.  Where the topic of
+        committed offsets is missing, it is asked for."""
+        if self._services.replicas is not None and self.partitions.index_of(group) is None:
+            self.partitions.ask_for_topic()
+            return None
+        return self._cluster.node(self._cluster.coordinator_of(group), own, listener)
+
+    async def _create_topic(self) -> Any:
+        config = self._services.config
+        topics: Any = self._services.topics  # of a member
+        return await topics.create_everywhere(
+            OFFSETS_TOPIC,
+            config["offsets.topic.num.partitions"],
+            config["offsets.topic.replication.factor"],
+            self._offsets.topic_configs,
+        )
 
     # -- membership --------------------------------------------------------------------------------
 

@@ -125,20 +125,20 @@ class OffsetStore:
         self._state.load(index)
         return self._loaded_groups(index)
 
-    def read_partition(self, index: int, is_wanted: Callable[[], bool]) -> GroupTable:
+    def read_partition(self, partition: Partition, is_wanted: Callable[[], bool]) -> GroupTable:
         """What the records of one partition say, for `install`.  It stops early once nobody wants
         it.  CorruptLogError as `load_partition`."""
         table = GroupTable()
-        self._state.read(index, table.apply, is_wanted)
+        self._state.read(partition, table.apply, is_wanted)
         return table
 
-    def install(self, index: int, table: GroupTable) -> list[LoadedGroup]:
+    def install(self, partition: Partition, table: GroupTable) -> list[LoadedGroup]:
         """This broker is the coordinator of the groups of one partition: take what was read of it;
         its groups that had metadata."""
         self._offsets.update(table.offsets)
         self._groups.update(table.groups)
-        self._state.install(index)
-        return self._loaded_groups(index)
+        self._state.install(partition)
+        return self._loaded_groups(partition.topic_partition.partition)
 
     def _loaded_groups(self, index: int) -> list[LoadedGroup]:
         return [

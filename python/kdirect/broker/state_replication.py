@@ -62,6 +62,9 @@ class Committing(Protocol):
         """Done when the high watermark is at `end_offset` or above it.  It raises
         NotEnoughReplicasAfterAppendError, TimedOutError, NotLeaderError."""
 
+    def appended(self, tp: TopicPartition, /) -> None:
+        """The log of `tp` has grown: followers that wait are answered."""
+
 
 class Change:
     """Rows of these keys that are being appended.  Every record of them lies at `floor` or above.
@@ -143,10 +146,10 @@ class StateReplication:
         return change
 
     def committed(self, partition: Partition, end_offset: int, epoch: int) -> asyncio.Future[None]:
-        """See `Replicas.committed`."""
-        return self._replicas.committed(
-            partition.topic_partition, end_offset, epoch, COMMIT_TIMEOUT_S
-        )
+        """The log has grown up to `end_offset` in leader epoch `epoch`: see `Replicas`."""
+        tp = partition.topic_partition
+        self._replicas.appended(tp)
+        return self._replicas.committed(tp, end_offset, epoch, COMMIT_TIMEOUT_S)
 
     def over(self, change: Change) -> None:
         """It is in flight no longer."""

@@ -173,7 +173,7 @@ class StateTopic:
             return
         partition = self.partition(index)
         try:
-            self.read(index, self._table.apply)
+            self.read(partition, self._table.apply)
         except BaseException:
             self._table.forget_partition(index)
             raise
@@ -181,13 +181,11 @@ class StateTopic:
         if self._rewrite_worth_it(partition):
             self._rewrite(partition, self._table.live_rows(index))
 
-    def install(self, index: int) -> None:
+    def install(self, partition: Partition) -> None:
         """The table has taken what `read` has given of a partition: it may be changed from now on.
         On the event loop."""
-        self._ready = True
-        self._is_new = False
-        self._remember_loaded(index)
-        self._rewrite_soon(self.partition(index))
+        self._remember_loaded(partition.topic_partition.partition)
+        self._rewrite_soon(partition)
 
     def unload(self, index: int) -> None:
         """Take a partition out of the table: another broker coordinates it from now on.  A change
@@ -201,10 +199,11 @@ class StateTopic:
         self._loadings += 1
         self._loaded[index] = self._loadings
 
-    def read(self, index: int, apply: Apply, is_wanted: Callable[[], bool] = lambda: True) -> None:
+    def read(
+        self, partition: Partition, apply: Apply, is_wanted: Callable[[], bool] = lambda: True
+    ) -> None:
         """Give all records of a partition to `apply`; stop early once nobody wants them.  File
         work.  CorruptLogError names a record that cannot be read."""
-        partition = self.partition(index)
         offset = partition.log_start_offset
         while offset < partition.high_watermark and is_wanted():
             before = offset
