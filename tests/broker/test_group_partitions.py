@@ -1,0 +1,444 @@
+"""A coordinator whose partition has replicas: commits count when they are committed, and nothing
+that was told is lost or goes back, through elections, rewritings and threads that come late."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kdirect.broker import state_topic
+from kdirect.broker.appends import Appends
+from kdirect.broker.group_partition import State
+from kdirect.broker.group_partitions import GroupPartitions
+from kdirect.broker.offsets import OffsetStore
+from kdirect.broker.state_replication import StateReplication
+from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.errors import LogError, NotEnoughReplicasError, NotLeaderError, TimedOutError
+from kdirect.format import group_records as records
+from kdirect.format.batch import encode_single_bytes
+from kdirect.format.group_records import CommittedOffset
+from kdirect.format.protocol import ErrorCode as E
+from kdirect.log.config import LogConfig
+from kdirect.log.manager import LogManager
+from kdirect.log.partition import Partition
+from kdirect.model import TopicPartition
+
+LOG = TopicPartition(OFFSETS_TOPIC, 0)
+TP = TopicPartition("t", 0)
+FOLLOWER = 2
+
+
+class Replicas:
+    """One follower, which has what the test says; the leader's log ends where it ends."""
+
+    def __init__(self, w: World) -> None:
+        self.w = w
+        self.waiting: list[tuple[int, asyncio.Future[None]]] = []
+        self.enough = True
+
+    def may_append(self, tp: TopicPartition) -> None:
+        if not self.enough:
+            raise NotEnoughReplicasError("one replica is in sync")
+
+    def appended(self, tp: TopicPartition) -> None:
+        assert self.w.leads
+
+    def committed(
+        self, tp: TopicPartition, end: int, epoch: int, timeout_s: float
+    ) -> asyncio.Future[None]:
+        if not self.w.leads or epoch != self.w.log.leader_epoch:
+            raise NotLeaderError("another broker leads")
+        future = self.w.loop.create_future()
+        self.waiting.append((end, future))
+        self.tell()
+        return future
+
+    def tell(self) -> None:
+        for end, future in sorted(self.waiting, key=lambda row: row[0]):
+            if not future.done() and end <= self.w.log.high_watermark:
+                future.set_result(None)
+        self.waiting = [row for row in self.waiting if not row[1].done()]
+
+    def fail(self, error: Exception) -> None:
+        for _, future in self.waiting:
+            if not future.done():
+                future.set_exception(error)
+        self.waiting.clear()
+
+
+class Topics:
+    def __init__(self, w: World) -> None:
+        self.w = w
+
+    def get(self, name: str) -> Any:
+        return SimpleNamespace(partition_count=1)
+
+    def partition(self, name: str, index: int) -> Partition:
+        if not self.w.leads:
+            raise NotLeaderError("another broker leads")
+        return self.w.log
+
+
+class World:
+    """A broker with a replica of the one partition of the topic; work for threads is done when, and
+    in the order in which, the test says so."""
+
+    def __init__(self, path: Path) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.logs = LogManager([path], LogConfig(segment_bytes=1 << 16)).open()
+        self.log = self.logs.create_partition(LOG)
+        other_coordinator(self.log, "first", 1)  # so that the head is there
+        self.leads = False
+        self.work: list[Callable[[], None]] = []
+        self.appends = Appends(
+            on_thread=self._on_thread,
+            later=lambda callback, *arguments: callback(*arguments),
+            new_future=self.loop.create_future,
+        )
+        config = {"offsets.topic.num.partitions": 1, "offsets.topic.segment.bytes": 1 << 20}
+        self.store = OffsetStore(Topics(self), config, self.appends, None)  # type: ignore[arg-type]
+        self.replicas = Replicas(self)
+        self.store.join_cluster(StateReplication(self.replicas, self._on_thread))
+        self.coordinated: set[str] = set()
+        self.partitions = GroupPartitions(self.store, self, self._on_thread, replicas=self.replicas)
+
+    def restore(self, loaded: Any) -> None:
+        self.coordinated = {group.group_id for group in loaded}
+
+    def give_up(self, is_gone: Callable[[str], bool]) -> None:
+        self.coordinated = {name for name in self.coordinated if not is_gone(name)}
+
+    def _on_thread(self, partition: Partition, work: Callable[[], Any], then: Any) -> None:
+        def run() -> None:
+            try:
+                result = work()
+            except Exception as e:
+                then(None, e)
+            else:
+                then(result, None)
+
+        self.work.append(run)
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def on_loop(self, call: Callable[[], Any]) -> Any:
+        async def begin() -> Any:
+            return call()
+
+        result = self.loop.run_until_complete(begin())
+        self.turn()
+        return result
+
+    def turn(self) -> None:
+        for _ in range(4):
+            self.loop.run_until_complete(asyncio.sleep(0))
+
+    def elect(self, epoch: int) -> None:
+        def lead() -> None:
+            self.leads = True
+            if epoch > self.log.leader_epoch:
+                self.log.set_leader_epoch(epoch)
+            self.log.set_replicas({FOLLOWER: self.log.high_watermark})
+            self.partitions.elected(LOG, self.log, epoch)
+
+        self.on_loop(lead)
+
+    def resign(self) -> None:
+        def end() -> None:
+            self.leads = False
+            self.appends.fail_waiting(LOG, NotLeaderError("another broker leads"))
+            self.partitions.resigned(LOG, self.log)
+            self.replicas.fail(NotLeaderError("another broker leads"))
+
+        self.on_loop(end)
+
+    def replicate(self, offset: int | None = None) -> None:
+        self.log.replicated(FOLLOWER, self.log.log_end_offset if offset is None else offset)
+        self.on_loop(self.replicas.tell)
+
+    def threads(self) -> None:
+        while self.work:
+            self.work.pop(0)()
+            self.turn()
+
+    def settle(self) -> None:
+        """The follower keeps up, and every thread is done."""
+        for _ in range(50):
+            self.threads()
+            self.replicate()
+            if not self.work and self.log.high_watermark == self.log.log_end_offset:
+                break
+
+    def commit(self, group: str, offset: int) -> asyncio.Future[Any]:
+        return self.on_loop(
+            lambda: self.store.commit(group, {TP: CommittedOffset(offset, -1, "", 1)})
+        )
+
+    def seen(self, group: str) -> int | None:
+        """What OffsetFetch says."""
+        if self.partitions.refusal(group):
+            return None
+        found = self.store.offsets(group).get(TP)
+        return -1 if found is None else found.offset
+
+    @property
+    def state(self) -> State:
+        return self.partitions.state(0).state
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    w = World(tmp_path)
+    yield w
+    w.replicas.fail(TimedOutError("the test is over"))
+    w.on_loop(w.partitions.close)
+    w.threads()
+    w.logs.close()
+    w.loop.close()
+
+
+def active(w: World, epoch: int) -> None:
+    w.elect(epoch)
+    w.settle()
+    assert w.state is State.ACTIVE
+
+
+def test_a_commit_counts_when_the_replicas_have_it(world) -> None:
+    w = world
+    assert w.partitions.refusal("g") == E.NOT_COORDINATOR
+    active(w, 1)
+    future = w.commit("g", 5)
+    assert not future.done() and w.seen("g") == -1
+    w.replicate()
+    assert future.result() is None and w.seen("g") == 5
+
+
+def test_what_is_not_committed_is_shown_by_no_new_leader(world) -> None:
+    """The records above the high watermark may be lost with this broker; groups wait for them."""
+    w = world
+    active(w, 1)
+    w.commit("g", 5)
+    w.replicate()
+    w.commit("g", 6)
+    w.resign()
+    w.elect(3)
+    w.threads()
+    assert w.state is State.WAITING and w.partitions.loading
+    assert w.partitions.refusal("g") == E.COORDINATOR_LOAD_IN_PROGRESS
+    w.replicate()
+    assert w.state is State.LOADING and w.seen("g") is None
+    w.threads()
+    assert w.seen("g") == 6
+
+
+def test_a_commit_in_flight_at_a_resignation_fails(world) -> None:
+    w = world
+    active(w, 1)
+    future = w.commit("g", 5)
+    w.resign()
+    with pytest.raises((NotLeaderError, LogError)):
+        future.result()
+    assert w.partitions.refusal("g") == E.NOT_COORDINATOR and w.seen("first") is None and w.store.groups() == set()
+
+
+def test_a_commit_that_is_told_of_after_its_tenure_fails(world) -> None:
+    """Its replicas have it, but this broker was deposed, and elected again, before it came to
+    that: it does not know what came between."""
+    w = world
+    active(w, 1)
+    future = w.commit("g", 5)
+    _, told = w.replicas.waiting.pop()
+    w.resign()
+    told.set_result(None)
+    active(w, 3)
+    with pytest.raises(LogError, match="not loaded"):
+        future.result()
+    assert w.seen("g") == 5, "read from the log"
+
+
+def test_elected_again_while_the_older_load_is_running(world) -> None:
+    w = world
+    active(w, 1)
+    w.commit("g", 5)
+    w.settle()
+    w.resign()
+    w.elect(3)
+    w.replicate()
+    assert w.state is State.LOADING
+    older = w.work.pop()
+    w.resign()
+    w.log.set_leader_epoch(4)  # another broker leads, commits
+    w.log.set_replicas({})
+    other_coordinator(w.log, "g", 7)
+    w.elect(5)
+    w.replicate()
+    (newer,) = w.work
+    w.work.clear()
+    older()
+    w.turn()
+    assert w.state is State.LOADING
+    newer()
+    w.turn()
+    assert w.seen("g") == 7
+
+
+def test_commits_are_refused_below_the_least_number_of_replicas(world) -> None:
+    w = world
+    active(w, 1)
+    w.replicas.enough = False
+    end = w.log.log_end_offset
+    with pytest.raises(NotEnoughReplicasError):
+        w.commit("g", 5).result()
+    assert w.log.log_end_offset == end
+
+
+def test_a_damaged_partition_is_not_coordinated(world) -> None:
+    w = world
+    w.log.append(encode_single_bytes(b"", b"\0\1", 1))
+    w.elect(1)
+    w.settle()
+    assert w.state is State.FAILED
+    assert w.partitions.refusal("g") == E.COORDINATOR_NOT_AVAILABLE
+
+
+def other_coordinator(log: Partition, group: str, offset: int) -> None:
+    value = records.offset_value(CommittedOffset(offset, -1, "", 1))
+    assert log.append(encode_single_bytes(value, records.offset_key(group, *TP), 1)).error == 0
+
+
+def test_a_partition_with_replicas_is_rewritten_while_commits_go_on(world, monkeypatch) -> None:
+    """Nothing is rolled: replicas have the same segments.  A commit that is in flight is neither
+    undone by the row from before it, nor deleted."""
+    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 40)
+    w = world
+    active(w, 1)
+    for i in range(60):
+        w.commit(f"g{i % 4}", i)
+        w.replicate()
+    start = w.log.log_start_offset
+    for i in range(60, 100):
+        w.commit(f"g{i % 3}", i)
+        if i % 5 == 0:
+            w.replicate()
+    w.settle()
+    w.commit("g0", 100)
+    w.settle()
+    assert w.log.log_start_offset > start and len(w.log.segments) == 1
+    expected = {f"g{i}": w.seen(f"g{i}") for i in range(4)}
+    assert expected == {"g0": 100, "g1": 97, "g2": 98, "g3": 59}
+    w.resign()
+    active(w, 2)
+    assert {g: w.seen(g) for g in expected} == expected
+
+
+GROUPS = ("a", "b", "c")
+
+
+class Walk:
+    """Random events, and what must hold.  `told`: the highest offset of each group of which a
+    client was told that it is committed, or that was fetched."""
+
+    def __init__(self, w: World, rng: random.Random) -> None:
+        self.w, self.rng = w, rng
+        self.epoch = 1
+        self.next = 0
+        self.told = dict.fromkeys(GROUPS, -1)
+        self.under_way: list[tuple[str, int, asyncio.Future[Any]]] = []
+        self.held = False
+        self.done = 0
+
+    def step(self) -> None:
+        w, rng = self.w, self.rng
+        what = rng.random()
+        if what < 0.5:
+            self.commit()
+        elif what < 0.65:
+            end, high = w.log.log_end_offset, w.log.high_watermark
+            if w.leads:
+                w.replicate(rng.choice([end, rng.randint(high, end)]))
+        elif what < 0.8:
+            if w.work:
+                w.work.pop(rng.choice([0, 0, 0, len(w.work) - 1]))()
+                w.turn()
+        elif what < 0.84 and w.leads:
+            w.on_loop(lambda: w.replicas.fail(TimedOutError("the follower is slow")))
+        elif what < 0.88:
+            w.replicas.enough = rng.random() < 0.7
+        elif what < 0.92 and w.leads:
+            self.hold()
+        elif what < 0.96 and w.leads:
+            self.depose()
+        elif not w.leads:
+            self.epoch += rng.choice([1, 2])
+            w.elect(self.epoch)
+        self.check()
+
+    def commit(self) -> None:
+        group = self.rng.choice(GROUPS)
+        if self.w.partitions.refusal(group):
+            return
+        # Clients wait for one commit of a group before they send the next.
+        if any(g == group and not f.done() for g, _, f in self.under_way):
+            return
+        self.next += 1
+        self.under_way.append((group, self.next, self.w.commit(group, self.next)))
+
+    def hold(self) -> None:
+        """As while the head is exchanged: appends wait."""
+        appends = self.w.appends
+        self.w.on_loop(lambda: (appends.release if self.held else appends.hold)(LOG))
+        self.held = not self.held
+
+    def depose(self) -> None:
+        w = self.w
+        if self.held:
+            self.hold()
+        while any(True for _ in w.work) and self.rng.random() < 0.5:
+            w.work.pop(0)()
+            w.turn()
+        w.resign()
+        if self.rng.random() < 0.7:  # the new leader lacks what is not committed
+            w.log.truncate_to(w.log.high_watermark)
+        self.epoch += 1
+        w.log.set_leader_epoch(self.epoch)
+        w.log.set_replicas({})
+        for _ in range(self.rng.randint(0, 3)):
+            group = self.rng.choice(GROUPS)
+            self.next += 1
+            other_coordinator(w.log, group, self.next)
+            self.told[group] = self.next
+
+    def check(self) -> None:
+        for group, offset, future in self.under_way:
+            if future.done() and future.exception() is None:
+                self.told[group] = max(self.told[group], offset)
+                self.done += 1
+        self.under_way = [row for row in self.under_way if not row[2].done()]
+        for group in GROUPS:
+            seen = self.w.seen(group)
+            if seen is not None:
+                assert seen >= self.told[group], f"{group} went back to {seen}"
+                self.told[group] = seen
+
+
+@pytest.mark.parametrize("round_", range(25))
+def test_nothing_that_was_told_is_lost_or_goes_back(world, seed, round_, monkeypatch) -> None:
+    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 10)
+    monkeypatch.setattr(state_topic, "REWRITE_BYTES", 60)  # a row in each chunk
+    walk = Walk(world, random.Random(seed * 100 + round_))
+    for _ in range(400):
+        walk.step()
+    if not world.leads:
+        world.elect(walk.epoch + 1)
+    if walk.held:
+        walk.hold()
+    world.replicas.enough = True
+    world.settle()
+    walk.check()
+    assert world.state is State.ACTIVE and walk.done
