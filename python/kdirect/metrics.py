@@ -25,6 +25,7 @@ ROOMS = {
     "log": "`Broker.statistics()`; sums over all partitions.",
     "broker": "`Broker.statistics()`. Those from `rdma_completions` on appear once an RDMA client "
     "has connected; they are sums over the transports.",
+    "member": "`Broker.statistics()` of a member of a cluster.",
     "rdma": "`Device.statistics()` of each transport, at either end.",
     "producer": "`Producer.statistics()`; counters of the paths that the producer has used.",
     "consumer": "`Consumer.statistics()`; counters of the paths that the consumer has used.",
@@ -242,6 +243,73 @@ METRICS: tuple[Metric, ...] = (
         "queue pairs",
         "broker",
         "Queue pairs of RDMA clients open now, including those of consumers.",
+    ),
+    Metric(
+        "replica_leaders",
+        "partitions",
+        "member",
+        "Partitions that this broker leads (Kafka: LeaderCount).",
+    ),
+    Metric(
+        "replica_under_replicated",
+        "partitions",
+        "member",
+        "Partitions that this broker leads with fewer replicas in sync than they have (Kafka: "
+        "UnderReplicatedPartitions). Alert on it if it stays above 0.",
+    ),
+    Metric(
+        "replica_under_min_in_sync",
+        "partitions",
+        "member",
+        "Partitions that this broker leads with fewer replicas in sync than "
+        "min.insync.replicas, so that acks=all is refused (Kafka: UnderMinIsrPartitionCount).",
+    ),
+    Metric(
+        "replica_in_sync_shrinks",
+        "events",
+        "member",
+        "Times that a replica left those in sync, in partitions that this broker leads (Kafka: "
+        "IsrShrinksPerSec).",
+    ),
+    Metric(
+        "replica_in_sync_expands",
+        "events",
+        "member",
+        "Times that a replica came back into those in sync (Kafka: IsrExpandsPerSec).",
+    ),
+    Metric(
+        "replica_max_lag",
+        "records",
+        "member",
+        "By how many records the slowest follower lags in any partition that this broker leads "
+        "(Kafka: MaxLag).",
+    ),
+    Metric(
+        "controller_active",
+        "brokers",
+        "member",
+        "1 if this broker is the controller, else 0; the sum over a cluster is 1 (Kafka: "
+        "ActiveControllerCount).",
+    ),
+    Metric(
+        "controller_offline_partitions",
+        "partitions",
+        "member",
+        "Partitions without a leader, told by the controller; 0 at all other brokers (Kafka: "
+        "OfflinePartitionsCount). Alert on it.",
+    ),
+    Metric(
+        "controller_elections",
+        "elections",
+        "member",
+        "Leaders that were elected while this broker was controller (Kafka: "
+        "LeaderElectionRateAndTimeMs).",
+    ),
+    Metric(
+        "controller_unclean_elections",
+        "elections",
+        "member",
+        "Those among them that lost acknowledged records (Kafka: UncleanLeaderElectionsPerSec).",
     ),
     Metric("reads", "requests", "rdma", "READs that this device executed."),
     Metric("read_bytes", "bytes", "rdma", "Their bytes."),

@@ -25,9 +25,9 @@ ROOT = Path(__file__).resolve().parents[2]
 # alone or with others.
 COUNTING = {
     "python/kdirect/broker/access.py": {"broker"},
-    "python/kdirect/broker/broker.py": {"broker", "log"},
+    "python/kdirect/broker/broker.py": {"broker", "log", "member"},
     "python/kdirect/broker/produce_access.py": {"broker"},
-    "python/kdirect/broker/server.py": {"broker", "log"},
+    "python/kdirect/broker/server.py": {"broker", "log", "member"},
     "python/kdirect/broker/worker.pyx": {"broker"},
     "python/kdirect/wire/cluster.py": {"cluster"},
     "python/kdirect/wire/connection.py": {"connection"},
@@ -45,6 +45,8 @@ COUNTING = {
     "python/kdirect/client/tcp_fetch.py": {"fetcher", "reader"},
     "python/kdirect/client/tcp_multi_fetch.py": {"consumer"},
     "python/kdirect/format/blocks.pyx": {"memory"},
+    "python/kdirect/member/figures.py": {"member"},
+    "python/kdirect/member/replicas.py": {"member"},
     "python/kdirect/log/kernel.pyx": {"log"},
     "python/kdirect/log/manager.py": {"log"},
     "python/kdirect/log/partition.py": {"log"},
