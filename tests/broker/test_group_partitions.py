@@ -244,7 +244,11 @@ def test_a_commit_in_flight_at_a_resignation_fails(world) -> None:
     w.resign()
     with pytest.raises((NotLeaderError, LogError)):
         future.result()
-    assert w.partitions.refusal("g") == E.NOT_COORDINATOR and w.seen("first") is None and w.store.groups() == set()
+    assert (
+        w.partitions.refusal("g") == E.NOT_COORDINATOR
+        and w.seen("first") is None
+        and w.store.groups() == set()
+    )
 
 
 def test_a_commit_that_is_told_of_after_its_tenure_fails(world) -> None:

@@ -128,6 +128,7 @@ class Connection(asyncio.BufferedProtocol):
         self.peer = "?"
         self.local: tuple[str, int] = ("", 0)
         self.used_access = False
+        self.used_by_replica = False  # another broker fetches by it
         self.closed = False
         self._clock = context.environment.monotonic
         self.last_active = self._clock()

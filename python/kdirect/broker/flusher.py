@@ -19,7 +19,7 @@ class Flusher:
     """`on_flushed(topic partition)` is called after each fsync, on the event loop."""
 
     def __init__(self, on_flushed: Callable[[TopicPartition], None]) -> None:
-        self._on_flushed = on_flushed
+        self.on_flushed = on_flushed
         self._waiting: dict[TopicPartition, list[asyncio.Future[None]]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._pool = ThreadPoolExecutor(max_workers=2, thread_name_prefix="kdirect-flush")
@@ -62,7 +62,7 @@ class Flusher:
                     else:
                         future.set_exception(error)
                         future.exception()  # marked as seen: with acks=0 nobody else looks
-            self._on_flushed(tp)
+            self.on_flushed(tp)
         del self._waiting[tp]
 
     def close(self) -> None:

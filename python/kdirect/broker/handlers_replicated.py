@@ -30,7 +30,12 @@ from kdirect.broker.failures import code_of, explain
 from kdirect.broker.handlers_data import DataHandlers, OneAppend, Reader, failed_append
 from kdirect.broker.member_topics import MemberTopics
 from kdirect.broker.services import Replicas, Services
-from kdirect.errors import LeaderNotAvailableError, OffsetNotAvailableError
+from kdirect.errors import (
+    LeaderNotAvailableError,
+    NotLeaderError,
+    OffsetNotAvailableError,
+    ReplicaNotAvailableError,
+)
 from kdirect.format import protocol as p
 from kdirect.format.datapath import Fetched, NodeEndpoint, Produced, produce_response
 from kdirect.format.protocol import ErrorCode
@@ -71,7 +76,13 @@ class ReplicatedDataHandlers(DataHandlers):
 
     def _to_append(self, name: str, index: int, acks: int) -> Partition:
         tp = TopicPartition(name, index)
-        partition = self._replicas.leader(tp)
+        membership = self._services.membership
+        if membership is not None and membership.metadata.generation < 0:
+            raise NotLeaderError(f"this broker does not know yet who leads {tp}")
+        try:
+            partition = self._replicas.leader(tp)
+        except ReplicaNotAvailableError as e:  # clients know it as an answer to Fetch
+            raise NotLeaderError(e.message, hint=e.hint) from e
         if acks == -1:
             self._replicas.may_append(tp)
         return partition

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from kdirect.broker.answers import Answer, later, respond
@@ -56,7 +56,7 @@ class TopicHandlers:
         config_rows: Callable[[Topic], list[dict[str, Any]]],
     ) -> None:
         self._config = services.config
-        self._topics = services.topics
+        self._topics: Any = services.topics  # of a member
         self._offsets = services.offsets
         self._picture = picture
         self._config_rows = config_rows
@@ -158,9 +158,12 @@ class TopicHandlers:
     async def _create_one(self, name: str) -> tuple[str, int]:
         try:
             if name == OFFSETS_TOPIC:
-                created = self._offsets.create_topic()
-                if isinstance(created, Awaitable):
-                    await created
+                await self._topics.create_everywhere(
+                    name,
+                    self._config["offsets.topic.num.partitions"],
+                    self._config["offsets.topic.replication.factor"],
+                    self._offsets.topic_configs,
+                )
                 return name, 0
         except Exception as e:
             return name, explain(e, f"creation of topic {name}")[0]

@@ -6,6 +6,8 @@ the sockets and reports them with `add`.  Pure but for that list, so any thread 
 
 from __future__ import annotations
 
+import socket
+
 from kdirect.broker.config import Listener, format_address
 
 ANY_ADDRESS = ("", "0.0.0.0", "::")
@@ -34,6 +36,11 @@ class Listeners:
         if listener.host in ANY_ADDRESS:
             return local_host.removeprefix(_MAPPED_IPV4) or host, port
         return listener.host, port
+
+    def registered(self, index: int) -> tuple[str, int]:
+        """(host, port) of listener `index` for other brokers and for clients of the cluster: the
+        name of this host, where it listens on all addresses and advertises none."""
+        return self.address_for(index, socket.gethostname())
 
     @property
     def bootstrap_servers(self) -> str:

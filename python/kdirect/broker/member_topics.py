@@ -11,7 +11,7 @@ Looking needs no lock; any thread may.  The metadata changes on the event loop.
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from kdirect.broker.cluster_view import ClusterView
@@ -64,7 +64,6 @@ class MemberTopics(Registry):
         self._replicas: Replicas | None = None
         self._picture: Picture | None = None
         self._stored: dict[str, StoredTopic] = {}
-        self._block: Awaitable[tuple[int, int]] | None = None
         self._ids_above = 0
 
     def bind(self, membership: Membership, replicas: Replicas, picture: Picture) -> None:
@@ -175,7 +174,7 @@ class MemberTopics(Registry):
         while (producer_id := self.producer_id_nowait()) is None:
             if self._membership is None:
                 raise self._not_joined()
-            first, limit = await self._membership.producer_id_block()
+            first, limit = await self._membership.producer_id_block(self._ids_above)
             with self._producer_ids:
                 # Several producers may have waited for a block each: none of it is lost.
                 if self._next_producer_id >= self._producer_id_limit:

@@ -14,6 +14,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any
 
 from kdirect.broker.answers import Answer, encoded, later, respond
@@ -34,7 +35,7 @@ from kdirect.broker.request_memory import RequestMemory
 from kdirect.broker.services import Counters, Services
 from kdirect.broker.topics import INTERNAL_TOPICS, Registry, Topic
 from kdirect.broker.waiters import Waiters
-from kdirect.errors import BrokerUnavailableError, KdirectError, ProtocolError
+from kdirect.errors import BrokerUnavailableError, ConfigError, KdirectError, ProtocolError
 from kdirect.format import layout
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
@@ -70,14 +71,21 @@ class BrokerServer:
             node_id=config["node.id"],
             cluster_id=layout.cluster_id if layout is not None else None,
         )
-        self.view = ClusterView(
-            config["node.id"],
-            cluster_id=lambda: self.logs.cluster_id,
-            local_epoch=self._local_epoch,
-            layout=layout,
-        )
+        # None: the broker is alone, or has a layout.
+        self.member = self._as_member(layout)
+        self.view: ClusterView
+        self.topics: Registry
+        if self.member is not None:
+            self.view, self.topics = self.member.view, self.member.topics
+        else:
+            self.view = ClusterView(
+                config["node.id"],
+                cluster_id=lambda: self.logs.cluster_id,
+                local_epoch=self._local_epoch,
+                layout=layout,
+            )
+            self.topics = Registry(self.logs, self.view, environment)
         self.listeners = Listeners(config.advertised)
-        self.topics = Registry(self.logs, self.view, environment)
         self.waiters = Waiters()
         self.flusher = Flusher(self.waiters.notify)
         self.files = FileThreads(self.logs.log_dirs, environment)
@@ -102,6 +110,20 @@ class BrokerServer:
         self._flush_backoff = 1
         self._stopping = False
         self._all_gone = asyncio.Event()
+
+    def _as_member(self, layout: ClusterLayout | None) -> Any:
+        """The `Member`, where zookeeper.connect names the cluster; else None, and nothing of a
+        cluster is loaded."""
+        if not self.config["zookeeper.connect"]:
+            return None
+        if layout is not None:
+            raise ConfigError(
+                "a broker with zookeeper.connect has no layout",
+                hint="leave one of them out: the metadata store says who leads what",
+            )
+        from kdirect.broker.member import Member
+
+        return Member(self.config, self.logs, self.environment)
 
     def _rdma_access(self) -> Any:
         """The AccessManager, where RDMA is not switched off; else None."""
@@ -138,6 +160,8 @@ class BrokerServer:
 
     def _open_handlers(self) -> None:
         """Build what answers requests, and the table that `dispatch` looks into."""
+        member = self.member
+        replicas = None if member is None else member.make_replicas(self.files)
         services = Services(
             config=self.config,
             environment=self.environment,
@@ -152,22 +176,43 @@ class BrokerServer:
             offsets=self.offsets,
             appender=self.appends if self.access is None else self.access.produce,
             watch=_watch_nothing if self.access is None else self.access.watch,
+            membership=None if member is None else member.membership,
+            replicas=replicas,
         )
-        configs = ConfigHandlers(services)
         self.groups = GroupHandlers(services)
-        self.data = DataHandlers(services)
+        # By API key: the handler, and whether it holds up later requests while it waits.
+        self._handlers: dict[int, tuple[Callable[..., Answer], bool]] = {}
+        if member is None:
+            configs = ConfigHandlers(services)
+            self.data = DataHandlers(services)
+            rooms: list[Any] = []
+            create_missing = None
+        else:
+            member.bind(
+                appends=self.appends,
+                waiters=self.waiters,
+                access=self.access,
+                remove=self._end_access,
+                topic_gone=self.offsets.forget_topic,
+            )
+            self.flusher.on_flushed = member.flushed
+            configs, self.data, topics, placement = member.handlers(services)
+            rooms = [topics, placement]  # after those of a broker that is alone
+            create_missing = topics.create_missing
         self.cluster = ClusterHandlers(
             services,
             apis=self.apis,
             config_rows=configs.topic_rows,
             delete_topic=self.delete_topic,
+            create_missing=create_missing,
         )
-        # By API key: the handler, and whether it holds up later requests while it waits.
-        self._handlers: dict[int, tuple[Callable[..., Answer], bool]] = {}
-        rooms = (self.data, self.cluster, configs, self.groups, RefusedHandlers(services))
+        rooms = [self.data, self.cluster, configs, self.groups, RefusedHandlers(services), *rooms]
         for handlers in rooms:
             for name, function, blocking in handlers.table():
                 self._handlers[p.API_NAMES[name].key] = (function, blocking)
+        if member is not None:
+            for key, function, blocking in member.table():
+                self._handlers[key] = (function, blocking)
         if self.access is not None:
             for key in p.ACCESS_API_KEYS:
                 # These hold up nothing: a producer that waits for access may wait for another
@@ -186,7 +231,14 @@ class BrokerServer:
         for name in self.config.ignored:
             log.warning("property %s means nothing to this broker; it is ignored", name)
         make_room_for_descriptors()
-        self.logs.open()
+        if self.member is not None:
+            await self.member.connect()
+        try:
+            self.logs.open()
+        except BaseException:
+            if self.member is not None:
+                await self.member.leave()
+            raise
         try:
             self.files.start(loop)
             self.waiters.start(loop)
@@ -197,7 +249,11 @@ class BrokerServer:
             await self.groups.start()
             for index, listener in enumerate(self.config.listeners):
                 await self._listen(index, listener)
+            if self.member is not None:
+                await self.member.join(self.listeners)
         except BaseException:
+            if self.member is not None:
+                await self.member.leave()
             for server in self._servers:
                 server.close()
             if self.access is not None:
@@ -242,6 +298,8 @@ class BrokerServer:
         if self._stopping:
             return
         self._stopping = True
+        if self.member is not None:
+            await self.member.leave_in_order()
         for server in self._servers:
             server.close()
         for timer in self._timers.values():
@@ -260,6 +318,8 @@ class BrokerServer:
                 log.warning("%d clients did not take their answers in time", len(self._connections))
                 for connection in list(self._connections):
                     connection.abort()
+        if self.member is not None:
+            await self.member.leave()
         await self.files.settled(STOP_GRACE_SECONDS)
         if self.access is not None:
             await _on_a_thread(self.access.stop)
@@ -280,6 +340,8 @@ class BrokerServer:
             self._all_gone.set()
         if self.access is not None and connection.used_access:
             self.access.connection_closed(connection)
+        if self.member is not None:
+            self.member.connection_lost(connection)
 
     @property
     def bootstrap_servers(self) -> str:
@@ -290,7 +352,7 @@ class BrokerServer:
 
     def apis(self) -> list[p.Api]:
         """What is advertised."""
-        return [p.APIS[key] for key in self._handlers]
+        return [p.APIS[key] for key in self._handlers if key not in p.BROKER_API_KEYS]
 
     def dispatch(self, connection: Connection, frame: memoryview) -> Answer:
         """Execute one request.
@@ -319,7 +381,10 @@ class BrokerServer:
         request = p.decode_request(header, frame)
         handler, blocking = found
         try:
-            answer = handler(connection, header, request)
+            if self.member is not None and self.member.must_wait(header.api_key):
+                answer = self.member.when_joined(partial(handler, connection, header, request))
+            else:
+                answer = handler(connection, header, request)
         except KdirectError as e:
             raise ProtocolError(f"{api.name} failed: {e}") from e
         except Exception as e:
@@ -349,13 +414,21 @@ class BrokerServer:
         """End access to a topic, delete it, wake the fetches that wait for it, and forget what
         groups have committed in it."""
         partitions = [TopicPartition(topic.name, i) for i in range(topic.partition_count)]
+        await self._end_access(partitions, partial(self.topics.delete, topic))
+        await self.offsets.forget_topic(topic.name)
+
+    async def _end_access(
+        self, partitions: list[TopicPartition], remove: Callable[[], Any]
+    ) -> None:
+        """End access to partitions, have the admin thread remove them, and wake the fetches that
+        wait for them."""
         end_access = (
             self.access.begin_deletion(partitions) if self.access is not None else lambda: None
         )
 
         def delete() -> None:
             end_access()
-            self.topics.delete(topic)
+            remove()
 
         try:
             await self.files.admin(delete)
@@ -364,7 +437,6 @@ class BrokerServer:
                 self.access.end_deletion(partitions)
         for tp in partitions:
             self.waiters.notify(tp)
-        await self.offsets.forget_topic(topic.name)
 
     def _later(self, callback: Callable[..., None], *arguments: Any) -> None:
         assert self._loop is not None
@@ -463,6 +535,8 @@ class BrokerServer:
             "broker_groups": len(self.groups.coordinator.groups),
         }
         out.update(self.logs.statistics())
+        if self.member is not None:
+            out.update(self.member.statistics())
         if self.access is not None:
             out.update(self.access.statistics())
         return out

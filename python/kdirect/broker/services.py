@@ -54,8 +54,9 @@ class Membership(Protocol):
         """What the controller answers, wherever it is.  The future raises TimedOutError when there
         is none in time."""
 
-    def producer_id_block(self) -> asyncio.Future[tuple[int, int]]:
-        """(first, limit) of a block of producer ids that no broker has been given before."""
+    def producer_id_block(self, least: int = 0, /) -> asyncio.Future[Any]:
+        """(first, limit) of a block of producer ids from `least` on that no broker has been given
+        before."""
 
 
 class Replicas(Protocol):
@@ -88,9 +89,6 @@ class Replicas(Protocol):
     ) -> asyncio.Future[None]:
         """Done when the high watermark is at `end_offset` or above it.  It raises
         NotEnoughReplicasAfterAppendError, TimedOutError, NotLeaderError."""
-
-    def appended(self, tp: TopicPartition, /) -> None:
-        """The log that this broker leads has grown."""
 
     def diverging(
         self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /

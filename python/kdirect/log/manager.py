@@ -99,6 +99,10 @@ class LogManager:
             self._opened = True
         return self
 
+    def belong_to(self, cluster_id: str) -> None:
+        """Before `open`: the directories are, or become, those of this cluster."""
+        self._wanted_cluster_id = self.cluster_id = cluster_id
+
     def __enter__(self) -> LogManager:
         return self if self._opened else self.open()
 
