@@ -1,0 +1,240 @@
+"""Brokers of a cluster, in this process, over a real ZooKeeper: who is who, topics, configs, and
+joining, through any broker."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient
+from kazoo.client import KazooClient
+
+import kdirect
+from kdirect.errors import ConfigError, LogError
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.schema import build
+from kdirect.model import TopicPartition
+from tests.members.conftest import TEST_PROPERTIES, wait_for_members
+from tests.members.wire import RECORD, ask, create, fetch, metadata, partition_row, produce
+from tests.support import wait_until
+
+
+def ids(rows: Any) -> list[int]:
+    return sorted(row.node_id for row in rows)
+
+
+def code(row: Any) -> E:
+    return E(row.error_code)
+
+
+def test_metadata_names_brokers_racks_replicas_and_who_is_in_sync(brokers: Any) -> None:
+    ours = brokers(3, racks=["a", "b", "c"])
+    created = create(ours[2], "t", partitions=3, factor=3)
+    assert (code(created), created.num_partitions, created.replication_factor) == (E.NONE, 3, 3)
+    for broker in ours:
+        wait_until(lambda b=broker: metadata(b, ["t"]).topics[0].error_code == 0, "it was seen")
+        answers = {v: metadata(broker, ["t"], v) for v in range(13)}
+        for version, answer in answers.items():
+            assert ids(answer.brokers) == [1, 2, 3]
+            rows = answer.topics[0].partitions
+            assert [r.error_code for r in rows] == [0, 0, 0]
+            assert sorted(r.leader_id for r in rows) == [1, 2, 3]
+            assert all(sorted(r.replica_nodes) == [1, 2, 3] for r in rows)
+            assert all(sorted(r.isr_nodes) == [1, 2, 3] for r in rows)
+            if version >= 1:
+                assert {b.rack for b in answer.brokers} == {"a", "b", "c"}
+                assert answer.controller_id in (1, 2, 3)
+            if version >= 5:
+                assert all(list(r.offline_replicas) == [] for r in rows)
+            if version >= 7:
+                assert all(r.leader_epoch == 0 for r in rows)
+    described = ask(ours[1], build(p.DescribeClusterRequest), 0)
+    assert sorted(b.broker_id for b in described.brokers) == [1, 2, 3]
+    assert {b.rack for b in described.brokers} == {"a", "b", "c"}
+    stock = AdminClient({"bootstrap.servers": ours[0].bootstrap_servers}).list_topics(timeout=10)
+    assert sorted(stock.brokers) == [1, 2, 3] and len(stock.topics["t"].partitions) == 3
+
+
+def test_a_broker_that_stops_leaves_metadata_and_its_replicas_are_offline(brokers: Any) -> None:
+    ours = brokers(2)
+    assert code(create(ours[0], "t", assignment={0: (1, 2), 1: (2, 1), 2: (2,)})) is E.NONE
+    ours[1].stop()
+    answer = wait_until(
+        lambda: (a := metadata(ours[0], ["t"])) if ids(metadata(ours[0]).brokers) == [1] else None,
+        "the broker left",
+    )
+    rows = {r.partition_index: r for r in answer.topics[0].partitions}
+    assert [rows[i].leader_id for i in range(3)] == [1, 1, -1]
+    assert code(rows[2]) is E.LEADER_NOT_AVAILABLE
+    assert all(list(r.offline_replicas) == [2] for r in rows.values())
+    assert rows[1].leader_epoch > 0
+    ours[1].start()
+    wait_until(lambda: partition_row(ours[0], TopicPartition("t", 2)).leader_id == 2, "it is back")
+
+
+def test_topics_are_created_checked_grown_and_deleted_through_any_broker(brokers: Any) -> None:
+    ours = brokers(2, default_replication_factor=2, num_partitions=3)
+    refused = {
+        "factor": (create(ours[0], "x", partitions=1, factor=3), E.INVALID_REPLICATION_FACTOR),
+        "unknown": (create(ours[1], "x", assignment={0: (1, 7)}), E.INVALID_REPLICA_ASSIGNMENT),
+        "twice": (create(ours[1], "x", assignment={0: (1, 1)}), E.INVALID_REPLICA_ASSIGNMENT),
+        "gap": (create(ours[1], "x", assignment={1: (1,)}), E.INVALID_REPLICA_ASSIGNMENT),
+        "name": (create(ours[0], "a b", partitions=1, factor=1), E.INVALID_TOPIC_EXCEPTION),
+        "count": (create(ours[0], "x", partitions=0, factor=1), E.INVALID_PARTITIONS),
+        "config": (create(ours[0], "x", retention_ms="soon"), E.INVALID_CONFIG),
+    }
+    for what, (row, expected) in refused.items():
+        assert code(row) is expected, what
+        assert row.error_message
+    assert code(create(ours[1], "t", validate_only=True)) is E.NONE
+    assert metadata(ours[0], ["t"]).topics[0].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    created = create(ours[1], "t", retention_ms=1234567)  # what the broker's defaults say
+    assert (created.num_partitions, created.replication_factor) == (3, 2)
+    assert {c.name: c.value for c in created.configs}["retention.ms"] == "1234567"
+    assert code(create(ours[0], "t")) is E.TOPIC_ALREADY_EXISTS
+    grow = build(
+        p.CreatePartitionsRequest,
+        topics=[{"name": "t", "count": 4, "assignments": [{"broker_ids": [2, 1]}]}],
+        timeout_ms=20_000,
+        validate_only=False,
+    )
+    assert code(ask(ours[0], grow, 3).results[0]) is E.NONE
+    assert list(partition_row(ours[0], TopicPartition("t", 3)).replica_nodes) == [2, 1]
+    assert code(ask(ours[0], grow, 3).results[0]) is E.INVALID_PARTITIONS
+    for broker in ours:
+        wait_until(lambda b=broker: len(list(b.log_dirs[0].glob("t-*"))) == 4, "all were made")
+    doomed = [{"name": "t", "topic_id": None}]
+    delete = build(p.DeleteTopicsRequest, topics=doomed, timeout_ms=20_000)
+    assert code(ask(ours[1], delete, 6).responses[0]) is E.NONE
+    assert metadata(ours[1], ["t"]).topics[0].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    for broker in ours:
+        wait_until(lambda b=broker: not list(b.log_dirs[0].glob("t-*")), "all were removed")
+    assert code(ask(ours[0], delete, 6).responses[0]) is E.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_missing_topics_are_created_for_whoever_asks_for_metadata(brokers: Any) -> None:
+    ours = brokers(2, default_replication_factor=2)
+    names = [{"topic_id": None, "name": name} for name in ("auto", "a b")]
+    request = build(p.MetadataRequest, topics=names, allow_auto_topic_creation=True)
+    rows = {t.name: t for t in ask(ours[1], request, 12).topics}
+    assert code(rows["auto"]) is E.NONE and code(rows["a b"]) is E.INVALID_TOPIC_EXCEPTION
+    assert sorted(rows["auto"].partitions[0].replica_nodes) == [1, 2]
+
+
+def alter(broker: Any, kind: int, name: str, **values: Any) -> Any:
+    configs = [
+        {
+            "name": key.replace("_", "."),
+            "config_operation": 1 if value is None else 0,
+            "value": None if value is None else str(value),
+        }
+        for key, value in values.items()
+    ]
+    resource = {"resource_type": kind, "resource_name": name, "configs": configs}
+    request = build(p.IncrementalAlterConfigsRequest, resources=[resource], validate_only=False)
+    return ask(broker, request, 1).responses[0]
+
+
+def described(broker: Any, kind: int, name: str) -> dict[str, str]:
+    resource = {"resource_type": kind, "resource_name": name, "configuration_keys": None}
+    request = build(p.DescribeConfigsRequest, resources=[resource])
+    return {c.name: c.value for c in ask(broker, request, 4).results[0].configs}
+
+
+def test_configs_of_topics_and_brokers_change_through_any_broker(brokers: Any) -> None:
+    ours = brokers(2)
+    create(ours[0], "t", partitions=1, factor=2)
+    assert code(alter(ours[1], 2, "t", segment_bytes=2 << 20)) is E.NONE
+    assert described(ours[1], 2, "t")["segment.bytes"] == str(2 << 20)
+    for broker in ours:
+        logs = broker.server.logs
+        tp = TopicPartition("t", 0)
+        wait_until(
+            lambda logs=logs: (
+                tp in logs.partitions and logs.partitions[tp].config.segment_bytes == 2 << 20
+            ),
+            "the log is configured",
+        )
+    assert code(alter(ours[0], 2, "t", retention_ms="x")) is E.INVALID_CONFIG
+    assert code(alter(ours[0], 2, "u", retention_ms=1)) is E.UNKNOWN_TOPIC_OR_PARTITION
+    rate = "leader.replication.throttled.rate"
+    assert code(alter(ours[0], 4, "2", leader_replication_throttled_rate=1000)) is E.NONE
+    wait_until(lambda: described(ours[1], 4, "2")[rate] == "1000", "the broker knows")
+    assert code(alter(ours[0], 4, "2", num_partitions=3)) is E.INVALID_CONFIG
+    assert code(alter(ours[0], 4, "", min_insync_replicas=2)) is E.NONE
+    assert code(alter(ours[0], 4, "2", leader_replication_throttled_rate=None)) is E.NONE
+    wait_until(lambda: described(ours[1], 4, "2")[rate] != "1000", "it was taken back")
+
+
+def test_producer_ids_are_given_once(brokers: Any) -> None:
+    ours = brokers(2)
+    request = build(p.InitProducerIdRequest, transactional_id=None, transaction_timeout_ms=1)
+    given = [ask(broker, request, 4).producer_id for broker in ours for _ in range(3)]
+    assert len(set(given)) == 6 and min(given) >= 0
+
+
+def test_a_lone_broker_brings_its_topics_along(zookeeper_connect: str, tmp_path: Path) -> None:
+    alone = kdirect.Broker(tmp_path / "one")
+    with alone:
+        create(alone, "t", partitions=2, factor=1, retention_ms=7654321)
+        assert produce(alone, TopicPartition("t", 1))[0].base_offset == 0
+        before = metadata(alone, ["t"]).topics[0].topic_id
+        request = build(p.InitProducerIdRequest, transactional_id=None, transaction_timeout_ms=1)
+        last_id = ask(alone, request, 4).producer_id
+    properties = {"zookeeper.connect": zookeeper_connect, **TEST_PROPERTIES}
+    with (
+        kdirect.Broker(tmp_path / "one", properties=properties) as joined,
+        kdirect.Broker(tmp_path / "two", properties={**properties, "node.id": 2}) as other,
+    ):
+        wait_for_members([joined, other])
+        row = metadata(other, ["t"]).topics[0]
+        assert row.topic_id == before
+        assert [list(x.replica_nodes) for x in row.partitions] == [[1], [1]]
+        assert described(other, 2, "t")["retention.ms"] == "7654321"
+        found = wait_until(
+            lambda: r if not (r := fetch(joined, TopicPartition("t", 1))).error_code else None
+        )
+        assert found.high_watermark == 1 and bytes(found.records)
+        answer = produce(joined, TopicPartition("t", 1))[0]
+        assert (code(answer), answer.base_offset) == (E.NONE, 1)
+        assert ask(joined, request, 4).producer_id > last_id
+    with kdirect.Broker(tmp_path / "one", properties=properties) as again:  # nothing to bring
+        wait_until(lambda: partition_row(again, TopicPartition("t", 0)).leader_id == 1, "it leads")
+
+
+def test_a_directory_of_another_cluster_is_refused(
+    zookeeper_connect: str, nodes: KazooClient, tmp_path: Path
+) -> None:
+    properties = {"zookeeper.connect": zookeeper_connect, **TEST_PROPERTIES}
+    with kdirect.Broker(tmp_path / "one", properties=properties) as broker:
+        assert broker.server.logs.cluster_id
+    nodes.delete("/cluster/id")
+    with kdirect.Broker(tmp_path / "two", properties=properties):
+        pass
+    with pytest.raises(LogError, match="cluster"):
+        kdirect.Broker(tmp_path / "one", properties=properties).start()
+
+
+def test_two_listeners_of_one_name_are_refused(zookeeper_connect: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="name"):
+        kdirect.Broker(
+            tmp_path / "one",
+            listeners="127.0.0.1:0,127.0.0.1:0",
+            zookeeper_connect=zookeeper_connect,
+        ).start()
+
+
+def test_records_of_a_deleted_topic_are_gone_with_its_name_reused(brokers: Any) -> None:
+    (broker,) = brokers(1)
+    tp = TopicPartition("t", 0)
+    delete = build(
+        p.DeleteTopicsRequest, topics=[{"name": "t", "topic_id": None}], timeout_ms=20_000
+    )
+    for _ in range(2):
+        assert code(create(broker, "t", partitions=1, factor=1)) is E.NONE
+        row = wait_until(lambda: r if not (r := produce(broker, tp)[0]).error_code else None)
+        assert row.base_offset == 0
+        assert code(ask(broker, delete, 6).responses[0]) is E.NONE
+    assert RECORD
