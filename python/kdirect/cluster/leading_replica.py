@@ -18,7 +18,9 @@ record, whatever this broker's configuration says by then.
 the high watermark *and* not below the epoch's start, in this epoch, over a link that holds, with
 the incarnation that is registered now.  Without the epoch's start a leader whose high watermark is
 late would admit a follower that lacks committed records.  A proposal names the incarnation of each
-follower, so that the controller can refuse one that has restarted since.
+follower, so that the controller can refuse one that has restarted since.  A follower that is not in
+sync and is as good as *level* (it has all that the leader had when it asked last) holds the high
+watermark, for some ticks at most: under load it would never reach it otherwise.
 
 **Leaving.**  A follower leaves when it has not been level with the leader for
 ``replica.lag.time.max.ms``, and at once when its incarnation is no longer registered, its link is
@@ -70,13 +72,15 @@ class Confirmed(NamedTuple):
     """Follower `broker` has committed every record below `end`, in leader epoch `epoch`.
 
     Within one incarnation and epoch a follower's end never falls: a replica that lost its log
-    while its process lives must not confirm again in that epoch.
+    while its process lives must not confirm again in that epoch.  `level`: it has all that the
+    leader had when it asked before this.
     """
 
     broker: int
     incarnation: int
     epoch: int
     end: int
+    level: bool = False
 
 
 class Registered(NamedTuple):
@@ -166,13 +170,14 @@ Effect: TypeAlias = ShowHighWatermark | Propose
 
 class Follower(NamedTuple):
     """What the leader knows of one.  `end`: what it confirmed in this epoch; `level_ms`: when it
-    last had everything that the leader had."""
+    last had everything that the leader had; `level`: see `Confirmed`."""
 
     broker: int
     end: int = UNHEARD
     incarnation: int = NO_INCARNATION
     level_ms: int = 0
     linked: bool = False
+    level: bool = False
 
 
 class Clock(NamedTuple):
@@ -280,7 +285,11 @@ def high_watermark_of(leading: Leading) -> int:
     if leading.state.eligible or len(leading.state.in_sync) < enough:
         return leading.high_watermark
     counted = leading.counted
-    ends = [follower.end for follower in leading.followers if follower.broker in counted]
+    ends = [
+        follower.end
+        for follower in leading.followers
+        if follower.broker in counted or _is_joining(leading, follower)
+    ]
     return max(leading.high_watermark, min([leading.end, *ends]))
 
 
@@ -289,6 +298,16 @@ def may_join(leading: Leading, follower: Follower) -> bool:
     return (
         follower.linked
         and follower.end >= max(leading.high_watermark, leading.epoch_start)
+        and (follower.broker, follower.incarnation) in leading.registered
+    )
+
+
+def _is_joining(leading: Leading, follower: Follower) -> bool:
+    """Is this follower about to be in sync, if the high watermark waits for it?"""
+    return (
+        follower.level
+        and follower.linked
+        and follower.broker in leading.replicas
         and (follower.broker, follower.incarnation) in leading.registered
     )
 
@@ -341,6 +360,7 @@ def _confirmed(leading: Leading, event: Confirmed) -> tuple[Leading, tuple[Effec
         end=end,
         incarnation=event.incarnation,
         linked=True,
+        level=event.level,
         level_ms=max(known.level_ms, level_ms),
     )
     leading, shown = _advance(leading)
@@ -392,6 +412,8 @@ def _ticked(leading: Leading, now_ms: int) -> Leading:
         elif follower.end >= before.end:
             # It had all that there was at the last tick, and what came since came after that.
             follower = follower._replace(level_ms=max(follower.level_ms, before.ms))
+        else:
+            follower = follower._replace(level=False)
         followers.append(follower)
     return leading._replace(followers=tuple(followers), clock=clock, refused=False)
 

@@ -357,11 +357,19 @@ cdef int append_stamped(kernel_state* s, const uint8_t* data, uint32_t length, i
     cdef int error = _check_stamped(s, data, length, out)
     if error != COMMIT_OK:
         return error
-    error = _look_for_room(s, length, now_ms, out.last_offset)
-    if error == COMMIT_OK:
-        memcpy(s.data + s.tail, data, length)
-        _apply(s, length, now_ms, True, out)
-    return error
+    if length > s.segment_bytes:
+        return COMMIT_RECORD_LIST_TOO_LARGE
+    if s.data == NULL:
+        return COMMIT_NO_HEAD
+    if out.last_offset - s.base > INT32_MAX:
+        s.over = True
+        return COMMIT_NO_SPACE
+    # Neither time nor a full index rolls a copy: the log that it follows has decided that.
+    if length > s.capacity - s.tail:
+        return COMMIT_NO_SPACE
+    memcpy(s.data + s.tail, data, length)
+    _apply(s, length, now_ms, True, out)
+    return COMMIT_OK
 
 
 cdef uint64_t clear_piece(kernel_state* s, uint64_t at, uint64_t end,

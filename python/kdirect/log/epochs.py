@@ -58,6 +58,23 @@ class LeaderEpochs:
             checkpoint.write_leader_epochs(self._directory, kept)
         return kept
 
+    def write_emptied(self, offset: int) -> list[tuple[int, int]]:
+        """The log is about to begin again at `offset`, without a record: forget, on disk, all
+        leaderships.  What is left, for `replace`."""
+        kept = [(0, offset)]
+        checkpoint.write_leader_epochs(self._directory, kept)
+        return kept
+
+    def between(self, start: int, end: int) -> list[tuple[int, int]]:
+        """(epoch, first offset) of each that has an offset in [`start`, `end`)."""
+        epochs = self._epochs
+        ends = [first for _, first in epochs[1:]] + [end]
+        return [
+            (epoch, max(first, start))
+            for (epoch, first), last in zip(epochs, ends, strict=True)
+            if max(first, start) < min(last, end)
+        ]
+
     def replace(self, epochs: list[tuple[int, int]]) -> int:
         """Take what `write_truncated` has written; the last epoch."""
         self._epochs = epochs

@@ -92,7 +92,13 @@ class CommitKernel:
         sealed: Iterable[SealedSegment],
     ) -> None: ...
     def truncate(
-        self, offset: int, position: int, segment_base_offset: int, epoch: int
+        self,
+        offset: int,
+        position: int,
+        segment_base_offset: int,
+        epoch: int,
+        *,
+        empty: bool = False,
     ) -> None: ...
     def set_log_start_offset(self, offset: int) -> None: ...
     def set_leader_epoch(self, epoch: int) -> None: ...

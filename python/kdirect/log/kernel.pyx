@@ -498,22 +498,23 @@ cdef class CommitKernel:
                            f" {segment_base_offset}", hint="look it up in the partition")
 
     def truncate(self, int64_t offset, uint64_t position, int64_t segment_base_offset,
-                 int32_t epoch):
-        """There is no head: the log now ends before `offset`, at `position` of that segment, which
-        was the last one or a sealed one; `epoch` is the leader epoch of its last batch, and the
-        kernel's from now on.  All slots are revoked, and the producers forgotten:
-        `load_producers` follows before there is a head again."""
+                 int32_t epoch, *, bint empty=False):
+        """There is no head: the log now ends before `offset`, at `position` of that segment, the
+        last or a sealed one; `epoch` is that of its last batch, and the kernel's.  Slots are
+        revoked, producers forgotten.  `empty`: no record is left, and the log begins there."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef bint refused
+        cdef int64_t last
         cdef mark_t end
         end.base = segment_base_offset
         end.position = position
         end.offset = offset
         with nogil:
             pthread_mutex_lock(&s.lock)
-            refused = s.data != NULL or not segment_base_offset <= offset <= s.log_end
+            last = INT64_MAX if empty else s.log_end
+            refused = s.data != NULL or not segment_base_offset <= offset <= last
             if not refused:
-                cut_log(s, &end, epoch)
+                cut_log(s, &end, epoch, empty)
             pthread_mutex_unlock(&s.lock)
         if refused:
             raise LogError(f"the log cannot be cut at offset {offset}", hint="seal the head first")

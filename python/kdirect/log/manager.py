@@ -43,7 +43,8 @@ class LogManager:
     """See the module.  `log_dirs` are created when missing; `config` holds the broker's defaults,
     and each topic may override them.  `node_id` and `cluster_id` are kept in ``meta.properties``: a
     directory of another node or cluster is refused; without a `cluster_id`, the one on disk or a
-    new one is taken."""
+    new one is taken.  `replicated`: other brokers may have replicas, so of each log only what was
+    below the high watermark may be read until a leader says more."""
 
     def __init__(
         self,
@@ -52,6 +53,7 @@ class LogManager:
         *,
         node_id: int = 1,
         cluster_id: str | None = None,
+        replicated: bool = False,
     ) -> None:
         if not log_dirs:
             raise ConfigError("no log directory is given", hint="set log.dirs")
@@ -65,6 +67,7 @@ class LogManager:
         self.config = config or LogConfig()
         self.node_id = node_id
         self.cluster_id = cluster_id or ""
+        self.replicated = replicated
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
         self._locks: list[int] = []
@@ -183,10 +186,12 @@ class LogManager:
         clean = marker.exists()
         recovery_points = checkpoint.read_offsets(directory / checkpoint.RECOVERY_POINTS)
         log_starts = checkpoint.read_offsets(directory / checkpoint.LOG_STARTS)
+        marks = checkpoint.read_offsets(directory / checkpoint.HIGH_WATERMARKS)
         unsynced: list[Path] = []
         loaded = 0
         for tp, path in self._partition_directories(directory):
-            self._load(tp, path, clean, recovery_points.get(tp, 0), log_starts.get(tp, 0), unsynced)
+            known = (recovery_points.get(tp, 0), log_starts.get(tp, 0), marks.get(tp, 0))
+            self._load(tp, path, clean, *known, unsynced)
             loaded += 1
         try:
             checkpoint.sync_paths(directory, unsynced)
@@ -235,6 +240,7 @@ class LogManager:
         clean: bool,
         recovery_point: int,
         log_start_offset: int,
+        high_watermark: int,
         unsynced: list[Path],
     ) -> None:
         try:
@@ -247,11 +253,12 @@ class LogManager:
                 clean=clean,
                 recovery_point=recovery_point,
                 log_start_offset=log_start_offset,
+                # Alone, this broker is the only replica, and all that was found is on disk before
+                # anybody reads it, so all of it may be read.
+                high_watermark=high_watermark if self.replicated else None,
                 files=files,
                 unsynced=unsynced,
             )
-            # No `high_watermark`: this broker is the only replica, and all that was found is on
-            # disk before anybody reads it, so all of it may be read.
             self._add(partition)
         except KdirectError:
             raise

@@ -55,7 +55,8 @@ from kdirect.log.head import SPARE_WITHIN_S, SpareHead
 from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH, CommitKernel
 from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired
-from kdirect.log.rolling import RollCallback, Rolling
+from kdirect.log.replica_log import ReplicaLog
+from kdirect.log.rolling import RollCallback
 from kdirect.log.segment import Segment
 from kdirect.log.segment_source import LocalSource, Release, SegmentSource
 from kdirect.log.views import KernelView, SealedSegment
@@ -78,7 +79,7 @@ def kernel_settings(config: LogConfig) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class Partition(Rolling):
+class Partition(ReplicaLog):
     """See the module.  Life: made by `kdirect.log.recovery.load_partition` (or
     `LogManager.create_partition`), ended by `close`."""
 
@@ -105,6 +106,8 @@ class Partition(Rolling):
         self.on_roll: list[RollCallback] = []
         self.before_give_back: list[Callable[[Partition], bool]] = []
         self.gate = AckGate(holds=config.flush_before_ack, on_disk=recovery_point)
+        self._is_copy = False
+        self._append_lock = threading.Lock()
         self._disk = Flushing(str(topic_partition), directory, self.gate)
         # Called when the recovery point or the high watermark goes back, which must be on disk
         # before the log goes on.
@@ -238,66 +241,34 @@ class Partition(Rolling):
         StorageFullError when there is no space for that.  With ``flush.messages`` reached, this
         flushes; where `acknowledgements_wait` afterwards, the caller does before it acknowledges.
         """
-        result = self._append(self.kernel.append, data, at_ms)
+        with self._append_lock:
+            self._check_led()
+            result = self._append(self.kernel.append, data, at_ms)
         if self.config.flush_messages != NEVER and self._flush_messages_reached(
             self.log_end_offset
         ):
             self.flush()
         return result
 
-    def append_as_stamped(
-        self, data: bytes | bytearray | memoryview, at_ms: int | None = None
-    ) -> AppendResult:
-        """Append a copy of another log: whole batches that keep the offsets and leader epochs that
-        they carry, all or nothing.  They begin at the log end offset (else NOT_CONTIGUOUS), and
-        their epochs do not go back (else FENCED_LEADER_EPOCH).  A new epoch is on disk before the
-        first record that carries it.  StorageFullError as `append`."""
-        result = self._append(self.kernel.append_as_stamped, data, at_ms)
-        while result.error == UNKNOWN_EPOCH:
-            self._learn_epochs(data)
-            result = self._append(self.kernel.append_as_stamped, data, at_ms)
-        return result
-
-    def _append(
-        self,
-        append: Callable[[bytes | bytearray | memoryview, int], AppendResult],
-        data: bytes | bytearray | memoryview,
-        at_ms: int | None,
-    ) -> AppendResult:
-        """Make room until there is an answer."""
-        at_ms = now_ms() if at_ms is None else at_ms
-        base = self.kernel.segment_base_offset
-        result = append(data, at_ms)
-        while result.error == NO_SPACE or result.error == NO_HEAD:
-            self._make_room(base, result.error, len(data), at_ms)
-            base = self.kernel.segment_base_offset
-            result = append(data, at_ms)
-        return result
-
-    def _learn_epochs(self, data: bytes | bytearray | memoryview) -> None:
-        """Note the leader epochs of checked batches that are about to be appended as they are."""
-        with self._roll_lock:
-            for batch in iterate_batches(bytes(data), check_crc=False):
-                if batch.leader_epoch > self.leader_epoch:
-                    self._epochs.add(batch.leader_epoch, batch.base_offset)
-                    self.kernel.set_leader_epoch(batch.leader_epoch)
-
     def append_nowait(
         self, data: bytes | bytearray | memoryview, at_ms: int
     ) -> AppendResult | None:
         """`append` without file work and without waiting for any.  None, and nothing has changed,
         where room has to be made first: then `append` does it, on a thread that may wait.  Where
-        `acknowledgements_wait` afterwards, the caller flushes before it acknowledges."""
+        `acknowledgements_wait` afterwards, the caller flushes before it acknowledges.
+        NotLeaderError, here as in `append`, while the log is a copy of another broker's."""
+        if self._is_copy:
+            self._check_led()
         result = self.kernel.append(data, at_ms)
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
     def acknowledgements_wait(self) -> bool:
-        """Does the gate want something before what was appended so far may be acknowledged?  Then
-        `flush`, here or on a thread."""
+        """Does what was appended so far have to be on disk before it is acknowledged?  Then `flush`,
+        here or on a thread.  Other brokers are waited for by those who ask for that (acks=all)."""
         end = self.log_end_offset
         if self.config.flush_messages != NEVER and self._flush_messages_reached(end):
             self.gate.demand_flush(end)
-        return self.gate.waits(end)
+        return self.gate.waits_for_disk(end)
 
     def _flush_messages_reached(self, end_offset: int) -> bool:
         return end_offset - self.gate.on_disk >= self.config.flush_messages
@@ -460,61 +431,6 @@ class Partition(Rolling):
                 self._last_flush_ms = now_ms()
                 self._open_gate(view)
 
-    def set_replicas(self, brokers: Mapping[int, int]) -> None:
-        """From now on records may be read and acknowledged once these brokers have them; with what
-        each has: every record below that offset.  Without brokers, the disk alone decides, if
-        ``log.flush.before.ack`` is set.
-
-        A leader names its in-sync replicas by this.  A replica names its leader, with the high
-        watermark that the leader tells.  The high watermark does not go back."""
-        with self._roll_lock, self._flush_lock:
-            view = self.kernel.view()
-            end = view.log_end_offset
-            self.gate.set_replicas({broker: min(has, end) for broker, has in brokers.items()})
-            self._configure_kernel()
-            self._open_gate(view)
-
-    def replicated(self, broker: int, offset: int) -> None:
-        """Another broker has every record below `offset`: readers see what the gate lets out."""
-        with self._flush_lock:
-            view = self.kernel.view()
-            # More than there is: records of another leadership, which it will have to cut off.
-            self.gate.replicated(broker, min(offset, view.log_end_offset))
-            self._open_gate(view)
-
-    def hold_readers_at(self, offset: int) -> None:
-        """Before anybody else knows the partition: only records below `offset` may be read, or
-        below the batch that holds it, although there are more.  A replica that starts again reads
-        its high watermark from a checkpoint, which may be older than the log start."""
-        start = max(offset, self.log_start_offset)
-        if start >= self.log_end_offset:
-            return
-        source = self.source_for(start)
-        position, offset = source.locate(start)
-        while offset < self.log_start_offset:  # of this batch some records are deleted already
-            start += 1
-            position, offset = source.locate(start)
-        sealed = [
-            SealedSegment(s.base_offset, s.size, s.end_offset)
-            for s in self._segments[:-1]
-            if s.base_offset >= source.base_offset
-        ]
-        self.kernel.load_high_watermark(offset, position, source.base_offset, sealed)
-
-    def _open_gate(self, view: KernelView) -> None:
-        """Let readers see what may be acknowledged; `view` is of a moment before the gate was fed.
-        With the flush lock held, or while nobody else knows the partition."""
-        readable = self.gate.acknowledged(view.log_end_offset)
-        if readable <= view.high_watermark:
-            return
-        if readable == view.log_end_offset:
-            base, position = view.segment_base_offset, view.end_position
-        else:  # replicas have less than the disk: up to the batch that holds this offset
-            source = self.source_for(readable)
-            position, readable = source.locate(readable)
-            base = source.base_offset
-        self.kernel.advance_high_watermark(readable, position, base)
-
     def flush_due(self, now_ms: int) -> bool:
         """Flush if ``flush.ms`` or ``flush.messages`` asks for it, or a sealed segment is not on
         disk yet; whether it did.  A partition that is quiet gives back here what its head does not
@@ -555,6 +471,8 @@ class Partition(Rolling):
         all too old is rolled first."""
         with self._roll_lock:
             self._check_open()
+            if self._is_copy:  # `follow_log_start` deletes what the leader has deleted
+                return 0
             deleted = 0
             try:
                 self._roll_if_overdue(now_ms)

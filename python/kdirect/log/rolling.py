@@ -381,9 +381,10 @@ class Rolling:
         self._set_segments((*self._segments, new))
         self._disk.directory_changed = True
 
-    def _retire_active(self) -> bool:
+    def _retire_active(self, *, although_unreadable: bool = False) -> bool:
         """Put an empty segment without allocated bytes after the active one, which is about to be
-        deleted.  False when records have arrived in it meanwhile that are not readable yet."""
+        deleted, or to be followed by another.  False when records have arrived in it meanwhile that
+        are not readable yet, unless that does not matter."""
         old = self._segments[-1]
         was_head = old.is_head
         thaw = None
@@ -394,7 +395,7 @@ class Rolling:
         try:
             new = Segment.create_empty(self.directory, int(self.kernel.log_end_offset))
             with self._lock:
-                if old.end_offset > self.kernel.high_watermark:
+                if not although_unreadable and old.end_offset > self.kernel.high_watermark:
                     new.delete()
                     return False
                 if was_head:

@@ -29,6 +29,6 @@ cdef int remember_sealed(kernel_state* s, int64_t base, uint64_t size,
                          int64_t end_offset) noexcept nogil
 # Note a sealed segment that a mark may lie in; the callers go from the lowest to the highest.  0 or
 # ENOMEM.
-cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch) noexcept nogil
+cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch, bint empty) noexcept nogil
 # There is no head.  The log ends at that point of the last segment, or of a sealed one; `epoch` is
-# that of its last batch.  Slots are revoked, producers forgotten.
+# that of its last batch.  Slots are revoked, producers forgotten.  `empty`: no record is left.

@@ -238,18 +238,18 @@ cdef void move_to_end(kernel_state* s) noexcept nogil:
     move_marks(s, &mark)
 
 
-cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch) noexcept nogil:
+cdef void cut_log(kernel_state* s, const mark_t* end, int32_t epoch, bint empty) noexcept nogil:
     drop_slots(s, SLOT_FLAG_REVOKED, -1)
-    while s.sealed_count and s.sealed[s.sealed_count - 1].base >= end.base:
+    while s.sealed_count and (empty or s.sealed[s.sealed_count - 1].base >= end.base):
         s.sealed_count -= 1
     s.base = end.base
     s.tail = end.position
     s.log_end = end.offset
-    if s.readable.offset >= end.offset:
+    if empty or s.readable.offset >= end.offset:
         s.readable = end[0]
-    if s.stable.offset >= end.offset:
+    if empty or s.stable.offset >= end.offset:
         s.stable = end[0]
-    if s.log_start > end.offset:
+    if empty or s.log_start > end.offset:
         s.log_start = end.offset
     s.leader_epoch = epoch
     s.last_epoch = epoch

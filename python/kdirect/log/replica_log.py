@@ -1,0 +1,426 @@
+"""What a log does because other brokers have copies of it.
+
+Law of the room: `ReplicaLog` is the part of `kdirect.log.partition.Partition` that only a replica
+needs, with the same locks.  Who leads, and what that means, is decided elsewhere: this takes a copy
+in, shows what is confirmed, and goes back to where logs agree.
+
+A partition is either *led* (clients append; `append` stamps offsets and epochs) or a *copy*
+(`follow_leader`: `append` refuses, `append_as_stamped` takes what the leader has stamped).  A
+partition without replicas is led from the start.
+
+**Segments begin at the same offsets on all replicas.**  The leader alone decides where one begins:
+it begins one with its leader epoch (`begin_epoch`) and whenever its head is full or too old; a copy
+repeats it (`begin_segment`) and never rolls or deletes by rules of its own.  So a copy has each
+boundary below its end that the leader has, and no other: those of an older leader above the start
+of the new epoch go with the records that are cut off there.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from kdirect.errors import LogError, NotLeaderError, OffsetOutOfRangeError
+from kdirect.format.batch import iterate_batches
+from kdirect.log import checkpoint, producer_state, reading
+from kdirect.log.clock import now_ms as now_ms
+from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH
+from kdirect.log.rolling import Rolling, log
+from kdirect.log.segment import Segment
+from kdirect.log.segment_source import Release, SegmentSource
+from kdirect.log.views import KernelView, SealedSegment
+
+if TYPE_CHECKING:
+    from kdirect.log.results import CommitResult
+
+NO_EPOCH = -1
+RECORD_LIST_TOO_LARGE = 18  # Kafka's code
+
+
+class Copied(NamedTuple):
+    """Whole batches of one segment, for another replica; `segment` is its base offset."""
+
+    buffers: list[memoryview]
+    segment: int
+
+
+class ReplicaLog(Rolling):
+    """See the module.  What it works on is made by `Partition`."""
+
+    dense_from: int
+    _append_lock: Any  # held by appends on threads, so that `follow_leader` can wait for them
+    _is_copy: bool
+    _sources: tuple[SegmentSource, ...]
+
+    def _look(self) -> tuple[KernelView, tuple[SegmentSource, ...], list[int]]:
+        raise NotImplementedError
+
+    def _delete_oldest(self, count: int) -> int:
+        raise NotImplementedError
+
+    def _configure_kernel(self) -> None:
+        raise NotImplementedError
+
+    def source_for(self, offset: int) -> SegmentSource:
+        raise NotImplementedError
+
+    # -- led, or a copy ----------------------------------------------------------------------------
+
+    @property
+    def is_copy(self) -> bool:
+        """Is another broker's log the one that this follows?"""
+        return self._is_copy
+
+    def refuse_appends(self) -> None:
+        """From now on `append` raises NotLeaderError; one that is under way on another thread goes
+        on: `follow_leader` waits for it."""
+        self._is_copy = True
+
+    def follow_leader(self) -> None:
+        """Return when no append of a client is under way or will be made; records are readable as
+        far as they are now, until `replicated` says more."""
+        self._is_copy = True
+        with self._append_lock:
+            pass
+        self.set_replicas({-1: self.kernel.high_watermark})
+
+    def begin_epoch(self, epoch: int, *, replicated: bool) -> None:
+        """Lead from the log's end on, in `epoch`; clients may append.  `replicated`: other brokers
+        have copies, so a new segment begins here, and what may be read is said by `replicated`.
+        StorageFullError, LogError."""
+        with self._roll_lock:
+            self._check_open()
+            if replicated:
+                self._end_segment()
+            if epoch < self.kernel.leader_epoch:
+                raise LogError(
+                    f"{self.topic_partition} is to be led in epoch {epoch}, and has records of epoch"
+                    f" {self.kernel.leader_epoch}",
+                    hint="its state in the metadata store was lost or edited; restore the node",
+                )
+            if epoch > self.kernel.leader_epoch:
+                self._epochs.add(epoch, int(self.kernel.log_end_offset))
+                self.kernel.set_leader_epoch(epoch)
+            self.set_replicas({-1: self.kernel.high_watermark} if replicated else {})
+            self._is_copy = False
+
+    def _check_led(self) -> None:
+        if self._is_copy:
+            raise NotLeaderError(
+                f"this broker does not lead {self.topic_partition}",
+                hint="ask for metadata again, then the leader",
+            )
+
+    # -- what other brokers have -------------------------------------------------------------------
+
+    def set_replicas(self, brokers: Mapping[int, int]) -> None:
+        """From now on records may be read and acknowledged once these brokers have them; with what
+        each has: every record below that offset.  Without brokers, the disk alone decides, if
+        ``log.flush.before.ack`` is set.
+
+        A leader names its in-sync replicas by this.  A replica names its leader, with the high
+        watermark that the leader tells.  The high watermark does not go back."""
+        with self._roll_lock, self._flush_lock:
+            view = self.kernel.view()
+            end = view.log_end_offset
+            self.gate.set_replicas({broker: min(has, end) for broker, has in brokers.items()})
+            self._configure_kernel()
+            self._open_gate(self.kernel.view())
+
+    def replicated(self, broker: int, offset: int) -> None:
+        """Another broker has every record below `offset`: readers see what the gate lets out."""
+        with self._flush_lock:
+            self._replicated(broker, offset)
+
+    def replicated_nowait(self, broker: int, offset: int) -> bool:
+        """`replicated` without waiting for a flush; False, and nothing has changed, where one is
+        under way, or a file would have to be opened."""
+        if not self._flush_lock.acquire(blocking=False):
+            return False
+        try:
+            if not self._sources[-1].base_offset <= offset:
+                return False
+            self._replicated(broker, offset)
+            return True
+        finally:
+            self._flush_lock.release()
+
+    def _replicated(self, broker: int, offset: int) -> None:
+        view = self.kernel.view()
+        # More than there is: records of another leadership, which it will have to cut off.
+        self.gate.replicated(broker, min(offset, view.log_end_offset))
+        self._open_gate(view)
+
+    def hold_readers_at(self, offset: int) -> None:
+        """Before anybody else knows the partition: only records below `offset` may be read, or
+        below the batch that holds it, although there are more.  A replica that starts again reads
+        its high watermark from a checkpoint, which may be older than the log start."""
+        start = max(offset, int(self.kernel.log_start_offset))
+        if start >= self.kernel.log_end_offset:
+            return
+        source = self.source_for(start)
+        position, offset = source.locate(start)
+        while offset < self.kernel.log_start_offset:  # of this batch some records are deleted
+            start += 1
+            position, offset = source.locate(start)
+        sealed = [
+            SealedSegment(s.base_offset, s.size, s.end_offset)
+            for s in self._segments[:-1]
+            if s.base_offset >= source.base_offset
+        ]
+        self.kernel.load_high_watermark(offset, position, source.base_offset, sealed)
+
+    def _open_gate(self, view: KernelView) -> None:
+        """Let readers see what may be acknowledged; `view` is of a moment before the gate was fed.
+        With the flush lock held, or while nobody else knows the partition."""
+        readable = self.gate.acknowledged(view.log_end_offset)
+        if readable <= view.high_watermark:
+            return
+        if readable == view.log_end_offset:
+            base, position = view.segment_base_offset, view.end_position
+        else:  # replicas have less than the disk: up to the batch that holds this offset
+            source = self.source_for(readable)
+            position, readable = source.locate(readable)
+            base = source.base_offset
+        self.kernel.advance_high_watermark(readable, position, base)
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    def append_as_stamped(
+        self, data: bytes | bytearray | memoryview, at_ms: int | None = None
+    ) -> CommitResult:
+        """Append a copy of another log: whole batches that keep the offsets and leader epochs that
+        they carry, all or nothing.  They begin at the log end offset (else NOT_CONTIGUOUS), and
+        their epochs do not go back (else FENCED_LEADER_EPOCH).  A new epoch is on disk before the
+        first record that carries it.  StorageFullError as `append`."""
+        append = self.kernel.append_as_stamped
+        result = self._append(append, data, at_ms)
+        while result.error == UNKNOWN_EPOCH:
+            self._learn_epochs(data)
+            result = self._append(append, data, at_ms)
+        if result.error == RECORD_LIST_TOO_LARGE and len(data) > self.config.segment_bytes:
+            # ``segment.bytes`` was smaller once here than at the leader.
+            batches = list(iterate_batches(bytes(data), check_crc=False))
+            if len(batches) > 1:
+                for batch in batches:
+                    at = batch.position
+                    result = self.append_as_stamped(data[at : at + batch.size], at_ms)
+                    if result.error:
+                        break
+        return result
+
+    def append_as_stamped_nowait(
+        self, data: bytes | bytearray | memoryview, at_ms: int
+    ) -> CommitResult | None:
+        """The same without file work and without waiting.  None, and nothing has changed, where
+        room has to be made, or an epoch written down, first."""
+        result = self.kernel.append_as_stamped(data, at_ms)
+        return None if result.error in (NO_SPACE, NO_HEAD, UNKNOWN_EPOCH) else result
+
+    def _append(self, append: Any, data: bytes | bytearray | memoryview, at_ms: int | None) -> Any:
+        """Make room until there is an answer."""
+        at_ms = now_ms() if at_ms is None else at_ms
+        base = self.kernel.segment_base_offset
+        result = append(data, at_ms)
+        while result.error == NO_SPACE or result.error == NO_HEAD:
+            self._make_room(base, result.error, len(data), at_ms)
+            base = self.kernel.segment_base_offset
+            result = append(data, at_ms)
+        return result
+
+    def _learn_epochs(self, data: bytes | bytearray | memoryview) -> None:
+        """Note the leader epochs of checked batches that are about to be appended as they are."""
+        with self._roll_lock:
+            for batch in iterate_batches(bytes(data), check_crc=False):
+                if batch.leader_epoch > self.kernel.leader_epoch:
+                    self._epochs.add(batch.leader_epoch, batch.base_offset)
+                    self.kernel.set_leader_epoch(batch.leader_epoch)
+
+    def begin_segment(self, base_offset: int) -> None:
+        """The leader has begun a segment where this log ends: do the same.  LogError where this log
+        does not end there."""
+        with self._roll_lock:
+            self._check_open()
+            if self.kernel.segment_base_offset == base_offset:
+                return
+            if self.kernel.log_end_offset != base_offset:
+                raise LogError(
+                    f"a segment of the leader of {self.topic_partition} begins at offset"
+                    f" {base_offset}, and this log ends at {self.kernel.log_end_offset}",
+                    hint="remove the directory of the partition here, and restart this broker: it"
+                    " copies the log again",
+                )
+            self._end_segment()
+
+    def _end_segment(self) -> None:
+        """Put an empty segment without allocated bytes after the last one, unless that is empty;
+        no append is under way."""
+        if self.kernel.segment_base_offset != self.kernel.log_end_offset:
+            self._retire_active(although_unreadable=True)
+
+    def follow_log_start(self, offset: int) -> None:
+        """The leader's log starts at `offset` now: nothing below it is readable here either, as far
+        as this replica knows that it was committed; segments wholly below go."""
+        with self._roll_lock:
+            self._check_open()
+            self.kernel.set_log_start_offset(min(offset, self.kernel.high_watermark))
+            start = int(self.kernel.log_start_offset)
+            below = 0
+            for segment in self._segments[:-1]:
+                if segment.end_offset > start:
+                    break
+                below += 1
+            self._delete_oldest(below)
+
+    def read_for_replica(
+        self, offset: int, max_bytes: int, *, release: Release | None = None
+    ) -> Copied:
+        """Batches from `offset` on, of one segment, readable or not: at most `max_bytes`, but at
+        least one.  They may lie below the log start, as long as they are there.  Their pages are in
+        memory.  OffsetOutOfRangeError."""
+        view, sources, bases = self._look()
+        source = self._source_of_copy(offset, view, sources, bases)
+        if offset == view.log_end_offset:
+            return Copied([], source.base_offset)
+        out = reading.read(self._copying(view, offset, max_bytes, release), (source,))
+        for buffer in out:
+            reading.mapped(buffer).fault_in()
+        return Copied(out, source.base_offset)
+
+    def read_for_replica_nowait(
+        self, offset: int, max_bytes: int, *, release: Release | None = None
+    ) -> Copied | None:
+        """The same without file work and without waiting; None where that cannot be."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            view, sources, bases = self.kernel.view(), self._sources, self._bases
+        finally:
+            self._lock.release()
+        source = self._source_of_copy(offset, view, sources, bases)
+        if offset == view.log_end_offset:
+            return Copied([], source.base_offset)
+        found = reading.read_nowait(self._copying(view, offset, max_bytes, release), source)
+        return None if found is None else Copied(found, source.base_offset)
+
+    def _source_of_copy(
+        self,
+        offset: int,
+        view: KernelView,
+        sources: tuple[SegmentSource, ...],
+        bases: list[int],
+    ) -> SegmentSource:
+        if not bases[0] <= offset <= view.log_end_offset:
+            raise OffsetOutOfRangeError(
+                f"offset {offset} of {self.topic_partition} is outside"
+                f" [{bases[0]}, {view.log_end_offset}]",
+                hint="records below were deleted by retention; records above do not exist yet",
+            )
+        return sources[bisect_right(bases, offset) - 1]
+
+    def _copying(
+        self, view: KernelView, offset: int, max_bytes: int, release: Release | None
+    ) -> reading.Reading:
+        return reading.Reading(
+            view, self.dense_from, self.epochs_of, offset, max_bytes, False, release, True
+        )
+
+    def epochs_of(self, source: SegmentSource, offset: int) -> tuple[int, int]:
+        raise NotImplementedError
+
+    # -- where logs agree --------------------------------------------------------------------------
+
+    @property
+    def first_kept_offset(self) -> int:
+        """The first offset of which a record is kept, readable or not: where a copy begins."""
+        return int(self._segments[0].base_offset)
+
+    @property
+    def last_epoch(self) -> int:
+        """The leader epoch of the last record, NO_EPOCH where there is none."""
+        end = int(self.kernel.log_end_offset)
+        return NO_EPOCH if end == self.first_kept_offset else self._epochs.at(end - 1)
+
+    def epochs_with_records(self) -> list[tuple[int, int]]:
+        """(leader epoch, first offset) of each epoch of which a record is kept, ascending."""
+        with self._lock:
+            start, end = self.first_kept_offset, int(self.kernel.log_end_offset)
+        return self._epochs.between(start, end)
+
+    def cut_after_epoch(self, epoch: int, offset: int) -> int:
+        """Cut the log so that no record at `offset` or above it, and none of an epoch above
+        `epoch`, stays; the new log end offset."""
+        with self._roll_lock:
+            for known, first in self.epochs_with_records():
+                if known > epoch:
+                    offset = min(offset, first)
+                    break
+            if offset < self.kernel.log_start_offset:
+                self.start_over(offset)
+            else:
+                self.truncate_to(min(offset, int(self.kernel.log_end_offset)))
+            return int(self.kernel.log_end_offset)
+
+    def start_over(self, offset: int) -> None:
+        """Drop every record: the log is empty, and begins at `offset`.  Slots are revoked as when a
+        topic is deleted, and producers lose the head as when it is rolled.
+
+        A crash in the middle leaves a part of the old log, or the new one.  After an error either
+        nothing has changed, or the partition takes no more records and is not closed cleanly."""
+        with self._roll_lock:
+            self._check_open()
+            if self.kernel.log_end_offset == offset == self._segments[0].base_offset:
+                return
+            for callback in self.before_roll:
+                callback(self)
+            end = int(self.kernel.log_end_offset)
+            old = self._segments[-1]
+            self.kernel.freeze()
+            try:
+                with self._flush_lock:
+                    self.gate.truncated(0)
+                    self.write_checkpoints()
+                    doomed = self._empty_list(offset)
+                    self.gate.flushed(offset)
+                self._empty_files(doomed, partial(Segment.create_empty, self.directory, offset))
+            except (OSError, LogError) as e:
+                raise self._cut_failed(offset, e) from e
+            log.info("%s starts over at offset %d: it ended at %d", *self._names(offset, end))
+            self._tell(old, self._segments[-1])
+
+    def _names(self, offset: int, end: int) -> tuple[object, int, int]:
+        return self.topic_partition, offset, end
+
+    def _empty_list(self, offset: int) -> tuple[Segment, ...]:
+        """Exchange what is in memory; the segments that go."""
+        epochs = self._epochs.write_emptied(offset)
+        with self._lock:
+            self.kernel.revoke_slots()
+            head = self._segments[-1] if self._segments[-1].is_head else None
+            if head is not None:
+                head.take_from_kernel()
+            doomed = self._segments
+            epoch = self._epochs.replace(epochs)
+            self.kernel.truncate(offset, 0, offset, epoch, empty=True)
+            self._set_segments((Segment(self.directory, offset),))
+        if head is not None:
+            head.finish_seal()
+        return doomed
+
+    def _empty_files(self, doomed: tuple[Segment, ...], create: Any) -> None:
+        """Segments go from the last one on, so that a crash leaves the beginning of a log."""
+        for segment in reversed(doomed):
+            segment.delete()
+            checkpoint.sync_directory(self.directory)
+        create()
+        checkpoint.sync_directory(self.directory)
+        for _, path in producer_state.list_snapshots(self.directory, os.listdir(self.directory)):
+            path.unlink(missing_ok=True)
+        self.write_checkpoints()
+        self.kernel.load_producers([])
+
+
+__all__ = ["NO_EPOCH", "Copied", "ReplicaLog"]
