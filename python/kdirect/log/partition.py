@@ -32,7 +32,7 @@ import shutil
 import threading
 import uuid
 from bisect import bisect_right
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -43,7 +43,6 @@ from kdirect.errors import (
     OffsetOutOfRangeError,
     StorageFullError,
 )
-from kdirect.format.batch import iterate_batches
 from kdirect.log import checkpoint, producer_state, reading, time_lookup
 from kdirect.log.ack_gate import AckGate
 from kdirect.log.clock import now_ms as now_ms
@@ -52,14 +51,14 @@ from kdirect.log.epochs import LeaderEpochs
 from kdirect.log.flushing import Flushing
 from kdirect.log.growth import HeadUse
 from kdirect.log.head import SPARE_WITHIN_S, SpareHead
-from kdirect.log.kernel import NO_HEAD, NO_SPACE, UNKNOWN_EPOCH, CommitKernel
+from kdirect.log.kernel import NO_HEAD, NO_SPACE, CommitKernel
+from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.results import CommitResult
 from kdirect.log.retention import expired
-from kdirect.log.replica_log import ReplicaLog
 from kdirect.log.rolling import RollCallback
 from kdirect.log.segment import Segment
 from kdirect.log.segment_source import LocalSource, Release, SegmentSource
-from kdirect.log.views import KernelView, SealedSegment
+from kdirect.log.views import KernelView
 from kdirect.model import LOG_APPEND_TIME, TopicPartition
 
 log = logging.getLogger("kdirect.log")
@@ -263,8 +262,8 @@ class Partition(ReplicaLog):
         return None if result.error in (NO_SPACE, NO_HEAD) else result
 
     def acknowledgements_wait(self) -> bool:
-        """Does what was appended so far have to be on disk before it is acknowledged?  Then `flush`,
-        here or on a thread.  Other brokers are waited for by those who ask for that (acks=all)."""
+        """Does what was appended have to be on disk before it is acknowledged?  Then `flush`, here
+        or on a thread.  For other brokers those wait who ask for that (acks=all)."""
         end = self.log_end_offset
         if self.config.flush_messages != NEVER and self._flush_messages_reached(end):
             self.gate.demand_flush(end)

@@ -97,8 +97,8 @@ class ReplicaLog(Rolling):
                 self._end_segment()
             if epoch < self.kernel.leader_epoch:
                 raise LogError(
-                    f"{self.topic_partition} is to be led in epoch {epoch}, and has records of epoch"
-                    f" {self.kernel.leader_epoch}",
+                    f"{self.topic_partition} is to be led in epoch {epoch}, and has records of"
+                    f" epoch {self.kernel.leader_epoch}",
                     hint="its state in the metadata store was lost or edited; restore the node",
                 )
             if epoch > self.kernel.leader_epoch:
@@ -240,20 +240,25 @@ class ReplicaLog(Rolling):
                     self.kernel.set_leader_epoch(batch.leader_epoch)
 
     def begin_segment(self, base_offset: int) -> None:
-        """The leader has begun a segment where this log ends: do the same.  LogError where this log
-        does not end there."""
+        """The next record lies in a segment of the leader that begins at `base_offset`; let it be
+        the same here.  Where this log ends, a segment begins; an empty one here that the leader
+        does not have, because it began with an epoch that got no record, is joined to the one
+        before.  Else the segments differ from now on, and the records do not."""
         with self._roll_lock:
             self._check_open()
-            if self.kernel.segment_base_offset == base_offset:
+            base, end = int(self.kernel.segment_base_offset), int(self.kernel.log_end_offset)
+            if base == base_offset:
                 return
-            if self.kernel.log_end_offset != base_offset:
-                raise LogError(
-                    f"a segment of the leader of {self.topic_partition} begins at offset"
-                    f" {base_offset}, and this log ends at {self.kernel.log_end_offset}",
-                    hint="remove the directory of the partition here, and restart this broker: it"
-                    " copies the log again",
+            if end == base_offset:
+                self._end_segment()
+            elif base == end and len(self._bases) > 1 and self._bases[-2] == base_offset:
+                self._cut_at(len(self._bases) - 2, end)
+            else:
+                log.warning(
+                    "the segment of %s that holds offset %d begins at %d here, and at %d in its"
+                    " leader's log",
+                    *(self.topic_partition, end, base, base_offset),
                 )
-            self._end_segment()
 
     def _end_segment(self) -> None:
         """Put an empty segment without allocated bytes after the last one, unless that is empty;

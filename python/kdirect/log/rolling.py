@@ -453,28 +453,33 @@ class Rolling:
                 raise self._out_of_range(offset, view)
             if offset == view.log_end_offset:
                 return offset
-            for callback in self.before_roll:
-                callback(self)
-            old = self._segments[-1]
-            was_head = old.is_head
-            thaw = self.kernel.freeze()
-            try:
-                at = bisect_right(self._bases, offset) - 1
-                position, end_offset = self._segments[at].locate(offset)
-                cut = CutSegment(self._segments[at], position, end_offset, self.config)
-                self._cut(at, cut, position, end_offset)
-            except BaseException:
-                if self._cut_failure is None:
-                    self.kernel.thaw(thaw)
-                raise
+            end_offset = self._cut_at(bisect_right(self._bases, offset) - 1, offset)
             log.info(
                 "cut %s at offset %d: it ended at %d",
                 self.topic_partition,
                 end_offset,
                 view.log_end_offset,
             )
-            self._open_head_again(old, was_head)
             return end_offset
+
+    def _cut_at(self, at: int, offset: int) -> int:
+        """Let segment `at` be the last one, and end before `offset`, or before the batch that holds
+        it; where."""
+        for callback in self.before_roll:
+            callback(self)
+        old = self._segments[-1]
+        was_head = old.is_head
+        thaw = self.kernel.freeze()
+        try:
+            position, end_offset = self._segments[at].locate(offset)
+            cut = CutSegment(self._segments[at], position, end_offset, self.config)
+            self._cut(at, cut, position, end_offset)
+        except BaseException:
+            if self._cut_failure is None:
+                self.kernel.thaw(thaw)
+            raise
+        self._open_head_again(old, was_head)
+        return end_offset
 
     def _cut(self, at: int, cut: CutSegment, position: int, end_offset: int) -> None:
         """Put `cut` in place of segment `at` and all after it, in memory and on disk.  Checkpoints

@@ -42,13 +42,15 @@ SHOWN = -1  # whose confirmations the log's gate waits for: the machine's
 
 class Surroundings(NamedTuple):
     """What a leader or follower works with.  `shown(tp)`: the high watermark has moved.
-    `on_thread` as `FileThreads.for_partition`; `now_ms()` never goes back."""
+    `on_thread` as `FileThreads.for_partition`.  `now_ms()` never goes back; `time_ms()` is that of
+    records."""
 
     broker: int
     changes: InSyncChanges
     on_thread: Callable[..., None]
     shown: Callable[[TopicPartition], None]
     now_ms: Callable[[], int]
+    time_ms: Callable[[], int]
 
 
 class Leader:
@@ -60,6 +62,8 @@ class Leader:
         tp: TopicPartition,
         partition: Partition,
         leading: Leading,
+        *,
+        bound: bool,
     ) -> None:
         self.tp = tp
         self.partition = partition
@@ -72,6 +76,9 @@ class Leader:
         self._showing = False  # a thread shows the high watermark
         self._unshown = -1
         self._resigned = False
+        # The log's gate waits for `_show`; else the kernel moves the high watermark.
+        self._is_bound = bound
+        self._early: list[machine.Confirmed] = []
         self.shrinks = 0
         self.expansions = 0
 
@@ -86,7 +93,7 @@ class Leader:
 
     @property
     def knows_high_watermark(self) -> bool:
-        return self.is_alone or self.leading.knows_high_watermark
+        return not self._is_bound or self.leading.knows_high_watermark
 
     @property
     def has_enough(self) -> bool:
@@ -99,6 +106,8 @@ class Leader:
     def begin(self, effects: tuple[machine.Effect, ...]) -> None:
         """What the machine wanted when it began."""
         self._carry_out(effects)
+        if not self._is_bound and not self.is_alone:
+            self._bind()
 
     def feed(self, event: Event) -> None:
         """Something happened."""
@@ -116,17 +125,46 @@ class Leader:
 
     def appended(self) -> None:
         """The log has grown, perhaps."""
-        if not self.is_alone:
+        if self._is_bound:
             end = self.partition.log_end_offset
             if end > self.leading.end:
                 self.feed(machine.Appended(end))
 
     def confirmed(self, broker: int, incarnation: int, epoch: int, end: int, level: bool) -> None:
         """A follower has every record below `end`."""
+        event = machine.Confirmed(broker, incarnation, epoch, end, level)
+        if not self._is_bound:
+            self._early.append(event)
+            return
         self.appended()
-        self.feed(machine.Confirmed(broker, incarnation, epoch, end, level))
+        self.feed(event)
+
+    def assigned(self, replicas: tuple[int, ...]) -> None:
+        """The partition has these replicas now."""
+        was_alone = self.is_alone
+        self.feed(machine.Assigned(replicas))
+        if was_alone and not self.is_alone and not self._is_bound:
+            self._bind()
+
+    def _bind(self) -> None:
+        """From now on the machine moves the high watermark.  Until that is so the kernel does, so
+        no follower may be compared with what the machine believes."""
+        bind = partial(self.partition.set_replicas, {SHOWN: self.partition.high_watermark})
+        self._around.on_thread(self.partition, bind, self._bound)
+
+    def _bound(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("%s cannot have replicas: %s", self.tp, error)
+            return
+        self._is_bound = True
+        self.feed(machine.Appended(self.partition.high_watermark))
+        self.appended()
+        early, self._early = self._early, []
+        for event in early:
+            self.feed(event)
 
     def ticked(self) -> None:
+        """Some time has passed."""
         if not self.is_alone:
             self.appended()
             self.feed(machine.Ticked(self._around.now_ms()))
@@ -146,7 +184,7 @@ class Leader:
                     self._around.changes.propose(self.tp, self.epoch, effect, self.feed)
 
     def _show(self, offset: int) -> None:
-        if self.is_alone:
+        if not self._is_bound:
             return  # the kernel does
         if not self._showing and self.partition.replicated_nowait(SHOWN, offset):
             self.shown()

@@ -1,0 +1,310 @@
+"""How a leader serves the brokers that copy its partitions over TCP.
+
+Owns: one fetch session for each follower: what it follows here, from where on, and what it has been
+told.  A request names only what has changed since the one before, and so does a response; an idle
+session is one request that waits.  Whatever may be new for a follower is marked (`mark`), and only
+marked partitions are looked at: the cost of a request does not grow with what the session follows.
+
+A request tells first: its offsets are what the follower has committed (`Leader.confirmed`).  Then
+it asks: it is answered as soon as there are records, an error, or a new high watermark; the last
+one alone waits a moment (`TELL_S`), because it mostly goes out with records.  Records of one
+partition are of one segment in each response, so that the follower can begin its segments where
+they begin here.
+
+A session ends with its connection, with a newer session of the same broker, and when it is not what
+the follower thinks it is; then the follower begins another one, and tells everything again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from functools import partial
+from typing import Any, NamedTuple
+
+from kdirect.errors import OffsetOutOfRangeError
+from kdirect.format.protocol import ErrorCode
+from kdirect.format.replica_fetch import CopiedPartition, fetch_as_replica_response
+from kdirect.log.replica_log import Copied
+from kdirect.member.leading import Leader
+from kdirect.model import TopicPartition
+
+PARTITION_BYTES = 1 << 20
+TELL_S = 0.005
+LONGEST_WAIT_MS = 60_000
+_UNTOLD = -2
+
+
+class Found(NamedTuple):
+    """What a leader is to a follower: itself, or an error code."""
+
+    leader: Leader | None
+    error: int
+
+
+class _Row:
+    """What a session knows of one partition.  `seen`: where the log ended when the follower was
+    last answered; `sent`: records are on their way, and no more go out until it has confirmed
+    something; `watched`: `appended` will be heard of the next commit by RDMA."""
+
+    __slots__ = ("epoch", "offset", "seen", "sent", "told_mark", "told_start", "watched")
+
+    def __init__(self, epoch: int, offset: int) -> None:
+        self.epoch = epoch
+        self.offset = offset
+        self.seen = -1
+        self.sent = False
+        self.told_mark = _UNTOLD
+        self.told_start = _UNTOLD
+        self.watched = False
+
+
+class _Session:
+    """Of one follower."""
+
+    def __init__(self, number: int, broker: int, incarnation: int, connection: Hashable) -> None:
+        self.number = number
+        self.broker = broker
+        self.incarnation = incarnation
+        self.connection = connection
+        self.rows: dict[TopicPartition, _Row] = {}
+        self.marked: dict[TopicPartition, None] = {}  # in the order in which they are served
+        self.waiter: asyncio.Future[None] | None = None
+        self.teller: asyncio.TimerHandle | None = None
+        self.turn = 0  # the newest request
+        self.ended = False
+
+    def wake(self) -> None:
+        """Let a request that waits look again."""
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    def end(self) -> None:
+        self.ended = True
+        if self.teller is not None:
+            self.teller.cancel()
+            self.teller = None
+        self.wake()
+
+
+class FetchSessions:
+    """See the module.  `find(tp, epoch)`: who leads; `incarnation_of(broker)`: the registered one,
+    -1 where there is none; `read` awaits what reads cold bytes, `release` gives buffers back."""
+
+    def __init__(
+        self,
+        *,
+        find: Callable[[TopicPartition, int], Found],
+        incarnation_of: Callable[[int], int],
+        read: Callable[..., Awaitable[Any]],
+        release: Callable[[Any], None],
+        watch: Callable[[TopicPartition], None],
+    ) -> None:
+        self._find = find
+        self._incarnation_of = incarnation_of
+        self._read = read
+        self._release = release
+        self._watch = watch
+        self._sessions: dict[int, _Session] = {}  # by broker
+        self._followers: dict[TopicPartition, dict[int, _Session]] = {}
+        self._number = 0
+        self.on_lost: Callable[[int, list[TopicPartition]], None] = lambda broker, partitions: None
+        self.requests = 0
+        self.sent_bytes = 0
+
+    # -- what happens ------------------------------------------------------------------------------
+
+    def mark(self, tp: TopicPartition) -> None:
+        """There are more records, or other news: tell the followers now."""
+        for session in self._followers.get(tp, {}).values():
+            session.marked[tp] = None
+            session.rows[tp].watched = False
+            session.wake()
+
+    def mark_soon(self, tp: TopicPartition) -> None:
+        """The high watermark has moved: tell the followers, with records if they come at once."""
+        for session in self._followers.get(tp, {}).values():
+            session.marked[tp] = None
+            if session.teller is None and session.waiter is not None:
+                loop = asyncio.get_running_loop()
+                session.teller = loop.call_later(TELL_S, self._tell, session)
+
+    def _tell(self, session: _Session) -> None:
+        session.teller = None
+        session.wake()
+
+    def connection_closed(self, connection: Hashable) -> None:
+        """Sessions end with their connection."""
+        for session in list(self._sessions.values()):
+            if session.connection == connection:
+                self._end(session, lost=True)
+
+    def stop(self) -> None:
+        """Answer what waits; nothing is served any more."""
+        for session in list(self._sessions.values()):
+            self._end(session, lost=False)
+
+    def _end(self, session: _Session, *, lost: bool) -> None:
+        if self._sessions.get(session.broker) is session:
+            del self._sessions[session.broker]
+        for tp in session.rows:
+            self._forget(session, tp)
+        session.end()
+        if lost:
+            self.on_lost(session.broker, list(session.rows))
+
+    def _forget(self, session: _Session, tp: TopicPartition) -> None:
+        sessions = self._followers.get(tp, {})
+        if sessions.get(session.broker) is session:
+            del sessions[session.broker]
+            if not sessions:
+                del self._followers[tp]
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def answer(self, connection: Hashable, request: Any) -> list[Any]:
+        """The body of the response to a FetchAsReplica."""
+        self.requests += 1
+        known = self._incarnation_of(request.broker_id)
+        if known < 0 or known != request.incarnation:
+            # A process that was replaced, or one of which this broker has not heard yet.
+            return fetch_as_replica_response(ErrorCode.STALE_BROKER_EPOCH, 0, ())
+        session = self._session(connection, request)
+        if session is None:
+            return fetch_as_replica_response(ErrorCode.FETCH_SESSION_ID_NOT_FOUND, 0, ())
+        session.turn += 1
+        turn = session.turn
+        self._listen(session, request)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(max(request.max_wait_ms, 0), LONGEST_WAIT_MS) / 1000
+        while True:
+            topics = {}
+            if session.turn == turn:
+                topics = await self._collect(session, max(request.max_bytes, 1))
+            if topics or session.ended or session.turn != turn or loop.time() >= deadline:
+                return fetch_as_replica_response(0, session.number, topics.items())
+            if not session.marked:
+                await self._wait(session, deadline)
+
+    async def _wait(self, session: _Session, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        session.waiter = waiter = loop.create_future()
+        timer = loop.call_at(deadline, session.wake)
+        try:
+            await waiter
+        finally:
+            timer.cancel()
+            if session.waiter is waiter:
+                session.waiter = None
+            if session.teller is not None:
+                session.teller.cancel()
+                session.teller = None
+
+    def _session(self, connection: Hashable, request: Any) -> _Session | None:
+        """The session of the request; a new one where it asks for that.  None: there is no such."""
+        session = self._sessions.get(request.broker_id)
+        if request.session_id == 0:
+            if session is not None:
+                self._end(session, lost=False)
+            self._number = self._number % 0x7FFFFFFF + 1
+            session = _Session(self._number, request.broker_id, request.incarnation, connection)
+            self._sessions[request.broker_id] = session
+            return session
+        if session is None or session.number != request.session_id:
+            return None
+        if (session.connection, session.incarnation) != (connection, request.incarnation):
+            return None
+        session.wake()  # a request that still waits is answered: its follower has given it up
+        return session
+
+    def _listen(self, session: _Session, request: Any) -> None:
+        """Hear what a follower has, and what it asks for."""
+        for topic in request.forgotten:
+            for number in topic.partitions:
+                tp = TopicPartition(topic.topic, number)
+                session.rows.pop(tp, None)
+                session.marked.pop(tp, None)
+                self._forget(session, tp)
+        for topic in request.topics:
+            for x in topic.partitions:
+                tp = TopicPartition(topic.topic, x.partition)
+                row = session.rows.get(tp)
+                if row is None or row.epoch != x.leader_epoch:
+                    row = session.rows[tp] = _Row(x.leader_epoch, x.fetch_offset)
+                    self._followers.setdefault(tp, {})[session.broker] = session
+                row.offset = x.fetch_offset
+                row.sent = False
+                session.marked[tp] = None
+                self._confirm(session, tp, row, x.log_start_offset)
+
+    def _confirm(self, session: _Session, tp: TopicPartition, row: _Row, start: int) -> None:
+        leader = self._find(tp, row.epoch).leader
+        if leader is None:
+            return
+        end = leader.partition.log_end_offset
+        level = row.offset >= (row.seen if row.seen >= 0 else end)
+        leader.confirmed(session.broker, session.incarnation, row.epoch, row.offset, level)
+        leader.starts_at(session.broker, start)
+
+    # -- what there is to tell ---------------------------------------------------------------------
+
+    async def _collect(self, session: _Session, room: int) -> dict[str, list[CopiedPartition]]:
+        """What is new among the marked partitions, as far as there is room."""
+        topics: dict[str, list[CopiedPartition]] = {}
+        for tp in list(session.marked):
+            if room <= 0 or session.ended:
+                break
+            row = session.rows.get(tp)
+            session.marked.pop(tp, None)
+            if row is None or row.sent:
+                continue
+            found = self._find(tp, row.epoch)
+            told: CopiedPartition | None = _refusal(tp, found.error)
+            if found.leader is not None:
+                told = await self._look(tp, row, found.leader, room)
+            if told is not None:
+                topics.setdefault(tp.topic, []).append(told)
+                size = sum(len(buffer) for buffer in told.buffers)
+                room -= size
+                self.sent_bytes += size
+        return topics
+
+    async def _look(
+        self, tp: TopicPartition, row: _Row, leader: Leader, room: int
+    ) -> CopiedPartition | None:
+        """What is to be told of one partition; None where there is nothing new."""
+        partition = leader.partition
+        if not row.watched:
+            row.watched = True
+            self._watch(tp)
+        try:
+            copied = await self._copy(leader, row.offset, min(PARTITION_BYTES, room))
+        except OffsetOutOfRangeError:
+            start = partition.first_kept_offset
+            return _refusal(tp, ErrorCode.OFFSET_OUT_OF_RANGE)._replace(
+                leader_epoch=row.epoch, log_start_offset=start
+            )
+        row.seen = partition.log_end_offset
+        mark, start = partition.high_watermark, partition.log_start_offset
+        if not copied.buffers and (mark, start) == (row.told_mark, row.told_start):
+            return None
+        row.told_mark, row.told_start = mark, start
+        row.sent = bool(copied.buffers)
+        return CopiedPartition(
+            tp.partition, 0, row.epoch, mark, start, copied.segment, copied.buffers
+        )
+
+    async def _copy(self, leader: Leader, offset: int, length: int) -> Copied:
+        partition, release = leader.partition, self._release
+        copied = partition.read_for_replica_nowait(offset, length, release=release)
+        if copied is None:
+            work = partial(partition.read_for_replica, offset, length, release=release)
+            copied = await self._read(work)
+        return copied
+
+
+def _refusal(tp: TopicPartition, error: int) -> CopiedPartition:
+    return CopiedPartition(tp.partition, error, -1, -1, -1, -1, ())
+
+
+__all__ = ["FetchSessions", "Found"]

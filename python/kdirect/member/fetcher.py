@@ -1,0 +1,286 @@
+"""How a follower copies its partitions over TCP.
+
+Owns: for each leader one request that is under way, for all partitions that are followed there,
+and the fetch session in which it is made (`fetch_sessions` has the leader's part).  The leader
+holds the request until there is something to tell, so an idle follower does nothing.
+
+What a response brings is appended as the leader has stamped it: on the event loop where the head
+has room and it is little, else on a thread of the partition's log directory.  The next request goes
+out when all of it is in the log, and tells so: it is the follower's confirmation.
+
+After an error of the connection, of the leader or of one partition it is asked again, after a
+pause that grows up to a second; what is to be done otherwise is said by the metadata, and comes by
+`drop` and `follow`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kdirect.errors import BrokerUnavailableError, KdirectError
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.member")
+
+MAX_WAIT_MS = 5_000
+ANSWER_S = 20.0  # a leader that is silent for so long is asked over another connection
+RESPONSE_BYTES = 8 << 20
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.02, 1.0
+
+
+class Copy(Protocol):
+    """A local replica that follows; see `kdirect.member.following.Replica`."""
+
+    @property
+    def tp(self) -> TopicPartition: ...
+
+    @property
+    def epoch(self) -> int:
+        """The leader epoch in which it follows."""
+
+    @property
+    def end(self) -> int:
+        """It has every record below this offset."""
+
+    @property
+    def log_start(self) -> int: ...
+
+    def take(self, row: Any) -> asyncio.Future[None] | None:
+        """What the leader has answered about it, without an error.  A future where a thread is at
+        work with it."""
+
+    def out_of_range(self, epoch: int, start: int) -> None:
+        """The leader's log starts above this one's end."""
+
+
+class Fetcher:
+    """See the module.  `incarnation()`: of this broker, now.  All on the event loop."""
+
+    def __init__(self, peers: Any, broker: int, incarnation: Callable[[], int]) -> None:
+        self._peers = peers
+        self._broker = broker
+        self._incarnation = incarnation
+        self._fetches: dict[int, _Fetch] = {}
+        self.fetched_bytes = 0
+        self.failures = 0
+
+    def follow(self, leader: int, copy: Copy) -> None:
+        """Copy from this leader from now on, beginning at the copy's end."""
+        fetch = self._fetches.get(leader)
+        if fetch is None:
+            fetch = self._fetches[leader] = _Fetch(self, leader)
+        fetch.add(copy)
+
+    def confirm(self, leader: int, copy: Copy) -> None:
+        """The copy's end has moved: the next request says so."""
+        fetch = self._fetches.get(leader)
+        if fetch is not None:
+            fetch.confirm(copy)
+
+    def drop(self, tp: TopicPartition) -> None:
+        """Copy this partition no more; what is on its way is thrown away."""
+        for leader, fetch in list(self._fetches.items()):
+            fetch.remove(tp)
+            if not fetch.copies:
+                fetch.stop()
+                del self._fetches[leader]
+
+    def retry(self) -> None:
+        """The cluster has changed: whoever pauses asks now."""
+        for fetch in self._fetches.values():
+            fetch.hurry()
+
+    def stop(self) -> None:
+        """Ask no more."""
+        for fetch in self._fetches.values():
+            fetch.stop()
+        self._fetches.clear()
+
+    async def call(self, leader: int, request: Any) -> Any:
+        """One request."""
+        return await self._peers.call(leader, request, timeout_s=ANSWER_S)
+
+    def request(self, session: int, topics: list[Any], forgotten: list[Any]) -> Any:
+        return p.FetchAsReplicaRequest(
+            broker_id=self._broker,
+            incarnation=self._incarnation(),
+            session_id=session,
+            max_wait_ms=MAX_WAIT_MS,
+            max_bytes=RESPONSE_BYTES,
+            topics=topics,
+            forgotten=forgotten,
+        )
+
+
+class _Fetch:
+    """What is copied from one leader.
+
+    Mostly one request is under way.  A partition that comes while it waits at the leader goes out
+    with a second one, at which the leader answers the first."""
+
+    def __init__(self, fetcher: Fetcher, leader: int) -> None:
+        self.copies: dict[TopicPartition, Copy] = {}
+        self._fetcher = fetcher
+        self._leader = leader
+        self._session = 0
+        self._untold: dict[TopicPartition, None] = {}
+        self._forgotten: dict[TopicPartition, None] = {}
+        self._under_way: deque[asyncio.Task[Any]] = deque()
+        self._news = asyncio.Event()
+        self._pause_s = FIRST_PAUSE_S
+        self._told_error = ""
+        self._task = asyncio.get_running_loop().create_task(self._work())
+
+    def add(self, copy: Copy) -> None:
+        """Copy one more partition."""
+        self.copies[copy.tp] = copy
+        self._forgotten.pop(copy.tp, None)
+        self._untold[copy.tp] = None
+        self._news.set()
+
+    def confirm(self, copy: Copy) -> None:
+        """Tell the leader where the copy ends now."""
+        if self.copies.get(copy.tp) is copy:
+            self._untold[copy.tp] = None
+
+    def remove(self, tp: TopicPartition) -> None:
+        """Copy one partition less."""
+        if self.copies.pop(tp, None) is not None:
+            self._untold.pop(tp, None)
+            self._forgotten[tp] = None
+
+    def hurry(self) -> None:
+        """Pause no longer."""
+        self._pause_s = FIRST_PAUSE_S
+        self._news.set()
+
+    def stop(self) -> None:
+        """The last partition is gone."""
+        self._task.cancel()
+        self._give_up()
+
+    def _give_up(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        self._under_way.clear()
+        self._session = 0
+
+    async def _work(self) -> None:
+        while True:
+            try:
+                await self._turn()
+            except (KdirectError, OSError) as e:
+                self._failed(str(e))
+                self._give_up()
+                await self._pause()
+
+    async def _pause(self) -> None:
+        self._news.clear()
+        try:
+            await asyncio.wait_for(self._news.wait(), self._pause_s)
+        except asyncio.TimeoutError:
+            self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    async def _turn(self) -> None:
+        """Ask if there is something to tell, or nothing is under way; then wait for an answer, or
+        for more to tell.  KdirectError ends the session."""
+        waiting = self._under_way
+        if not waiting or (self._session and len(waiting) < 2 and self._has_news):
+            waiting.append(asyncio.get_running_loop().create_task(self._ask()))
+        self._news.clear()
+        news = asyncio.get_running_loop().create_task(self._news.wait())
+        try:
+            await asyncio.wait({waiting[0], news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        if not waiting[0].done():
+            return
+        response = await waiting.popleft()
+        if response.error_code != 0:
+            raise BrokerUnavailableError(p.error_kind(response.error_code).name)
+        self._told_error = ""
+        self._session = response.session_id
+        if await self._take(response):
+            self._pause_s = FIRST_PAUSE_S
+        else:  # some partition has an error: do not ask for it again at once
+            await self._pause()
+
+    @property
+    def _has_news(self) -> bool:
+        return bool(self._untold or self._forgotten)
+
+    def _ask(self) -> Any:
+        """A request with all that is to be told, under way."""
+        if self._session == 0:
+            self._untold = dict.fromkeys(self.copies)
+            self._forgotten.clear()
+        return self._fetcher.call(self._leader, self._request())
+
+    def _failed(self, why: str) -> None:
+        self._fetcher.failures += 1
+        if why != self._told_error:
+            self._told_error = why
+            log.info("copying from broker %d is interrupted: %s", self._leader, why)
+
+    def _request(self) -> Any:
+        topics: dict[str, list[dict[str, int]]] = {}
+        for tp in self._untold:
+            copy = self.copies[tp]
+            row = {
+                "partition": tp.partition,
+                "leader_epoch": copy.epoch,
+                "fetch_offset": copy.end,
+                "log_start_offset": copy.log_start,
+            }
+            topics.setdefault(tp.topic, []).append(row)
+        forgotten: dict[str, list[int]] = {}
+        for tp in self._forgotten:
+            forgotten.setdefault(tp.topic, []).append(tp.partition)
+        self._untold, self._forgotten = {}, {}
+        return self._fetcher.request(
+            self._session,
+            [{"topic": name, "partitions": rows} for name, rows in topics.items()],
+            [{"topic": name, "partitions": rows} for name, rows in forgotten.items()],
+        )
+
+    async def _take(self, response: Any) -> bool:
+        """Append what was answered; whether no partition had an error."""
+        sound = True
+        under_way: list[asyncio.Future[None]] = []
+        for topic in response.topics:
+            for row in topic.partitions:
+                tp = TopicPartition(topic.topic, row.partition)
+                copy = self.copies.get(tp)
+                if copy is None:
+                    continue
+                if row.error_code != 0:
+                    sound = self._refused(copy, row) and sound
+                    continue
+                if row.leader_epoch != copy.epoch:
+                    continue  # of an older leadership of the same broker
+                self._fetcher.fetched_bytes += len(row.records or b"")
+                taking = copy.take(row)
+                if taking is not None:
+                    under_way.append(taking)
+        if under_way:
+            await asyncio.wait(under_way)
+        return sound
+
+    def _refused(self, copy: Copy, row: Any) -> bool:
+        """One partition cannot be fetched now; whether that is settled."""
+        if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and row.leader_epoch == copy.epoch:
+            copy.out_of_range(copy.epoch, row.log_start_offset)
+            if copy.tp not in self.copies:
+                return True
+        # The leader was deposed, or has not heard yet that it leads: the metadata will say which.
+        self._untold[copy.tp] = None
+        return False
+
+
+__all__ = ["Copy", "Fetcher"]

@@ -1,0 +1,382 @@
+"""A local replica on its way from one leader to the next: `cluster.following_replica`, carried out.
+
+Owns: one partition's machine for as long as the log is here, what is slow and under way for it, and
+its `Leader` while this broker leads.  What takes a thread is done one thing after the other, in the
+order in which the machine wanted it; what can be done at once is done at once, above all to stop
+being a leader.
+
+Fencing, over TCP: nothing is fetched for this replica any more, no append is under way, and what
+clients were granted here has ended (`on_resign`).  Then the log does not change until the replica
+follows or leads again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+from kdirect.cluster import following_replica as machine
+from kdirect.cluster import leading_replica
+from kdirect.cluster.following_replica import (
+    AskEpochEnd,
+    BeginToLead,
+    Confirm,
+    Effect,
+    Event,
+    Fence,
+    Grant,
+    Phase,
+    ShowHighWatermark,
+    StartOver,
+    TellLoss,
+    Truncate,
+)
+from kdirect.errors import KdirectError, StorageFullError
+from kdirect.log.partition import Partition
+from kdirect.member.epoch_questions import EpochQuestions
+from kdirect.member.fetcher import Fetcher
+from kdirect.member.leading import SHOWN, Leader, Surroundings
+from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.member")
+
+SMALL_BYTES = 64 << 10  # appended on the event loop, where there is room
+RETRY_S = 1.0  # after the disk was full
+
+
+class Ways(NamedTuple):
+    """How a replica reaches others.  `lead(replica, effect)` makes the leader's machine; `led` and
+    `resigned` tell those whom it concerns."""
+
+    fetcher: Fetcher
+    questions: EpochQuestions
+    lead: Callable[[Replica, BeginToLead, bool], Leader]
+    is_replicated: Callable[[TopicPartition], bool]
+    led: Callable[[Replica], None]
+    resigned: Callable[[Replica], list[Awaitable[None]]]
+
+
+class Replica:
+    """See the module.  All on the event loop."""
+
+    def __init__(
+        self, around: Surroundings, ways: Ways, tp: TopicPartition, partition: Partition
+    ) -> None:
+        self.tp = tp
+        self.partition = partition
+        self.leader: Leader | None = None
+        self.following = machine.begin(
+            around.broker,
+            end=partition.log_end_offset,
+            last_epoch=partition.last_epoch,
+            high_watermark=partition.high_watermark,
+        )
+        self._around = around
+        self._ways = ways
+        self._slow: deque[Effect] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._appending: asyncio.Future[None] | None = None
+        self._told_start = 0
+        self._showing = False
+        self._unshown = -1
+        self._ended = False
+        self._resigned: list[Awaitable[None]] = []  # what clients were granted is being ended
+        partition.refuse_appends()
+
+    # -- what others ask ---------------------------------------------------------------------------
+
+    @property
+    def epoch(self) -> int:
+        """The leader epoch in which it is."""
+        return self.following.epoch
+
+    @property
+    def end(self) -> int:
+        return self.following.end
+
+    @property
+    def log_start(self) -> int:
+        return self.partition.log_start_offset
+
+    @property
+    def is_following(self) -> bool:
+        return self.following.phase is Phase.FOLLOWING
+
+    # -- the machine -------------------------------------------------------------------------------
+
+    def feed(self, event: Event) -> None:
+        """Something happened."""
+        if self._ended:
+            return
+        self.following, effects = machine.step(self.following, event)
+        for effect in effects:
+            self._carry_out(effect)
+
+    def _carry_out(self, effect: Effect) -> None:
+        ways = self._ways
+        match effect:
+            case Fence():
+                self._stop_access()
+                self._later(effect)
+            case Truncate() | StartOver() | BeginToLead():
+                self._later(effect)
+            case AskEpochEnd():
+                ways.questions.ask(self.tp, effect, self.feed)
+            case TellLoss(offset, high_watermark):
+                log.error(
+                    "records [%d, %d) of %s were committed, and their leader does not have them: an"
+                    " unclean election lost them",
+                    offset,
+                    high_watermark,
+                    self.tp,
+                )
+            case Grant(leader):
+                ways.fetcher.follow(leader, self)
+            case Confirm():
+                ways.fetcher.confirm(self.following.leader, self)
+            case ShowHighWatermark(offset):
+                self._show(offset)
+
+    def _later(self, effect: Effect) -> None:
+        self._slow.append(effect)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        try:
+            while self._slow:
+                effect = self._slow.popleft()
+                try:
+                    event = await self._do(effect)
+                except (KdirectError, OSError) as e:
+                    await self._could_not(effect, e)
+                else:
+                    if event is not None:
+                        self.feed(event)
+        finally:
+            self._task = None
+
+    async def _could_not(self, effect: Effect, error: BaseException) -> None:
+        """Nothing is lost: this broker has no working replica until it is done."""
+        log.error("replica %s: %s failed: %s", self.tp, type(effect).__name__, error)
+        if self._ended or not isinstance(error, StorageFullError):
+            return
+        await asyncio.sleep(RETRY_S)
+        if not self._slow:
+            self._slow.append(effect)
+
+    async def _do(self, effect: Effect) -> Event | None:
+        partition = self.partition
+        match effect:
+            case Fence(epoch):
+                return await self._fence(epoch)
+            case Truncate(epoch, offset):
+                await self._on_thread(partial(partition.cut_after_epoch, epoch, offset))
+                return machine.Truncated(partition.log_end_offset, partition.last_epoch)
+            case StartOver(offset):
+                await self._on_thread(partial(partition.start_over, offset))
+                return machine.Truncated(partition.log_end_offset, partition.last_epoch)
+            case BeginToLead(epoch):
+                if epoch == self.following.newest_epoch:
+                    await self._lead(effect)
+        return None
+
+    async def _on_thread(self, work: Callable[[], Any]) -> Any:
+        """What `work` returns or raises on a thread of the log's directory."""
+        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        def done(result: Any, error: BaseException | None) -> None:
+            if future.done():
+                return
+            if error is not None:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        self._around.on_thread(self.partition, work, done)
+        return await future
+
+    # -- fencing and leading -----------------------------------------------------------------------
+
+    def _stop_access(self) -> None:
+        """At once: lead no longer, take no append, fetch nothing."""
+        self.partition.refuse_appends()
+        self._ways.fetcher.drop(self.tp)
+        self._ways.questions.withdraw(self.tp)
+        if self.leader is not None:
+            self.leader.resign()
+            self._resigned = self._ways.resigned(self)
+            self.leader = None
+
+    async def _fence(self, epoch: int) -> Event:
+        """Return when nobody can add to the log any more."""
+        resigned, self._resigned = self._resigned, []
+        for ended in await asyncio.gather(*resigned, return_exceptions=True):
+            if isinstance(ended, BaseException):
+                log.error("ending the access to %s failed", self.tp, exc_info=ended)
+        while self._appending is not None:
+            await asyncio.wait([self._appending])
+        partition = self.partition
+        await self._on_thread(partition.follow_leader)
+        return machine.Fenced(
+            epoch, partition.log_end_offset, partition.last_epoch, partition.high_watermark
+        )
+
+    async def _lead(self, effect: BeginToLead) -> None:
+        partition = self.partition
+        replicated = self._ways.is_replicated(self.tp)
+        await self._on_thread(partial(partition.begin_epoch, effect.epoch, replicated=replicated))
+        if self._ended or self.following.newest_epoch != effect.epoch:
+            partition.refuse_appends()  # the fence for the newer epoch comes next
+            return
+        self.leader = self._ways.lead(self, effect, replicated)
+        self._ways.led(self)
+
+    # -- copying -----------------------------------------------------------------------------------
+
+    def take(self, row: Any) -> asyncio.Future[None] | None:
+        """See `fetcher.Copy`."""
+        partition, records = self.partition, row.records
+        if not records:
+            self._told(row)
+            return None
+        if len(records) <= SMALL_BYTES and self._is_next(row):
+            result = partition.append_as_stamped_nowait(records, self._around.time_ms())
+            if result is not None:
+                self._appended(row, result)
+                return None
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._appending = future
+        done = partial(self._appended_later, future, row)
+        self._around.on_thread(partition, partial(self._append, row), done)
+        return future
+
+    def _is_next(self, row: Any) -> bool:
+        """Do the records go into the segment that is open here?"""
+        return self.partition.kernel.segment_base_offset == row.segment_base_offset
+
+    def _append(self, row: Any) -> Any:
+        """On a thread."""
+        partition = self.partition
+        if partition.kernel.segment_base_offset != row.segment_base_offset:
+            partition.begin_segment(row.segment_base_offset)
+        return partition.append_as_stamped(row.records)
+
+    def _appended_later(
+        self, future: asyncio.Future[None], row: Any, result: Any, error: BaseException | None
+    ) -> None:
+        self._appending = None
+        try:
+            if error is not None:
+                log.error("copying %s failed: %s", self.tp, error)
+            else:
+                self._appended(row, result)
+        finally:
+            future.set_result(None)
+
+    def _appended(self, row: Any, result: Any) -> None:
+        if result.error != 0:
+            log.error("what the leader of %s sent was not appended: code %d", self.tp, result.error)
+            self._ways.fetcher.confirm(self.following.leader, self)
+            return
+        partition = self.partition
+        self.feed(
+            machine.Committed(partition.log_end_offset, partition.last_epoch, row.leader_epoch)
+        )
+        self._told(row)
+
+    def _told(self, row: Any) -> None:
+        """The leader's marks, once its records are here."""
+        self.feed(machine.Told(row.leader_epoch, row.high_watermark))
+        partition = self.partition
+        start = min(row.log_start_offset, partition.high_watermark)
+        if self.is_following and start > max(partition.log_start_offset, self._told_start):
+            self._told_start = start
+            work = partial(partition.follow_log_start, row.log_start_offset)
+            self._around.on_thread(partition, work, self._log_started)
+
+    def _log_started(self, result: Any, error: BaseException | None) -> None:
+        if error is not None:
+            log.error("records of %s were not deleted: %s", self.tp, error)
+        elif self.is_following:
+            self._ways.fetcher.confirm(self.following.leader, self)
+
+    def out_of_range(self, epoch: int, start: int) -> None:
+        """See `fetcher.Copy`."""
+        self.feed(machine.OutOfRange(epoch, start))
+
+    # -- showing -----------------------------------------------------------------------------------
+
+    def _show(self, offset: int) -> None:
+        if not self._showing and self.partition.replicated_nowait(SHOWN, offset):
+            self._around.shown(self.tp)
+            return
+        self._unshown = max(self._unshown, offset)
+        self._show_later()
+
+    def _show_later(self) -> None:
+        """On a thread: a file has to be opened, or a flush is under way."""
+        if self._showing or self._unshown < 0:
+            return
+        offset, self._unshown = self._unshown, -1
+        self._showing = True
+        work = partial(self.partition.replicated, SHOWN, offset)
+        self._around.on_thread(self.partition, work, self._showed)
+
+    def _showed(self, result: Any, error: BaseException | None) -> None:
+        self._showing = False
+        if error is not None:
+            log.error("the high watermark of %s was not shown: %s", self.tp, error)
+        if not self._ended:
+            self._around.shown(self.tp)
+            self._show_later()
+
+    # -- the end -----------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """The log is about to go, or the broker stops: touch it no more."""
+        self._ended = True
+        self._stop_access()
+        self._slow.clear()
+        resigned, self._resigned = self._resigned, []
+        await asyncio.gather(*resigned, return_exceptions=True)
+        while self._task is not None or self._appending is not None:
+            under_way = [w for w in (self._task, self._appending) if w is not None]
+            await asyncio.wait(under_way)
+
+
+def begin_leading(
+    around: Surroundings,
+    replica: Replica,
+    effect: BeginToLead,
+    *,
+    state: Any,
+    replicas: tuple[int, ...],
+    registered: tuple[tuple[int, int], ...],
+    min_in_sync: int,
+    lag_ms: int,
+    bound: bool,
+) -> Leader:
+    """The leader of a replica whose log is ready to be led; `bound`: as one that has replicas."""
+    partition = replica.partition
+    leading, effects = leading_replica.begin(
+        around.broker,
+        state,
+        replicas,
+        end=partition.log_end_offset,
+        high_watermark=partition.high_watermark,
+        now_ms=around.now_ms(),
+        min_in_sync=min_in_sync,
+        lag_ms=lag_ms,
+        registered=registered,
+    )
+    leader = Leader(around, replica.tp, partition, leading, bound=bound)
+    leader.begin(effects)
+    return leader
+
+
+__all__ = ["Replica", "Ways", "begin_leading"]
