@@ -111,6 +111,13 @@ class CorruptMetadataError(KdirectError):
     """A value in the metadata store of a cluster is damaged or was edited into an invalid one."""
 
 
+class StoreLostError(KdirectError):
+    """Inside a broker only: the connection to the metadata store was lost before it answered, so
+    what was asked begins again when it is back."""
+
+    retriable = True
+
+
 class DataLossError(KdirectError):
     """Records that a query still had to read are gone (`failOnDataLoss`)."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -218,6 +218,16 @@ class Company:
     def others(self) -> list[Member]:
         controller = self.controller()
         return [m for m in self.members.values() if m is not controller]
+
+
+def run_company(connect: str, directory: Path, test: Callable[[Company], Awaitable[None]]) -> None:
+    """Run a coroutine with a company of brokers on an event loop of its own."""
+
+    async def body() -> None:
+        async with Company(connect, directory) as company:
+            await test(company)
+
+    asyncio.run(body())
 
 
 def state_of(member: Member, topic: str, partition: int = 0) -> Any:

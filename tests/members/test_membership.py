@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +20,12 @@ from kdirect.cluster.requests import (
     GrowTopic,
     ShutDown,
 )
-from tests.members.company import Company, state_of
-
-Test = Callable[[Company], Awaitable[None]]
+from tests.members.company import Company, run_company, state_of
 
 
 @pytest.fixture
-def run(zookeeper_connect: str, tmp_path: Path) -> Callable[[Test], None]:
-    """Run a coroutine with a company of brokers."""
-
-    def run_it(test: Test) -> None:
-        async def body() -> None:
-            async with Company(zookeeper_connect, tmp_path) as company:
-                await test(company)
-
-        asyncio.run(body())
-
-    return run_it
+def run(zookeeper_connect: str, tmp_path: Path) -> Any:
+    return partial(run_company, zookeeper_connect, tmp_path)
 
 
 def test_brokers_find_one_another_and_elect_one_controller(run: Any, nodes: Any) -> None:

@@ -111,5 +111,5 @@ async def on_a_thread(call: Callable[[], None]) -> None:
             except RuntimeError:
                 pass  # as above
 
-    threading.Thread(target=run, name="kdirect-store-close", daemon=True).start()
+    threading.Thread(target=run, name="kdirect-store-end", daemon=True).start()
     await ended

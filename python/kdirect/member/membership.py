@@ -27,7 +27,13 @@ from typing import Any
 from kdirect.cluster.image import Settings
 from kdirect.cluster.records import BrokerRegistration, Endpoint
 from kdirect.cluster.requests import Answer, Request
-from kdirect.errors import BrokerUnavailableError, ClosedError, KdirectError, TimedOutError
+from kdirect.errors import (
+    BrokerUnavailableError,
+    ClosedError,
+    KdirectError,
+    StoreLostError,
+    TimedOutError,
+)
 from kdirect.log import checkpoint
 from kdirect.member.asking import Asking
 from kdirect.member.identity import Identity, Past, boot_id, read_past, write_identity
@@ -35,7 +41,7 @@ from kdirect.member.loop_store import LoopStore
 from kdirect.member.metadata import NOBODY, Metadata
 from kdirect.member.peers import Peers
 from kdirect.member.producer_ids import Block, take_block
-from kdirect.member.registration import LostError, check_cluster
+from kdirect.member.registration import check_cluster
 from kdirect.member.reports import Reports
 from kdirect.member.session import Hooks, Session
 from kdirect.store.contract import MetadataStore
@@ -167,9 +173,9 @@ class Membership:
         self._tick()
 
     def _takes_part(self) -> bool:
-        session = self._session
-        complete = session is not None and session.picture.is_complete
-        return complete and self.metadata.incarnation != -1
+        here = self.metadata.brokers.get(self.node_id)
+        complete = self._session is not None and self._session.picture.is_complete
+        return complete and here is not None and here.incarnation == self.metadata.incarnation
 
     async def stop(self) -> None:
         """Give up what this broker holds in the cluster, at once.  See `shut_down_in_order`, which
@@ -440,7 +446,7 @@ class Membership:
                 return await asyncio.wait_for(
                     take_block(session.store, self.node_id, least), left_s
                 )
-            except (LostError, asyncio.TimeoutError):
+            except (StoreLostError, asyncio.TimeoutError):
                 continue
         raise TimedOutError(
             f"no block of producer ids came within {PRODUCER_IDS_S:g} s: the metadata store does"

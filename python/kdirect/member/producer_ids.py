@@ -12,9 +12,8 @@ from typing import NamedTuple
 from kdirect.cluster import paths, records
 from kdirect.cluster.fields import MOST_INT64
 from kdirect.cluster.records import ProducerIdBlock
-from kdirect.errors import ConfigError, LogError
+from kdirect.errors import ConfigError, LogError, StoreLostError
 from kdirect.member.loop_store import LoopStore
-from kdirect.member.registration import LostError
 from kdirect.store.contract import Committed, Conflict, Create, Found, Operation, Reason, Replace
 
 BLOCK_IDS = 1000  # Kafka's
@@ -28,15 +27,16 @@ class Block(NamedTuple):
 
 
 async def take_block(store: LoopStore, broker: int, least: int = 0) -> Block:
-    """A block of ids from `least` on that nobody else has.  LostError: it is not known which; ask
-    again when the store answers.  CorruptMetadataError, ConfigError, LogError as what they say."""
+    """A block of ids from `least` on that nobody else has.  StoreLostError: it is not known which;
+    ask again when the store answers.  CorruptMetadataError: the node is damaged; ConfigError: the
+    store refuses; LogError: there are no more ids."""
     path = paths.PRODUCER_ID_BLOCK
     while True:
         found = await store.read_later(path)
         if isinstance(found, Conflict):
             raise _refused(found)
         if not isinstance(found, Found):
-            raise LostError
+            raise StoreLostError("the metadata store was lost")
         (node,) = found.nodes
         last = -1 if node is None else records.decode_producer_ids(path, node.value).last
         first = max(last + 1, least)
@@ -50,7 +50,7 @@ async def take_block(store: LoopStore, broker: int, least: int = 0) -> Block:
         if isinstance(answer, Committed):
             return Block(first, first + BLOCK_IDS)
         if not isinstance(answer, Conflict):
-            raise LostError
+            raise StoreLostError("the metadata store was lost")
         if answer.reason is Reason.REFUSED:
             raise _refused(answer)
 

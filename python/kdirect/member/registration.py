@@ -18,7 +18,13 @@ from typing import Any
 
 from kdirect.cluster import paths, records
 from kdirect.cluster.records import BrokerRegistration, Endpoint
-from kdirect.errors import ConfigError, CorruptMetadataError, KdirectError, LogError
+from kdirect.errors import (
+    ConfigError,
+    CorruptMetadataError,
+    KdirectError,
+    LogError,
+    StoreLostError,
+)
 from kdirect.member.identity import Past
 from kdirect.member.loop_store import LoopStore
 from kdirect.member.reports import Reports
@@ -37,10 +43,6 @@ log = logging.getLogger("kdirect.member")
 DIAL_S = 2.0  # how long an address may keep silent that may be a broker's
 
 
-class LostError(Exception):
-    """The connection to the store was lost: all begins again when it is back."""
-
-
 class _Holder(enum.Enum):
     """Who has this broker's node."""
 
@@ -51,7 +53,8 @@ class _Holder(enum.Enum):
 
 
 async def make_nodes(store: LoopStore) -> None:
-    """Make sure of the nodes that must be there.  LostError; ConfigError if the store refuses."""
+    """Make sure of the nodes that must be there.  StoreLostError; ConfigError: the store
+    refuses."""
     found = await _read(store, *(path for path, _ in paths.PERSISTENT))
     for (path, value), node in zip(paths.PERSISTENT, found, strict=True):
         if node is None:
@@ -66,7 +69,7 @@ async def settle_cluster_id(store: LoopStore, own: str) -> str:
         await _create(store, Create(paths.CLUSTER_ID, records.encode_cluster_id(own)))
         (node,) = await _read(store, paths.CLUSTER_ID)
         if node is None:
-            raise LostError
+            raise StoreLostError("the metadata store was lost")
     return records.decode_cluster_id(paths.CLUSTER_ID, node.value)
 
 
@@ -109,8 +112,8 @@ class Registration:
         self._changed.set()
 
     async def register(self, registration: BrokerRegistration) -> int:
-        """Create the node, or see that it is there; the incarnation.  LostError; ConfigError: the
-        id is in use, or the store refuses."""
+        """Create the node, or see that it is there; the incarnation.  StoreLostError; ConfigError:
+        the id is in use, or the store refuses."""
         value = records.encode_broker(registration)
         deadline: float | None = None
         loop = asyncio.get_running_loop()
@@ -166,7 +169,7 @@ class Registration:
     async def _delete(self, node: Node) -> None:
         answer = await self._store.commit_later(Delete(self.path, node.version))
         if not isinstance(answer, Committed | Conflict):
-            raise LostError
+            raise StoreLostError("the metadata store was lost")
 
     def _in_use(self, node: Node, why: str) -> ConfigError:
         where = "an unreadable address"
@@ -186,7 +189,7 @@ async def _read(store: LoopStore, *wanted: str, watch: bool = False) -> tuple[No
     if isinstance(answer, Conflict):
         raise _refused(f"does not let this broker read {wanted[answer.index]}", answer)
     if not isinstance(answer, Found):
-        raise LostError
+        raise StoreLostError("the metadata store was lost")
     return answer.nodes
 
 
@@ -196,7 +199,7 @@ async def _create(store: LoopStore, operation: Create) -> None:
     if isinstance(answer, Committed):
         return
     if not isinstance(answer, Conflict):
-        raise LostError
+        raise StoreLostError("the metadata store was lost")
     if answer.reason is not Reason.EXISTS:
         raise _refused(f"does not let this broker create {operation.path}", answer)
 

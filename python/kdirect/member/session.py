@@ -16,17 +16,12 @@ from dataclasses import dataclass
 from kdirect.cluster import paths
 from kdirect.cluster.image import Settings
 from kdirect.cluster.records import BrokerRegistration
-from kdirect.errors import KdirectError
+from kdirect.errors import KdirectError, StoreLostError
 from kdirect.member.controller_host import ControllerHost
 from kdirect.member.identity import Past
 from kdirect.member.loop_store import LoopStore
 from kdirect.member.picture import Picture
-from kdirect.member.registration import (
-    LostError,
-    Registration,
-    make_nodes,
-    settle_cluster_id,
-)
+from kdirect.member.registration import Registration, make_nodes, settle_cluster_id
 from kdirect.member.reports import Reports
 from kdirect.store.contract import Changed, Event, Refused, SessionState
 from kdirect.wire.environment import Environment
@@ -169,7 +164,7 @@ class Session:
             made = await self.registration.register(self._hooks.registration())
             if made != before:
                 self._hooks.registered()
-        except LostError:
+        except StoreLostError:
             return  # the next connection begins again
         except KdirectError as e:
             self._hooks.failed(e)
