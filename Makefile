@@ -70,6 +70,12 @@ test-rdma: install ## Run the tests over real verbs in soft-RoCE guests
 	KDIRECT_TEST_GUESTS=1 $(BIN)/pytest tests/guest || status=1; \
 	exit $$status
 
+.PHONY: cluster-proof
+cluster-proof: install ## Stop, kill and hang brokers in seeded rounds, and look for lost records;
+## ROUNDS=500, SEED=n
+	KDIRECT_ROUNDS=$(or $(ROUNDS),500) KDIRECT_SEED="$(SEED)" \
+		$(BIN)/pytest tests/members/test_failures.py $(ARGS)
+
 .PHONY: check
 check: install ## Lint, formatting, types, import rules, tidiness; changes nothing
 	$(BIN)/ruff check .
