@@ -11,6 +11,7 @@ from kdirect.cluster.candidate import (
     Claim,
     Claimed,
     Connected,
+    ControllerDied,
     Depose,
     Ended,
     Lead,
@@ -38,11 +39,13 @@ from kdirect.store.contract import (
 )
 
 
-def looked(controller: int | None = None, epoch: int = 7, *, mine: bool = False) -> Looked:
+def looked(
+    controller: int | None = None, epoch: int = 7, *, mine: bool = False, created: int = 1
+) -> Looked:
     """Who is controller, and the epoch, whose node has the epoch as its version."""
     node = None
     if controller is not None:
-        node = Node(records.encode_controller(controller, 0), 0, 1, mine)
+        node = Node(records.encode_controller(controller, 0), 0, created, mine)
     return Looked(Found((node, Node(str(epoch).encode(), epoch, 1))), 1234)
 
 
@@ -60,6 +63,8 @@ CLAIM = Claim(
         Replace(paths.CONTROLLER_EPOCH, b"8", 7),
     )
 )
+USURP = Claim((Delete(paths.CONTROLLER, 0), *CLAIM.operations))
+DIED = (Connected(), looked(2), ControllerDied(2))
 LEADING = (Connected(), looked(), Claimed(Committed((0, 8))))
 GIVE_BACK = Release((Check(paths.CONTROLLER_EPOCH, 8), Delete(paths.CONTROLLER)))
 REPLACED = Depose("another broker has become controller")
@@ -74,6 +79,13 @@ TABLE = [
     ((Connected(),), looked(2), Phase.WATCHING, ()),
     ((Connected(),), Looked(Unknown(), 0), Phase.WAITING, ()),
     ((Connected(), looked(2)), Noticed(), Phase.LOOKING, (Look(),)),
+    ((Connected(), looked(2)), ControllerDied(2), Phase.LOOKING, (Look(),)),
+    ((Connected(), looked(2)), ControllerDied(3), Phase.WATCHING, ()),
+    (DIED, looked(2), Phase.CLAIMING, (USURP,)),
+    (DIED, looked(), Phase.CLAIMING, (CLAIM,)),
+    (DIED, looked(2, created=5), Phase.WATCHING, ()),  # another process of it
+    ((*DIED, looked(2), Claimed(CONFLICT)), looked(3, created=5), Phase.WATCHING, ()),
+    ((*DIED, looked(2), Claimed(Unknown()), Connected()), looked(2), Phase.CLAIMING, (USURP,)),
     ((Connected(), Noticed()), looked(2), Phase.LOOKING, (Look(),)),
     ((Connected(), looked()), Claimed(Committed((0, 8))), Phase.LEADING, (Lead(8),)),
     ((Connected(), looked()), Claimed(CONFLICT), Phase.LOOKING, (Look(),)),

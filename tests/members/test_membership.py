@@ -175,6 +175,32 @@ def test_a_killed_broker_is_noticed_by_its_links(run: Any) -> None:
     run(test)
 
 
+def test_a_killed_controller_is_noticed_by_its_links(run: Any, nodes: Any) -> None:
+    async def test(company: Company) -> None:
+        await company.start(3)
+        victim, others = company.controller(), company.others()
+        await others[0].create("t", partitions=3)
+        store = victim.fall_silent()
+        try:
+            await company.until(
+                lambda: all(
+                    m.metadata.controller_id in (others[0].node_id, others[1].node_id)
+                    and state_of(m, "t", i).leader in (others[0].node_id, others[1].node_id)
+                    for m in others
+                    for i in range(3)
+                ),
+                timeout_s=2,
+            )
+            # The dead one's session goes on.
+            assert await asyncio.to_thread(nodes.exists, paths.broker(victim.node_id))
+        finally:
+            await asyncio.to_thread(store.close)
+        await company.until(lambda: victim.node_id not in others[0].metadata.brokers)
+        await others[1].create("after", factor=2)
+
+    run(test)
+
+
 def test_more_changes_than_are_kept_are_missed(run: Any) -> None:
     """A broker whose picture is far back reads everything."""
 

@@ -5,11 +5,16 @@ raises ``/controller_epoch`` in one commit that is conditional on the epoch's ve
 one wins (Kafka's `registerControllerAndIncrementControllerEpoch`).  A claim with unknown outcome
 happened if the node is this session's own and the epoch is the one that was claimed.
 
+A session outlives its process.  Where it is known that the controller's process has died, its node
+is deleted by the claim, without waiting for the session's end.  That is safe even if the process
+lives after all: the epoch is another one then, and all that it writes is refused.
+
 =================  =================================================================================
 event              what it does
 =================  =================================================================================
 `Connected`        look: watches were lost, and a claim may have an unknown outcome
 `Noticed`          a watch has told: look
+`ControllerDied`   look, and claim what the dead process still has
 `Looked`           claim what nobody has; see that what is claimed is still there
 `Claimed`          lead, or look who was faster
 `Resigned`         this broker's controller has ended: give the node back
@@ -67,6 +72,13 @@ class Noticed(NamedTuple):
     """``/controller`` or ``/controller_epoch`` may have changed."""
 
 
+class ControllerDied(NamedTuple):
+    """The process of this broker, which was seen to be controller, takes no connections any
+    more."""
+
+    broker: int
+
+
 class Looked(NamedTuple):
     """What the store said to `Look`."""
 
@@ -92,7 +104,9 @@ class Ended(NamedTuple):
     """The session has expired or was closed."""
 
 
-Event: TypeAlias = Connected | Noticed | Looked | Claimed | Resigned | Released | Ended
+Event: TypeAlias = (
+    Connected | Noticed | ControllerDied | Looked | Claimed | Resigned | Released | Ended
+)
 
 
 # -- effects ---------------------------------------------------------------------------------------
@@ -142,7 +156,8 @@ class Candidate(NamedTuple):
     """A broker's part in electing the controller.  `epoch` and `version`: of ``/controller_epoch``
     as this broker claimed it.  `controller`: who is it, as far as known; it may be an older process
     of this broker.  `leads`: a controller was begun here that has not ended.  `again`: something
-    was noticed while the store was being asked."""
+    was noticed while the store was being asked.  `node`: which node ``/controller`` was when it was
+    looked at last (`Node.created`), another's; `dead`: the one whose process has died."""
 
     broker: int
     phase: Phase = Phase.WAITING
@@ -151,6 +166,8 @@ class Candidate(NamedTuple):
     controller: int = NOBODY
     leads: bool = False
     again: bool = False
+    node: int = NOBODY
+    dead: int = NOBODY
 
 
 _Stepped: TypeAlias = tuple[Candidate, tuple[Effect, ...]]
@@ -168,6 +185,10 @@ def step(candidate: Candidate, event: Event) -> _Stepped:
     match event:
         case Connected() | Noticed():
             return _look(candidate)
+        case ControllerDied(broker):
+            if broker in (candidate.broker, NOBODY) or broker != candidate.controller:
+                return candidate, ()
+            return _look(candidate._replace(dead=candidate.node))
         case Looked(answer, now_ms):
             if candidate.phase is not Phase.LOOKING:
                 return candidate, ()
@@ -204,15 +225,20 @@ def _looked(candidate: Candidate, answer: ReadAnswer, now_ms: int) -> _Stepped:
     if node is not None and node.owned:
         return _own(candidate, epoch)
     lost, effects = _lose(candidate, Phase.WATCHING, "another broker has become controller")
+    there: tuple[Operation, ...] = ()
     try:
-        if node is not None:
+        if node is not None and node.created != lost.dead:
+            lost = lost._replace(node=node.created)
             controller = records.decode_controller(paths.CONTROLLER, node.value)
             return lost._replace(controller=controller), effects
+        if node is not None:
+            there = (Delete(paths.CONTROLLER, node.version),)
         number = records.decode_controller_epoch(paths.CONTROLLER_EPOCH, epoch.value) + 1
     except CorruptMetadataError as e:
         return lost, (*effects, Report(str(e)))
     claim = Claim(
         (
+            *there,
             Create(
                 paths.CONTROLLER, records.encode_controller(lost.broker, now_ms), ephemeral=True
             ),

@@ -8,9 +8,10 @@ numbered from 1 again.  Answers of the store to a machine that has ended are nob
 carries the number of the life in which it was asked for.
 
 **Dead brokers.**  A session outlives its process.  The controller keeps a connection to every
-broker; one that breaks and is refused when it is made again belongs to a process that has died, and
-the broker counts as gone at once, until its node goes too or it takes connections again.  To elect
-without a broker that lives after all is safe at any time: what it acknowledges needs the others.
+broker, and every broker one to the controller.  If one breaks and is refused when it is made again,
+the process has died, and the broker counts as gone at once, until its node goes too or it takes
+connections again; if it was the controller, another one is elected.  Both are safe at any time: a
+leader that lives after all cannot acknowledge without the others, nor can a controller write.
 """
 
 from __future__ import annotations
@@ -125,6 +126,7 @@ class ControllerHost:
             if self.leads:
                 log.warning("broker %d refuses connections: it counts as gone", node_id)
             self._tell_brokers()
+            self._run(candidate_rules.ControllerDied(node_id))
 
     def revived(self, node_id: int) -> None:
         """A broker that counted as gone takes connections."""
@@ -234,6 +236,7 @@ class ControllerHost:
         self._do(effects)
         # What was read may be older by now than what the watch has told.
         self._look_for_brokers()
+        self._elected()
 
     def _feed(self, event: controller_rules.Event) -> None:
         if self._controller is None:

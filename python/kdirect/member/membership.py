@@ -406,11 +406,14 @@ class Membership:
         self._reach_brokers()
 
     def _reach_brokers(self) -> None:
-        """A controller keeps connections to all brokers, by which it notices that one died."""
-        if not self.is_controller:
-            return
-        for node_id in self.metadata.brokers:
-            if node_id != self.node_id and node_id not in self._reaching:
+        """The controller keeps connections to all brokers, and they to it, by which they notice
+        that one has died."""
+        metadata = self.metadata
+        wanted = metadata.brokers if self.is_controller else (metadata.controller_id,)
+        for node_id in wanted:
+            if node_id in (self.node_id, NOBODY) or not metadata.is_live(node_id):
+                continue
+            if node_id not in self._reaching:
                 self._reaching.add(node_id)
                 self._spawn(self._reach(node_id))
 
