@@ -45,6 +45,16 @@ def test_a_topic_is_created_with_all_its_nodes_in_one_commit() -> None:
     }  # fmt: skip
 
 
+def test_a_topic_that_has_records_begins_above_their_epochs() -> None:
+    desk = Desk()
+    wanted = CreateTopic(None, "t", uuid.uuid4(), assignment={0: (1,)}, first_epoch=7)
+    assert desk.ask(wanted).outcome.code is Code.NONE
+    assert desk.state(T0)[:3] == (1, 7, (1,))
+    for epoch in (-1, 2**31):
+        refused = wanted._replace(name="u", first_epoch=epoch)
+        assert desk.ask(refused).outcome.code is Code.INVALID_REQUEST
+
+
 def test_replicas_are_spread_and_leaders_are_even() -> None:
     desk = Desk(4, racks={0: "a", 1: "a", 2: "b", 3: "b"})
     wanted = CreateTopic(None, "t", uuid.uuid4(), partitions=8, factor=2, start=1)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kdirect.cluster import controller as rules
 from kdirect.cluster import paths, records
 from kdirect.cluster.codes import Code
 from kdirect.cluster.requests import (
@@ -197,6 +198,28 @@ def test_a_killed_controller_is_noticed_by_its_links(run: Any, nodes: Any) -> No
             await asyncio.to_thread(store.close)
         await company.until(lambda: victim.node_id not in others[0].metadata.brokers)
         await others[1].create("after", factor=2)
+
+    run(test)
+
+
+def test_a_controller_that_fails_is_followed_by_another_one(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    step, failures = rules.step, []
+
+    def fail_once(controller: Any, event: Any) -> Any:
+        if isinstance(event, DeleteTopic) and not failures:
+            failures.append(event)
+            raise ZeroDivisionError
+        return step(controller, event)
+
+    async def test(company: Company) -> None:
+        members = await company.start(3)
+        await members[0].create("t")
+        monkeypatch.setattr(rules, "step", fail_once)
+        answer = await members[0].ask(DeleteTopic(None, "t"))
+        assert answer.outcome.code is Code.NONE
+        assert failures and "the controller has failed at DeleteTopic" in caplog.text
 
     run(test)
 

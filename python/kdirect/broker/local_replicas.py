@@ -212,6 +212,8 @@ class LocalReplicas:
         there = self._picture.metadata.topic(topic.name)
         if there is None:
             replicas = dict.fromkeys(range(topic.partition_count), (self._node_id,))
+            # Those of a copied Kafka log have led before.
+            epochs = [p.leader_epoch for p in self._logs.partitions_of(topic.name)]
             wanted = CreateTopic(
                 None,
                 topic.name,
@@ -220,6 +222,7 @@ class LocalReplicas:
                 1,
                 assignment=replicas,
                 config=topic.configs,
+                first_epoch=max(epochs, default=0),
             )
             outcome = (await self._picture.ask(wanted, ASK_S)).outcome
             if outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):

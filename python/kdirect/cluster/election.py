@@ -57,14 +57,15 @@ class Rules(NamedTuple):
 
 class Partition(NamedTuple):
     """What the controller knows of one.  `replicas` are all; those of `adding` and `removing` come
-    and go in a reassignment.  `state`: None until the partition had its first leader.
-    `incarnations`: of those in sync or eligible, as far as known."""
+    and go in a reassignment.  `state`: None until the partition had its first leader, whose epoch
+    is `first_epoch`.  `incarnations`: of those in sync or eligible, as far as known."""
 
     replicas: tuple[int, ...]
     adding: tuple[int, ...] = ()
     removing: tuple[int, ...] = ()
     state: PartitionState | None = None
     incarnations: tuple[tuple[int, int], ...] = ()
+    first_epoch: int = 0
 
     @property
     def target(self) -> tuple[int, ...]:
@@ -156,8 +157,9 @@ def _first(partition: Partition, fleet: Fleet) -> Partition:
     if leader == NO_LEADER:
         return partition
     incarnations = tuple((b, fleet.live[b].incarnation) for b in sorted(live))
-    state = PartitionState(leader, 0, live, 0, incarnation=fleet.live[leader].incarnation)
-    return partition._replace(state=state, incarnations=incarnations)
+    incarnation = fleet.live[leader].incarnation
+    state = PartitionState(leader, partition.first_epoch, live, 0, incarnation=incarnation)
+    return partition._replace(state=state, incarnations=incarnations, first_epoch=0)
 
 
 def _forget_lossy(partition: Partition, fleet: Fleet) -> Partition:

@@ -25,7 +25,9 @@ Replicas: TypeAlias = tuple[int, ...]
 
 class CreateTopic(NamedTuple):
     """`assignment`: replicas by partition; without it they are spread, beginning at `start` and
-    `shift`, which are drawn at random.  `validate_only`: answer as if, but create nothing."""
+    `shift`, which are drawn at random.  `validate_only`: answer as if, but create nothing.
+    `first_epoch`: the leader epoch to begin with, where there are records already: not below any
+    of theirs."""
 
     tag: Tag
     name: str
@@ -37,6 +39,7 @@ class CreateTopic(NamedTuple):
     start: int = 0
     shift: int = 0
     validate_only: bool = False
+    first_epoch: int = 0
 
 
 class GrowTopic(NamedTuple):

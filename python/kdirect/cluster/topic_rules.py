@@ -34,6 +34,7 @@ from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition, check_topic_name
 
 MOST_PARTITIONS = 10_000  # of a topic, as elsewhere in kdirect
+MOST_FIRST_EPOCH = 2**30  # which leaves as many for the elections to come
 
 
 def _racks(draft: Draft) -> Racks:
@@ -46,13 +47,17 @@ def create(draft: Draft, wanted: CreateTopic) -> Answer:
     refusal = _refuse_name(draft, wanted.name)
     if refusal is not None:
         return Answer(wanted.tag, refusal)
+    if not 0 <= wanted.first_epoch <= MOST_FIRST_EPOCH:
+        message = f"leader epoch {wanted.first_epoch} is not one of 0 to {MOST_FIRST_EPOCH}"
+        return Answer(wanted.tag, Outcome(Code.INVALID_REQUEST, message))
     replicas = _replicas(draft, wanted)
     if isinstance(replicas, Outcome):
         return Answer(wanted.tag, replicas)
     created = CreatedTopic(wanted.name, wanted.topic_id, replicas)
     if not wanted.validate_only:
         record = TopicAssignment(wanted.topic_id, replicas)
-        draft.create_topic(wanted.name, Topic(record, tuple(Partition(r) for r in replicas)))
+        partitions = tuple(Partition(r, first_epoch=wanted.first_epoch) for r in replicas)
+        draft.create_topic(wanted.name, Topic(record, partitions))
         draft.set_topic_config(wanted.name, dict(wanted.config))
         draft.take_node(paths.deletion(wanted.name))  # of one of this name that went by hand
     return Answer(wanted.tag, DONE, (created,))

@@ -241,7 +241,13 @@ class ControllerHost:
     def _feed(self, event: controller_rules.Event) -> None:
         if self._controller is None:
             return
-        self._controller, effects = controller_rules.step(self._controller, event)
+        try:
+            self._controller, effects = controller_rules.step(self._controller, event)
+        except Exception:
+            # A mistake of ours.  This machine would wait for ever; the next one reads everything.
+            log.exception("the controller has failed at %s: it resigns", type(event).__name__)
+            self._resigned("it has failed")
+            return
         self._do(effects)
 
     def _do(self, effects: tuple[controller_rules.Effect, ...]) -> None:
