@@ -400,7 +400,7 @@ class Admin:
                         partitions=[
                             r.ListOffsetsTopic.ListOffsetsPartition(
                                 partition_index=tp.partition,
-                                current_leader_epoch=-1,
+                                current_leader_epoch=self._cluster.leader_epoch(tp),
                                 timestamp=wanted[tp],
                             )
                             for tp in group

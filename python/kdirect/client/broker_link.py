@@ -16,11 +16,11 @@ import logging
 import threading
 from typing import Any
 
-from kdirect.client.lost_broker import Search
+from kdirect.client.lost_broker import NEWS_MS, Search
 from kdirect.client.partition_writer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.two_sided import MessageConnection
-from kdirect.errors import AccessDeniedError, KdirectError, TransportError
+from kdirect.errors import AccessDeniedError, KdirectError, NotLeaderError, TransportError
 from kdirect.model import TopicPartition
 from kdirect.wire.ack_router import AckRouter
 from kdirect.wire.channel import Channel
@@ -28,7 +28,6 @@ from kdirect.wire.connection import Connection
 
 log = logging.getLogger("kdirect.client")
 
-NEWS_MS = 500  # for an answer where the leader is, when the broker of a link is away
 NOTICES = 64  # receives beyond the window, for notices of revocation
 
 
@@ -83,6 +82,9 @@ class BrokerLink:
             # A WRITE and a SEND for each request that is announced by a notice.
             requests = 2 * window if self._settings["rdma.notify"] == "send" else window
             channel = self._session.channel(tp, receives=window + NOTICES, sends=requests + NOTICES)
+            if (channel.connection.host, channel.connection.port) != self.address:
+                channel.close()
+                raise NotLeaderError(f"{tp}: another broker leads it since its link was opened")
             self._channel, self._connection = channel, channel.connection
             self._router = AckRouter(
                 channel.qp,
@@ -94,6 +96,10 @@ class BrokerLink:
                 self._environment.monotonic,
             )
         return self._channel, self._router
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        """The leader epoch of `tp` that requests for access name; -1: not known."""
+        return self._session.cluster.leader_epoch(tp)
 
     def forget_channel(self) -> Channel | None:
         """Take the queue pair out: the next `open` makes another one.  The caller closes it."""

@@ -28,7 +28,7 @@ from kdirect.client.slot_table cimport SlotTable
 from kdirect.format.chain cimport chain_t
 from kdirect.format.decode cimport ArrowDecoder
 
-from kdirect.errors import FormatError, ProtocolError, UnknownTopicError
+from kdirect.errors import FormatError, NotLeaderError, ProtocolError
 
 EMPTY = memoryview(b"")
 
@@ -258,8 +258,8 @@ cdef class DirectCursor(Cursor):
         if fetcher is None or self.tp not in fetcher:
             return False
         if stream.revoked:
-            raise UnknownTopicError(f"{self.tp} was deleted or moved while it was read",
-                                    hint="look the topic up again and open a new reader")
+            raise NotLeaderError(f"{self.tp} was deleted or moved while it was read",
+                                 hint="look the topic up again and open a new reader")
         if self.has_data and stream.buffered and not stream.outgrown:
             raise ProtocolError(
                 f"{self.tp}: {stream.buffered} bytes after position {stream.position} of a sealed "

@@ -18,7 +18,7 @@ once, and their slots left, so that nothing is READ meanwhile through what the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from kdirect.client.cursor import DirectCursor
@@ -38,12 +38,19 @@ Target = tuple[TopicPartition, int, int]  # offset, id of the file that was read
 
 
 class DirectFetcher:
-    """Reads partitions that one broker leads over one channel.  It has no lock: its owner's thread
+    """Reads partitions that one broker leads over one channel; `epoch_of` tells their leader epochs
+    as far as these are known.  It has no lock: its owner's thread
     uses it, or a thread that holds its owner's lock (`kdirect.wire.channel`).
     """
 
-    def __init__(self, channel: Channel, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        settings: Mapping[str, Any],
+        epoch_of: Callable[[TopicPartition], int] = lambda tp: -1,
+    ) -> None:
         self.channel = channel
+        self._epoch_of = epoch_of
         self.access_requests = 0
         self._committed_only = settings["isolation.level"] == "read_committed"
         self._stream_settings = {
@@ -128,9 +135,12 @@ class DirectFetcher:
                 targets.append((tp, offset, cursor.stream.file_id if cursor is not None else -1))
             self.access_requests += 1
             if self.besides is None:
-                return targets, self.channel.consume_access(targets)
-            channel = self.channel
-            self._asked = targets, self.besides.spawn(lambda: channel.consume_access(targets))
+                return targets, self.channel.consume_access(targets, self._epoch_of)
+            channel, epoch_of = self.channel, self._epoch_of
+            self._asked = (
+                targets,
+                self.besides.spawn(lambda: channel.consume_access(targets, epoch_of)),
+            )
             self._asked[1].wait(ANSWER_WAIT_S)
         targets, attempt = self._asked
         if not attempt.done:

@@ -236,6 +236,14 @@ class DirectAppender:
             "max_in_flight": self._settings["max.in.flight"],
             "finished": finished,
             "end": end,
+            **self._promise(),
+        }
+
+    def _promise(self) -> dict[str, int]:
+        """What acknowledgements are to say, and by which leader."""
+        return {
+            "acks": -1 if self._settings["acks"] in ("all", "-1") else 1,
+            "leader_epoch": self.link.leader_epoch(self.tp),
         }
 
     def _enter(self, answer: Any) -> None:
@@ -281,6 +289,7 @@ class DirectAppender:
                 max_in_flight=self._settings["max.in.flight"],
                 ack_offset=writer.other_half,
                 ahead_of=writer.file_id,
+                **self._promise(),
             )
         except KdirectError as e:  # the connection ended, which the next request notices
             log.debug("%s: the next file was not asked for: %s", self.tp, e)

@@ -1,9 +1,9 @@
 """The search for a broker that was lost while its partitions were read or written.
 
-Owns: which errors mean that a broker is lost, the words that name the partitions which such an
-error concerns, which partitions wait for their brokers, and the one attempt at a time to reach such
-a broker again, where nobody waits for it: the thread that reads or writes goes on with what other
-brokers lead.  What may not enter: where partitions are read, and what follows when the broker is
+Owns: which errors mean that a broker is lost, or leads a partition no more; the words that name the
+partitions which such an error concerns, which partitions wait for their brokers, and the one
+attempt at a time to reach such a broker again, where nobody waits for it: the thread that reads or
+writes goes on with what other brokers lead.  What may not enter: where partitions are read, and what follows when the broker is
 back.
 
 One thread at a time calls a search; the attempt itself runs on another.
@@ -18,15 +18,19 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from kdirect.errors import (
+    BrokerError,
     BrokerUnavailableError,
     ClosedError,
     KdirectError,
+    NotLeaderError,
     QueuePairError,
     TimedOutError,
+    UnknownTopicError,
 )
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.backoff import Backoff
+from kdirect.wire.cluster import Cluster
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
@@ -35,8 +39,31 @@ LOST = (QueuePairError, BrokerUnavailableError, ClosedError, TimedOutError)
 FIRST_PAUSE_MS, LONGEST_PAUSE_MS = 100.0, 2000.0  # between two attempts of a reader
 # The longest wait of a reading thread for a connection to a broker while it reads from others.
 CONNECT_MS_BESIDES = 500
+NEWS_MS = 500  # for an answer where a leader is
 
 T = TypeVar("T")
+
+
+def has_moved(error: BaseException) -> bool:
+    """Does this pass once the partition's leader was looked for again, or has become ready?"""
+    return isinstance(error, NotLeaderError) or (isinstance(error, BrokerError) and error.retriable)
+
+
+def look_again(cluster: Cluster, tp: TopicPartition, topic_id: str | None) -> None:
+    """Access to `tp`, of the topic that had this id, has ended: where is it led now?
+    UnknownTopicError when it was deleted, even if there is another of its name.  What else goes
+    wrong passes, or is told when the leader is needed."""
+    cluster.forget(tp.topic)
+    try:
+        now = cluster.refresh([tp.topic], timeout_ms=NEWS_MS).get(tp.topic)
+    except KdirectError as e:
+        log.debug("%s: its leader is not known yet: %s", tp, e)
+        return
+    if now is None or (topic_id is not None and now.topic_id != topic_id):
+        raise UnknownTopicError(
+            f"{tp} was deleted while it was read",
+            hint="look the topic up again and open a new reader",
+        )
 
 
 def concerning(tps: Sequence[TopicPartition], error: KdirectError) -> KdirectError:

@@ -8,7 +8,8 @@ come with the time, and effects are returned for `kdirect.client.produce_driver`
 The states, and what leads from one to another:
 
     IDLE ── Needed ──> OPENING ── Opened ──> DIRECT or TCP
-                          └── OpenFailed ──> IDLE, and the caller is told
+                          └── OpenFailed ──> IDLE, and the caller is told; or LOST, where another
+                                             broker is to lead the partition
     DIRECT ── GiveBack ──> LEAVING ── Looked, all answered ──> IDLE
     DIRECT, LEAVING ── Returned ──> the same, if the grant goes on;
                                     LOST, if something is under way or the queue pair broke; IDLE
@@ -39,6 +40,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kdirect.client.idempotence import ProducerIdentity
+from kdirect.client.lost_broker import has_moved
 from kdirect.errors import (
     AccessDeniedError,
     BrokerUnavailableError,
@@ -55,6 +57,7 @@ from kdirect.wire.connection import broker_error
 
 # Between two attempts to reach a partition that was lost.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.01, 1.0
+MOVED_PAUSE_S = 0.1  # the longest, where another broker leads it, or will in a moment
 DIRECT_RETRY_S = 1.0  # until RDMA is tried again, where it was refused
 # How often in a row requests are repeated that the broker refuses for a transient reason.
 REFUSALS = 5
@@ -340,6 +343,11 @@ class PartitionWriter:
         return ()
 
     def _open_failed(self, event: OpenFailed, now: float) -> Sequence[Effect]:
+        if has_moved(event.error) and not event.final:
+            self.state = State.LOST
+            self._why, self._pause = event.error, FIRST_PAUSE_S
+            self.retry_at = now + self._pause
+            return ()
         self.state = State.IDLE
         return (Raise(event.error),)
 
@@ -480,16 +488,17 @@ class PartitionWriter:
 
     def _retry(self, event: OpenFailed | Unreached, now: float) -> Sequence[Effect]:
         error = self._why = event.error
+        moved = has_moved(error)
         if (
             event.final
-            or not isinstance(error, TRANSIENT)
+            or not (moved or isinstance(error, TRANSIENT))
             or now + self._pause >= self.deadline
         ):  # fmt: skip
             return self._give_up()
         self.state = State.LOST
         self.retry_at = now + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-        if isinstance(error, AccessDeniedError):
+        self._pause = min(2 * self._pause, MOVED_PAUSE_S if moved else LONGEST_PAUSE_S)
+        if moved or isinstance(error, AccessDeniedError):
             return ()
         self._doubted = True
         return (DropLink(),)
@@ -599,7 +608,7 @@ TABLE: dict[State, dict[type, Row]] = {
     _S.OPENING: {
         **_while_opened(_S.OPENING),
         Opened: _to(_W._opened, _S.DIRECT, _S.TCP),
-        OpenFailed: _to(_W._open_failed, _S.IDLE),
+        OpenFailed: _to(_W._open_failed, _S.IDLE, _S.LOST),
     },
     _S.DIRECT: _DIRECT,
     _S.LEAVING: _DIRECT,

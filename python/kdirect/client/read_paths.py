@@ -240,7 +240,15 @@ class DirectPaths:
                 raise QueuePairError(
                     f"no queue pair to the leader of {tp}: {e.message}", hint=e.hint
                 ) from e
-            fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings)
+            address = (channel.connection.host, channel.connection.port)
+            fetcher = self._fetchers.get(address)
+            if fetcher is not None and not fetcher.channel.closed:
+                channel.close()  # the partition has moved to a broker that is known
+                return fetcher
+            if fetcher is not None:
+                fetcher.close()
+            epoch_of = connections.cluster.leader_epoch
+            fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings, epoch_of)
             self._count_brokers()
         return fetcher
 

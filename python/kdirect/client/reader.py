@@ -17,13 +17,16 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor
+from kdirect.client.lost_broker import has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_fetch import SinglePartition
 from kdirect.errors import (
     AccessDeniedError,
+    BrokerError,
     BrokerUnavailableError,
     ClosedError,
     KdirectError,
+    NotLeaderError,
     ProtocolError,
     QueuePairError,
     TimedOutError,
@@ -39,6 +42,7 @@ PARKED_BUFFER_BYTES = 256 << 10
 FIRST_WAIT_S = 50e-6
 LONGEST_WAIT_S = 5e-3
 FETCH_WAIT_MS = 100
+MOVED_WAIT_S = 0.02  # between two looks where the partition is led
 TRIES = 3  # lost connections without a record in between before one is raised
 DEFAULT_TARGET_ROWS = 1 << 16
 DEFAULT_TARGET_BYTES = 4 << 20
@@ -178,6 +182,7 @@ class Reader:
         self._decoder_settings = decoder_settings
         self._next_offset = start_offset
         self._place: Place | None = None
+        self._topic_id: str | None = None  # of the topic that is read
         self._before: dict[str, int] = {}
         self._totals: dict[str, int] = {}
 
@@ -238,7 +243,20 @@ class Reader:
                 BrokerUnavailableError,
                 ClosedError,
                 AccessDeniedError,
+                BrokerError,
+                NotLeaderError,
             ) as e:
+                if has_moved(e):
+                    # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
+                    if self._session.closed or (place is not None and not self._reads()):
+                        raise
+                    if (now() - last_progress) * 1000 > self._timeout_ms:
+                        raise
+                    self._find_leader(e)
+                    self._environment.sleep(MOVED_WAIT_S)
+                    continue
+                if isinstance(e, BrokerError):
+                    raise
                 failures = 1 if decoder.next_offset > before else failures + 1
                 # Over TCP this has been tried for request.timeout.ms (`tcp_fetch`).
                 if not self._reads() or failures > TRIES or self._session.closed:
@@ -276,17 +294,29 @@ class Reader:
             cursor = paths.cursor(self.tp)
             assert cursor is not None
             place = Place(paths, cursor)
+        self._topic_id = session.cluster.topic_id(self.tp.topic)
         self._place = place
         self._before = place.paths.statistics()
         return place
 
-    def _reopen(self, offset: int, why: KdirectError) -> None:
-        log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, why, offset)
+    def _find_leader(self, why: KdirectError) -> None:
+        """Another broker leads the partition, or its leader is not ready: read there next."""
+        log.info("%s: %s", self.tp, why.message)
+        cluster = self._session.cluster
+        look_again(cluster, self.tp, self._topic_id)
+        self._leave()
+
+    def _leave(self) -> None:
+        """The place is of no use any more."""
         self._account()
         place, self._place = self._place, None
         self._before = {}
         if place is not None:
             place.paths.close()
+
+    def _reopen(self, offset: int, why: KdirectError) -> None:
+        log.warning("%s: connection lost (%s); reading on from offset %d", self.tp, why, offset)
+        self._leave()
         self._open(offset)
 
     def _reads(self) -> bool:

@@ -35,7 +35,13 @@ import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor, TcpCursor
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, LostPartitions
+from kdirect.client.lost_broker import (
+    CONNECT_MS_BESIDES,
+    LOST,
+    LostPartitions,
+    has_moved,
+    look_again,
+)
 from kdirect.client.message import Message, MessageQueue
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_multi_fetch import TcpRound
@@ -45,6 +51,7 @@ from kdirect.errors import (
     KdirectError,
     OffsetOutOfRangeError,
     TimedOutError,
+    UnknownTopicError,
 )
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
@@ -53,6 +60,7 @@ from kdirect.wire.environment import Environment
 log = logging.getLogger("kdirect.client")
 
 NO_STOP = 2**63 - 1
+MOVED_AGAIN_S = 0.02  # after another broker was to be asked, or the same one again
 ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be entered
 
 Take = Callable[[TopicPartition], bool]
@@ -97,6 +105,7 @@ class Reading:
         self._cursors: dict[TopicPartition, Cursor] = {}
         self._stale: set[TopicPartition] = set()  # to be entered where their cursors are
         self._lost = LostPartitions(session.environment)  # of those: their broker is looked for
+        self._topic_ids: dict[str, str] = {}  # of topics whose partitions were entered
         self._held: dict[TopicPartition, MessageQueue] = {}
         self._held_again: list[TopicPartition] = []  # of `_held`, those that were resumed
         # Read by READs and to be looked at, the next one first; others drop out in passing.
@@ -336,12 +345,18 @@ class Reading:
             return
         cluster, first = self._session.cluster, next(iter(new))
         self._lost.add(new, lambda: cluster.connection_for(first), after_s)
-        log.warning(
+        log.log(
+            logging.DEBUG if has_moved(error) else logging.WARNING,
             "%s; %s and %d other partitions wait until their broker is back",
             error.message,
             first,
             len(new) - 1,
         )
+
+    def _look_elsewhere(self, tp: TopicPartition, error: KdirectError) -> None:
+        """Another broker leads `tp`, or its leader is not ready: enter it again, in a moment."""
+        self._session.cluster.forget(tp.topic)
+        self._lose([tp], error, MOVED_AGAIN_S)
 
     def _lose_each(self, lost: Mapping[TopicPartition, KdirectError]) -> None:
         """Of each broker by itself that could not be reached, its partitions with its error."""
@@ -409,7 +424,10 @@ class Reading:
             self._lose_each(lost)
             for tp, error in refused.items():
                 self._stale.discard(tp)
-                self._refused(tp, error)
+                if has_moved(error):
+                    self._look_elsewhere(tp, error)
+                else:
+                    self._refused(tp, error)
             if lost and not self._others_are_read():
                 raise next(iter(lost.values()))
             if entered.asked:
@@ -417,6 +435,9 @@ class Reading:
 
     def _entered(self, tp: TopicPartition) -> None:
         self._stale.discard(tp)
+        topic_id = self._session.cluster.topic_id(tp.topic)
+        if topic_id is not None:
+            self._topic_ids[tp.topic] = topic_id
         cursor = self._cursors[tp] = self.paths.cursor(tp)
         if type(cursor) is DirectCursor:
             self._take_turns(tp)
@@ -608,7 +629,15 @@ class Reading:
             self._wait(tp)
             return False
         except KdirectError as e:
-            self._refused(tp, e)
+            if not has_moved(e) or type(self._cursors[tp]) is TcpCursor:
+                self._refused(tp, e)
+                return False
+            try:
+                look_again(self._session.cluster, tp, self._topic_ids.get(tp.topic))
+            except UnknownTopicError as gone:
+                self._refused(tp, gone)
+            else:
+                self._look_elsewhere(tp, e)
             return False
 
     def _messages(self, tp: TopicPartition) -> bool:

@@ -267,6 +267,7 @@ class TcpFetcher:
                     partitions=[
                         r.FetchTopic.FetchPartition(
                             partition=tp.partition,
+                            current_leader_epoch=self._cluster.leader_epoch(tp),
                             fetch_offset=self.next_offset,
                             partition_max_bytes=max_bytes,
                         )

@@ -420,6 +420,7 @@ class TcpRound:
             topics.setdefault(tp.topic, []).append(
                 r.FetchTopic.FetchPartition(
                     partition=tp.partition,
+                    current_leader_epoch=self._cluster.leader_epoch(tp),
                     fetch_offset=partition.fetch_offset,
                     partition_max_bytes=partition.max_bytes,
                 )

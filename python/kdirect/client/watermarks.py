@@ -17,7 +17,7 @@ from typing import Any
 
 from kdirect.client.admin import Admin
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import concerning
+from kdirect.client.lost_broker import concerning, has_moved, look_again
 from kdirect.client.read_paths import DirectPaths, ReadConnections
 from kdirect.errors import (
     AccessDeniedError,
@@ -28,6 +28,7 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.wire.backoff import Backoff
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
@@ -46,6 +47,8 @@ class Watermarks:
         environment: Environment,
     ) -> None:
         self._lock = threading.Lock()
+        self._connections = connections
+        self._topic_ids: dict[str, str] = {}  # of the topics whose slots were entered
         self._admin = admin
         self._environment = environment
         self._max_age_s: float = settings["metadata.max.age.ms"] / 1000
@@ -62,16 +65,33 @@ class Watermarks:
         leads (also as `topic_partition`).  The partitions of other brokers are answered by a call
         without those."""
         wanted = list(tps)
-        with self._lock:
+        cluster = self._connections.cluster
+        backoff: Backoff | None = None
+        while True:
             try:
-                out, asked = self._look(wanted, same)
-            except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
-                log.debug("watermarks are looked at again: %s", e)
-                self._without_slot.clear()
-                out, asked = self._look(wanted, same)
+                out, asked = self._look_twice(wanted, same)
+                break
+            except KdirectError as e:
+                # Leaders move, and those that were just elected cannot tell for a moment.
+                backoff = backoff or cluster.backoff(cluster.timeout_ms)
+                if not has_moved(e) or not backoff.wait():
+                    raise
+                for topic in {tp.topic for tp in wanted}:
+                    cluster.forget(topic)
         if asked:  # this may take long where a broker is lost: nobody waits for the lock meanwhile
             out |= self._ask([tp for tp in wanted if tp in asked])
         return {tp: out[tp] for tp in wanted}
+
+    def _look_twice(
+        self, wanted: list[TopicPartition], same: bool
+    ) -> tuple[Marks, set[TopicPartition]]:
+        with self._lock:
+            try:
+                return self._look(wanted, same)
+            except (QueuePairError, BrokerUnavailableError, ClosedError) as e:
+                log.debug("watermarks are looked at again: %s", e)
+                self._without_slot.clear()
+                return self._look(wanted, same)
 
     def _look(self, wanted: list[TopicPartition], same: bool) -> tuple[Marks, set[TopicPartition]]:
         """What READs tell; the partitions that have to be asked for."""
@@ -79,7 +99,7 @@ class Watermarks:
         direct = self._direct
         asked = {tp for tp in wanted if self._without_slot.get(tp, 0.0) > now}
         watched = {tp for tp in wanted if tp not in asked}
-        new = {tp for tp in watched if direct.fetcher_of(tp) is None}
+        new: set[TopicPartition] = set()
         for fetcher in list(direct):
             if not watched.isdisjoint(fetcher.partitions):
                 self._refresh(fetcher)
@@ -88,6 +108,7 @@ class Watermarks:
                         [tp for tp in fetcher.partitions if fetcher.stream(tp).revoked], watched
                     )
                 new |= watched.intersection(fetcher.stale())
+        new |= {tp for tp in watched if direct.fetcher_of(tp) is None}
         if new:
             asked |= self._enter([tp for tp in wanted if tp in new], now)
         out: Marks = {}
@@ -105,12 +126,16 @@ class Watermarks:
             raise
 
     def _raise_ended(self, revoked: list[TopicPartition], watched: set[TopicPartition]) -> None:
-        ended = [tp for tp in revoked if tp in watched]
-        if ended:
-            self._direct.release(ended)
-            raise UnknownTopicError(
-                f"{ended[0]} was deleted while it was watched", hint="list the topics again"
-            )
+        """Of partitions whose slots were revoked: UnknownTopicError where they were deleted.
+        Another broker leads the others."""
+        for tp in [tp for tp in revoked if tp in watched]:
+            self._direct.release([tp])
+            try:
+                look_again(self._connections.cluster, tp, self._topic_ids.get(tp.topic))
+            except UnknownTopicError:
+                raise UnknownTopicError(
+                    f"{tp} was deleted while it was watched", hint="list the topics again"
+                ) from None
 
     def _enter(self, tps: list[TopicPartition], now: float) -> set[TopicPartition]:
         """Get slots; the partitions that have to be asked for."""
@@ -119,6 +144,10 @@ class Watermarks:
             raise concerning([tp for tp, e in entered.lost.items() if e is error], error) from error
         for error in entered.refused.values():
             raise error
+        for topic in {tp.topic for tp in tps}:
+            topic_id = self._connections.cluster.topic_id(topic)
+            if topic_id is not None:
+                self._topic_ids[topic] = topic_id
         denied = {tp: e for tp, e in entered.over_tcp.items() if isinstance(e, AccessDeniedError)}
         if denied:
             # Most likely there are more partitions than slots: those that have one keep it.

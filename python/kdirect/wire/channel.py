@@ -26,7 +26,7 @@ thread touches them, or the thread that holds the owner's lock:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from kdirect.errors import (
@@ -187,12 +187,20 @@ class Channel:
             Memory.anonymous(length), Access.LOCAL_WRITE | Access.REMOTE_WRITE
         )
 
-    def consume_access(self, targets: list[tuple[TopicPartition, int, int]]) -> Any:
-        """Ask for read access to [(partition, offset, finished file id or -1)]; the response, one
-        grant each, in order."""
+    def consume_access(
+        self,
+        targets: list[tuple[TopicPartition, int, int]],
+        epoch_of: Callable[[TopicPartition], int] = lambda tp: -1,
+    ) -> Any:
+        """Ask for read access to [(partition, offset, finished file id or -1)], in the leader
+        epochs that `epoch_of` tells (-1: any); the response, one grant each, in order."""
         items = [
             p.GetConsumeAccessRequest.ConsumeTarget(
-                topic=tp.topic, partition=tp.partition, offset=offset, finished_file_id=finished
+                topic=tp.topic,
+                partition=tp.partition,
+                offset=offset,
+                finished_file_id=finished,
+                current_leader_epoch=epoch_of(tp),
             )
             for tp, offset, finished in targets
         ]
@@ -239,12 +247,15 @@ class Channel:
         end: tuple[int, int] = (-1, -1),
         ack_offset: int = 0,
         ahead_of: int = -1,
+        acks: int = -1,
+        leader_epoch: int = -1,
     ) -> Any:
         """Write access to the head file of `tp`, for at most `max_in_flight` requests at a time,
         whose acknowledgements come into `entries` entries of `ring` from byte `ack_offset` on.
         `finished`: a file granted before that this producer is done with; `end`: (order, position)
         of its first reservation beyond it.  `ahead_of`: the granted file after which comes the one
-        that is asked for."""
+        that is asked for.  `acks`: 1, the leader's; -1, of all in-sync replicas.  `leader_epoch`:
+        that of `tp` as far as is known."""
         return p.GetProduceAccessRequest(
             connection_id=self.connection_id,
             topic=tp.topic,
@@ -259,6 +270,8 @@ class Channel:
             end_order=end[0],
             end_position=end[1],
             ahead_of_file_id=ahead_of,
+            acks=acks,
+            current_leader_epoch=leader_epoch,
         )
 
     def release(self, file_ids: list[int], timeout_ms: float | None = None) -> None:

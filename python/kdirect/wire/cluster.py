@@ -67,6 +67,7 @@ class _Process:
         self.controller = -1
         self.cluster_id: str | None = None
         self.topics: dict[str, tuple[float, TopicMetadata]] = {}
+        self.forgotten: dict[str, TopicMetadata] = {}  # what was known of topics to be asked for
         self.coordinators: dict[str, Node] = {}
         self.refreshes = 0
         self.connects = 0
@@ -357,7 +358,27 @@ class Cluster:
 
     def forget(self, topic: str) -> None:
         """Ask for the leaders of `topic` before they are used again."""
-        self._state().topics.pop(topic, None)
+        state = self._state()
+        held = state.topics.pop(topic, None)
+        if held is not None:
+            state.forgotten[topic] = held[1]
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        """The leader epoch of `tp` in what is known, without asking; -1: not known."""
+        held = self._state().topics.get(tp.topic)
+        if held is None:
+            return -1
+        try:
+            return held[1].partition(tp.partition).leader_epoch
+        except UnknownTopicError:
+            return -1
+
+    def topic_id(self, topic: str) -> str | None:
+        """The id of a topic that is known or was, without asking."""
+        state = self._state()
+        held = state.topics.get(topic)
+        known = held[1] if held is not None else state.forgotten.get(topic)
+        return known.topic_id if known is not None else None
 
     def refresh(
         self, topics: list[str] | None, *, create: bool = False, timeout_ms: float | None = None
@@ -408,11 +429,15 @@ class Cluster:
             state.nodes = {b.node_id: Node(b.node_id, b.host, b.port) for b in response.brokers}
             state.controller = response.controller_id
             state.cluster_id = response.cluster_id
+            known = dict(state.topics)
             if topics is None:
                 state.topics.clear()
             for name in topics or ():
                 state.topics.pop(name, None)
-            state.topics.update((name, (now, t)) for name, t in found.items())
+            for name, t in found.items():
+                before = state.forgotten.pop(name, None) or known.get(name, (0.0, None))[1]
+                found[name] = newest = t.newest(before)
+                state.topics[name] = (now, newest)
         for name, code in failed.items():
             if topics is not None and code not in (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from kdirect.errors import UnknownTopicError
 
@@ -41,6 +41,18 @@ class TopicMetadata:
     topic_id: str | None
     internal: bool
     partitions: tuple[PartitionMetadata, ...]
+
+    def newest(self, before: TopicMetadata | None) -> TopicMetadata:
+        """This answer of a broker; but partitions of which `before`, an earlier answer, named a
+        later leader epoch are as they were there: the broker has not heard of it yet."""
+        if before is None or self.topic_id is None or before.topic_id != self.topic_id:
+            return self
+        known = {p.partition: p for p in before.partitions}
+        partitions = tuple(
+            old if (old := known.get(p.partition)) and 0 <= p.leader_epoch < old.leader_epoch else p
+            for p in self.partitions
+        )
+        return replace(self, partitions=partitions) if partitions != self.partitions else self
 
     def partition(self, number: int) -> PartitionMetadata:
         """UnknownTopicError names the partitions there are."""
