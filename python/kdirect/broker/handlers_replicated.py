@@ -104,6 +104,8 @@ class ReplicatedDataHandlers(DataHandlers):
         append.leader_epoch = partition.leader_epoch
         if is_new:
             self._replicas.appended(tp)
+            if partition.high_watermark >= append.end_offset:  # there is no other replica
+                self._services.waiters.notify(tp, append.size)
         if append.acks == -1:
             append.gated = partition.high_watermark < append.end_offset
         else:
@@ -264,4 +266,5 @@ def _waits_for_disk(partition: Partition) -> bool:
     config = partition.config
     if not config.flush_before_ack and config.flush_messages == NEVER:
         return False
-    return partition.acknowledgements_wait() and partition.unflushed_messages > 0
+    partition.acknowledgements_wait()  # notes that flush.messages was reached
+    return partition.gate.waits_for_disk(partition.log_end_offset)

@@ -135,7 +135,7 @@ class Member:
         self.replicas.on_lead.append(self._lead)
         self.replicas.on_resign.append(self._resign)
         self.replicas.on_high_watermark.append(self._moved)
-        appends.appended = self.replicas.appended
+        appends.appended = self._grown
         if access is not None:
             access.leadership = self.replicas
             access.on_append = self._committed_by_rdma
@@ -271,6 +271,7 @@ class Member:
                 self._loop.call_soon_threadsafe(self._grown, tp)
 
     def _grown(self, tp: TopicPartition) -> None:
+        """The log has grown by an append that had to wait, or by RDMA."""
         assert self._waiters is not None
         self.replicas.appended(tp)
         self._waiters.notify(tp)

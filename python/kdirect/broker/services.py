@@ -90,6 +90,9 @@ class Replicas(Protocol):
         """Done when the high watermark is at `end_offset` or above it.  It raises
         NotEnoughReplicasAfterAppendError, TimedOutError, NotLeaderError."""
 
+    def appended(self, tp: TopicPartition, /) -> None:
+        """The log of `tp` has grown: followers that wait are answered."""
+
     def diverging(
         self, tp: TopicPartition, last_fetched_epoch: int, offset: int, /
     ) -> tuple[int, int] | None:
