@@ -70,6 +70,7 @@ class BrokerServer:
             LogConfig.from_broker(config),
             node_id=config["node.id"],
             cluster_id=layout.cluster_id if layout is not None else None,
+            replicated=bool(config["zookeeper.connect"]),
         )
         # None: the broker is alone, or has a layout.
         self.member = self._as_member(layout)

@@ -72,12 +72,10 @@ class AckGate:
             limit = min(limit, on_disk)
         return min(limit, *replicas.values()) if replicas else limit
 
-    def waits_for_disk(self, end_offset: int) -> bool:
-        """Do records that end before `end_offset` have to be on disk before anybody is told?"""
-        if not (self.holds or self._demanded):
-            return False  # asked for every request
+    def waits_for_disk(self, log_end_offset: int) -> bool:
+        """Is there something that a flush, and not a replica, has to let out?"""
         on_disk = self.on_disk
-        return on_disk < end_offset and (self.holds or on_disk < self._demanded)
+        return (self.holds and on_disk < log_end_offset) or on_disk < self._demanded
 
     def waits(self, end_offset: int) -> bool:
         """Does an acknowledgement of records that end before `end_offset` have to wait?"""

@@ -1,0 +1,268 @@
+"""Leaders and followers over real logs, moved by hand: what is copied, counted, cut and kept."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kdirect.errors import (
+    NotEnoughReplicasAfterAppendError,
+    NotEnoughReplicasError,
+    NotLeaderError,
+    TimedOutError,
+)
+from kdirect.log.partition import Partition
+from tests.log.conftest import make_batch
+from tests.members.world import TP, Broker, World, sealed, until
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+batch = partial(make_batch, value_bytes=100)
+
+
+def play(directory: Path, scenario: Scenario, **options: Any) -> None:
+    async def run() -> None:
+        world = World(directory, **options)
+        try:
+            await scenario(world)
+        finally:
+            await world.stop()
+
+    asyncio.run(run())
+
+
+def contents(partition: Partition) -> bytes:
+    out = []
+    offset, end = partition.first_kept_offset, partition.log_end_offset
+    while offset < end:
+        copied = partition.read_for_replica(offset, 1 << 20)
+        out.append(b"".join(bytes(b) for b in copied.buffers))
+        source = partition.source_for(offset)
+        offset = min(source.end_offset, end)
+    return b"".join(out)
+
+
+async def level(world: World, *numbers: int) -> None:
+    """Wait until these brokers' logs, and what they show, are equal."""
+    logs = [world.brokers[n].log for n in numbers]
+    await until(
+        lambda: len({(x.log_end_offset, x.high_watermark, x.log_start_offset) for x in logs}) == 1
+        and logs[0].high_watermark == logs[0].log_end_offset,
+        f"{[(x.log_start_offset, x.high_watermark, x.log_end_offset) for x in logs]} {world.state}",
+    )
+    assert len({contents(x) for x in logs}) == 1
+    assert len({tuple(sealed(x).items()) for x in logs}) == 1, [sealed(x) for x in logs]
+
+
+def test_what_is_committed_is_on_all_in_sync(tmp_path: Path) -> None:
+    """acks=all is answered when both followers have the records, at the same segments."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2, 3)
+        await until(lambda: world.leads(1, 0))
+        for _ in range(5):
+            end = world.append(1, batch, 40)
+            await world.brokers[1].replicas.committed(TP, end, 0, 10)
+            for number in (2, 3):
+                assert world.brokers[number].log.log_end_offset == end
+        await level(world, 1, 2, 3)
+        assert len(world.brokers[1].log.segments) > 3
+        with pytest.raises(NotLeaderError):
+            world.brokers[2].replicas.leader(TP)
+        with pytest.raises(NotLeaderError):
+            world.brokers[2].log.append(batch())
+
+    play(tmp_path, scenario, segment_bytes=4096)
+
+
+def test_a_new_leader_goes_on_where_the_old_one_was(tmp_path: Path) -> None:
+    """The leader dies; another leads, takes records, and the dead one comes back, cuts off what
+    nobody else has, and joins again."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2, 3)
+        await until(lambda: world.leads(1, 0))
+        end = world.append(1, batch, 10)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        await world.brokers[1].kill()
+        await until(lambda: True)
+        epoch = world.elect(2, in_sync=(2, 3))
+        await until(lambda: world.leads(2, epoch))
+        end = world.append(2, batch, 5)
+        await world.brokers[2].replicas.committed(TP, end, epoch, 10)
+        await world.start(1)
+        await until(lambda: world.state is not None and set(world.state.in_sync) == {1, 2, 3})
+        await level(world, 1, 2, 3)
+        assert world.brokers[1].log.log_end_offset == 15
+        assert {s.base_offset for s in world.brokers[1].log.segments} >= {0, 10}
+
+    play(tmp_path, scenario)
+
+
+def test_a_deposed_leader_loses_what_only_it_has(tmp_path: Path) -> None:
+    """Cut off from the others it goes on appending and rolling; back again its log is cut at the
+    new epoch's start, and its segments begin where all others' do."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2, 3)
+        await until(lambda: world.leads(1, 0))
+        end = world.append(1, batch, 10)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        for number in (2, 3):
+            world.brokers[number].dropped.add(1)
+        world.cut(1)
+        world.append(1, batch, 60)
+        waits = world.brokers[1].replicas.committed(TP, 70, 0, 10)
+        old = world.brokers[1]
+        del world.brokers[1]  # it does not hear of the election yet
+        epoch = world.elect(2, in_sync=(2, 3))
+        await until(lambda: world.leads(2, epoch))
+        end = world.append(2, batch, 33)
+        await world.brokers[2].replicas.committed(TP, end, epoch, 10)
+        world.brokers[1] = old
+        world.publish()
+        with pytest.raises(NotLeaderError):
+            await waits
+        await level(world, 1, 2, 3)
+        assert old.log.log_end_offset == 43
+
+    play(tmp_path, scenario, segment_bytes=4096)
+
+
+def test_an_empty_disk_and_a_late_one_catch_up_under_load(tmp_path: Path) -> None:
+    """Records keep coming; a broker whose disk is empty and one that was down join the others."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 100)
+        await world.brokers[2].kill(clean=True)
+        await until(lambda: world.state is not None and world.state.in_sync == (1,))
+        world.append(1, batch, 200)
+        world.replicas = (1, 2, 3)
+        world.brokers[3].make()
+        world.elect(1, in_sync=(1,))
+        await world.start(2)
+        await until(lambda: world.leads(1, 1))
+        loaded = asyncio.ensure_future(load(world))
+        await until(lambda: world.state is not None and set(world.state.in_sync) == {1, 2, 3})
+        loaded.cancel()
+        await level(world, 1, 2, 3)
+
+    async def load(world: World) -> None:
+        while True:
+            world.append(1, batch, 3)
+            await asyncio.sleep(0)
+
+    play(tmp_path, scenario, segment_bytes=8192)
+
+
+def test_a_log_that_starts_later_is_copied_from_its_first_segment(tmp_path: Path) -> None:
+    """Records are deleted at the leader: followers' logs start there, and a new one's, too."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        end = world.append(1, batch, 200)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        leader = world.brokers[1]
+        await asyncio.to_thread(leader.log.delete_records, 150)
+        assert await asyncio.wait_for(leader.replicas.low_watermark(TP), 10) == 150
+        assert world.brokers[2].log.log_start_offset == 150
+        assert len(world.brokers[2].log.segments) == len(leader.log.segments)
+        world.replicas = (1, 2, 3)
+        world.brokers[3].make()
+        world.elect(1, in_sync=(1, 2))
+        await until(lambda: world.state is not None and set(world.state.in_sync) == {1, 2, 3})
+        await level(world, 1, 2, 3)
+
+    play(tmp_path, scenario, segment_bytes=4096)
+
+
+def test_too_few_in_sync(tmp_path: Path) -> None:
+    """Below min.insync.replicas nothing is taken; what was taken before fails, and the high
+    watermark stands still until there are enough again."""
+
+    async def scenario(world: World) -> None:
+        world.topic_config = {"min.insync.replicas": "2"}
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        leader = world.brokers[1].replicas
+        end = world.append(1, batch, 5)
+        await leader.committed(TP, end, 0, 10)
+        world.refuses = True
+        await world.brokers[2].kill()
+        end = world.append(1, batch, 5)
+        waits = leader.committed(TP, end, 0, 10)
+        late = leader.committed(TP, end, 0, 0.01)
+        with pytest.raises(TimedOutError):
+            await late
+        world.refuses = False
+        with pytest.raises(NotEnoughReplicasAfterAppendError):
+            await waits
+        with pytest.raises(NotEnoughReplicasError):
+            leader.may_append(TP)
+        assert world.brokers[1].log.high_watermark == 5
+        await world.start(2)
+        await until(lambda: world.state is not None and set(world.state.in_sync) == {1, 2})
+        leader.may_append(TP)
+        await level(world, 1, 2)
+
+    play(tmp_path, scenario)
+
+
+def test_an_epoch_without_records_leaves_no_boundary(tmp_path: Path) -> None:
+    """A leader was elected with a shorter log (unclean), begins a segment with its epoch and dies
+    before it has a record; the next leader's log has none there."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        end = world.append(1, batch, 10)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        world.brokers[2].dropped.add(1)
+        world.cut(1)
+        world.append(1, batch, 2)
+        first = world.brokers.pop(1)
+        epoch = world.elect(2, in_sync=(2,))
+        await until(lambda: world.leads(2, epoch))
+        world.brokers[2].dropped.clear()
+        assert world.brokers[2].log.segments[-1].base_offset == 10
+        world.brokers[1] = first
+        epoch = world.elect(1, in_sync=(1,))
+        await until(lambda: world.leads(1, epoch))
+        await level(world, 1, 2)
+        world.append(1, batch, 1)
+        await level(world, 1, 2)
+        bases = [[s.base_offset for s in b.log.segments] for b in world.brokers.values()]
+        assert bases == [[0, 12], [0, 12]]
+
+    play(tmp_path, scenario)
+
+
+def test_one_replica_costs_nothing(tmp_path: Path) -> None:
+    """A partition that is here only shows records as soon as they are committed."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1)
+        await world.create(1)
+        await until(lambda: world.leads(1, 0))
+        broker: Broker = world.brokers[1]
+        broker.log.append(batch())
+        assert broker.log.high_watermark == 1 and not broker.log.gate.moves_high_watermark
+        waits = broker.replicas.committed(TP, 1, 0, 10)
+        assert waits.done()
+        assert [s.base_offset for s in broker.log.segments] == [0]
+
+    play(tmp_path, scenario)
