@@ -222,8 +222,8 @@ class Member:
     # -- leaving -----------------------------------------------------------------------------------
 
     async def leave_in_order(self) -> None:
-        """Have others lead what this broker leads."""
-        if self.is_joined:
+        """Have others lead what this broker leads, if there are any."""
+        if self.is_joined and len(self.membership.metadata.brokers) > 1:
             await self.membership.shut_down_in_order()
 
     async def leave(self) -> None:

@@ -16,6 +16,7 @@ from kdirect.cluster.following_replica import AskEpochEnd, EpochEnd
 from kdirect.errors import KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -77,7 +78,9 @@ class EpochQuestions:
 
     async def _ask(self, leader: int, questions: dict[TopicPartition, _Question]) -> bool:
         """Ask once; whether all were answered."""
-        request = p.EndOfEpochRequest(broker_id=self._broker, topics=_rows(questions))
+        request = build(
+            p.EndOfEpochRequest, broker_id=self._broker, topics=_rows(questions)
+        )
         try:
             response = await self._peers.call(leader, request, timeout_s=ANSWER_S)
         except (KdirectError, OSError) as e:
@@ -149,7 +152,7 @@ def answer(request: Any, row_of: Callable[[TopicPartition, int, int], EpochRow |
                 }
             rows.append(row)
         topics.append({"topic": topic.topic, "partitions": rows})
-    return p.EndOfEpochResponse(topics=topics)
+    return build(p.EndOfEpochResponse, topics=topics)
 
 
 __all__ = ["EpochQuestions", "EpochRow", "answer"]

@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from kdirect.errors import BrokerUnavailableError, KdirectError
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode
+from kdirect.format.schema import build
 from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.member")
@@ -107,7 +108,8 @@ class Fetcher:
         return await self._peers.call(leader, request, timeout_s=ANSWER_S)
 
     def request(self, session: int, topics: list[Any], forgotten: list[Any]) -> Any:
-        return p.FetchAsReplicaRequest(
+        return build(
+            p.FetchAsReplicaRequest,
             broker_id=self._broker,
             incarnation=self._incarnation(),
             session_id=session,
