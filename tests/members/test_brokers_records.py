@@ -1,0 +1,286 @@
+"""Records on three brokers in this process: the error codes that clients go by, on the wire, and
+stock clients that produce and consume through leaders, followers and a stopped leader."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
+
+from kdirect.format import protocol as p
+from kdirect.format.protocol import ErrorCode as E
+from kdirect.format.schema import build
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from tests.members.wire import (
+    RECORD,
+    ask,
+    create,
+    epoch_end,
+    fetch,
+    list_offset,
+    metadata,
+    partition_row,
+    produce,
+)
+from tests.support import poll_until, wait_until
+
+T0 = TopicPartition("t", 0)
+
+
+def code(row: Any) -> E:
+    return E(row.error_code)
+
+
+def led_by_the_first(ours: list[Any], name: str = "t", **configs: Any) -> Any:
+    """A topic with one partition that the first broker leads and all keep."""
+    ids = tuple(range(1, len(ours) + 1))
+    assert code(create(ours[0], name, assignment={0: ids}, **configs)) is E.NONE
+    for broker in ours:
+        wait_until(
+            lambda b=broker: metadata(b, [name]).topics[0].error_code == 0, "the topic is seen"
+        )
+    wait_until(
+        lambda: code(list_offset(ours[0], TopicPartition(name, 0))) is E.NONE, "the leader leads"
+    )
+
+
+def test_whoever_does_not_lead_says_so_and_names_the_leader(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours)
+    follower = ours[1]
+    row, answer = produce(follower, T0)
+    assert code(row) is E.NOT_LEADER_OR_FOLLOWER
+    assert (row.current_leader.leader_id, row.current_leader.leader_epoch) == (1, 0)
+    host, _, port = ours[0].bootstrap_servers.rpartition(":")
+    assert [(n.node_id, n.host, n.port) for n in answer.node_endpoints] == [(1, host, int(port))]
+    for version in (3, 7, 9):  # which have no place for the leader
+        assert code(produce(follower, T0, version=version)[0]) is E.NOT_LEADER_OR_FOLLOWER
+    assert code(produce(follower, T0, acks=1)[0]) is E.NOT_LEADER_OR_FOLLOWER
+    old = fetch(follower, T0, version=10)  # before a client may read from followers
+    assert code(old) is E.NOT_LEADER_OR_FOLLOWER
+    assert code(list_offset(follower, T0)) is E.NOT_LEADER_OR_FOLLOWER
+    assert code(epoch_end(follower, T0, 0)) is E.NOT_LEADER_OR_FOLLOWER
+    nowhere = TopicPartition("nowhere", 0)
+    assert code(produce(ours[0], nowhere)[0]) is E.UNKNOWN_TOPIC_OR_PARTITION
+    assert code(fetch(ours[0], nowhere)) is E.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def test_leader_epochs_of_clients_are_compared(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours)
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    ours[0].stop()
+    wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
+    epoch = partition_row(ours[1], T0).leader_epoch
+    assert epoch > 0
+    found = wait_until(
+        lambda: r if code(r := fetch(ours[1], T0, epoch=epoch)) is E.NONE else None, "it serves"
+    )
+    assert bytes(found.records)
+    fenced = fetch(ours[1], T0, epoch=epoch - 1)
+    assert code(fenced) is E.FENCED_LEADER_EPOCH
+    assert fenced.current_leader.leader_id == 2
+    assert code(fetch(ours[1], T0, epoch=epoch + 1)) is E.UNKNOWN_LEADER_EPOCH
+    assert code(list_offset(ours[1], T0, epoch=epoch - 1)) is E.FENCED_LEADER_EPOCH
+    assert code(epoch_end(ours[1], T0, 0, current=epoch + 1)) is E.UNKNOWN_LEADER_EPOCH
+    end = epoch_end(ours[1], T0, 0, current=epoch)
+    assert (code(end), end.leader_epoch, end.end_offset) == (E.NONE, 0, 1)
+
+
+def test_a_log_that_diverges_is_told_where(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours)
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    found = fetch(ours[0], T0, 1, last_epoch=0)
+    assert code(found) is E.NONE and found.diverging_epoch is None
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    ours[0].stop()
+    wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
+    wait_until(lambda: code(produce(ours[1], T0)[0]) is E.NONE, "it serves")
+    # A reader that had three records of the old epoch, of which the last was never committed.
+    diverged = fetch(ours[1], T0, 3, last_epoch=0)
+    assert code(diverged) is E.NONE and not diverged.records
+    assert (diverged.diverging_epoch.epoch, diverged.diverging_epoch.end_offset) == (0, 2)
+
+
+def test_too_few_replicas_in_sync_refuse_acks_all_alone(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours, min_insync_replicas=2)
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    ours[1].stop()
+    wait_until(lambda: list(partition_row(ours[0], T0).isr_nodes) == [1], "it left")
+    wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NOT_ENOUGH_REPLICAS, "it is refused")
+    row, _ = produce(ours[0], T0, acks=1)
+    assert code(row) is E.NONE
+    # What one replica has is not committed: the high watermark stands still.
+    assert list_offset(ours[0], T0).offset == 1 and row.base_offset == 1
+    ours[1].start()
+    wait_until(lambda: sorted(partition_row(ours[0], T0).isr_nodes) == [1, 2], "it is back")
+    wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NONE, "it is taken again")
+    assert list_offset(ours[0], T0).offset >= 3
+
+
+def test_followers_serve_consumers_below_their_high_watermark(brokers: Any) -> None:
+    ours = brokers(2, racks=["a", "b"])
+    led_by_the_first(ours)
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    sent = wait_until(
+        lambda: r if (r := fetch(ours[0], T0, rack="b")).preferred_read_replica == 2 else None,
+        "the consumer is sent to its rack",
+    )
+    assert code(sent) is E.NONE and not sent.records
+    assert fetch(ours[0], T0, rack="a").preferred_read_replica == -1
+    assert bytes(fetch(ours[0], T0).records) == bytes(fetch(ours[0], T0, rack="a").records)
+    near = wait_until(
+        lambda: r if (r := fetch(ours[1], T0, rack="b")).records else None, "the follower has it"
+    )
+    assert bytes(near.records) == bytes(fetch(ours[0], T0).records)
+    assert code(fetch(ours[1], T0, 7, rack="b")) is E.OFFSET_NOT_AVAILABLE
+    assert code(fetch(ours[0], T0, 7)) is E.OFFSET_OUT_OF_RANGE
+
+
+def test_records_are_deleted_on_all_replicas(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours)
+    for _ in range(3):
+        assert code(produce(ours[0], T0)[0]) is E.NONE
+    rows = [{"partition_index": 0, "offset": 2}]
+    request = build(
+        p.DeleteRecordsRequest, topics=[{"name": "t", "partitions": rows}], timeout_ms=20_000
+    )
+    row = ask(ours[0], request, 2).topics[0].partitions[0]
+    assert (code(row), row.low_watermark) == (E.NONE, 2)
+    assert [b.server.logs.partitions[T0].log_start_offset for b in ours] == [2, 2]
+    assert list_offset(ours[0], T0, EARLIEST_OFFSET).offset == 2
+    assert list_offset(ours[0], T0, LATEST_OFFSET).offset == 3
+    assert code(ask(ours[1], request, 2).topics[0].partitions[0]) is E.NOT_LEADER_OR_FOLLOWER
+
+
+def reassign(broker: Any, tp: TopicPartition, replicas: list[int] | None) -> Any:
+    rows = [{"partition_index": tp.partition, "replicas": replicas}]
+    request = build(
+        p.AlterPartitionReassignmentsRequest,
+        topics=[{"name": tp.topic, "partitions": rows}],
+        timeout_ms=20_000,
+    )
+    return ask(broker, request, 0).responses[0].partitions[0]
+
+
+def reassignments(broker: Any) -> Any:
+    request = build(p.ListPartitionReassignmentsRequest, topics=None, timeout_ms=20_000)
+    return ask(broker, request, 0).topics
+
+
+def elect(broker: Any, tp: TopicPartition) -> Any:
+    rows = [{"topic": tp.topic, "partitions": [tp.partition]}]
+    request = build(
+        p.ElectLeadersRequest, election_type=0, topic_partitions=rows, timeout_ms=20_000
+    )
+    return ask(broker, request, 2).replica_election_results[0].partition_result[0]
+
+
+def test_a_partition_moves_to_other_brokers_with_its_records(brokers: Any) -> None:
+    ours = brokers(3)
+    assert code(create(ours[0], "t", assignment={0: (1,)})) is E.NONE
+    wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NONE, "it serves")
+    assert code(reassign(ours[1], T0, None)) is E.NO_REASSIGNMENT_IN_PROGRESS
+    assert code(reassign(ours[1], T0, [2, 9])) is E.INVALID_REPLICA_ASSIGNMENT
+    assert code(reassign(ours[2], T0, [2, 3])) is E.NONE
+    wait_until(
+        lambda: sorted(partition_row(ours[0], T0).replica_nodes) == [2, 3], "the partition moved"
+    )
+    assert not reassignments(ours[0])
+    wait_until(lambda: not list(ours[0].log_dirs[0].glob("t-*")), "the old replica is gone")
+    leader = wait_until(
+        lambda: next(
+            (b for b, n in zip(ours, (1, 2, 3), strict=True)
+             if n == partition_row(ours[0], T0).leader_id), None
+        ), "it is led"
+    )  # fmt: skip
+    found = wait_until(lambda: r if (r := fetch(leader, T0)).records else None, "it has the record")
+    assert found.high_watermark >= 1
+
+
+def test_the_preferred_leader_is_elected_on_demand(brokers: Any) -> None:
+    ours = brokers(2, auto_leader_rebalance_enable=False)
+    led_by_the_first(ours)
+    assert code(elect(ours[1], T0)) is E.ELECTION_NOT_NEEDED
+    ours[0].stop()
+    wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
+    assert code(elect(ours[1], T0)) is E.PREFERRED_LEADER_NOT_AVAILABLE
+    ours[0].start()
+    wait_until(lambda: sorted(partition_row(ours[1], T0).isr_nodes) == [1, 2], "it is back")
+    assert code(elect(ours[1], T0)) is E.NONE
+    assert partition_row(ours[1], T0).leader_id == 1
+
+
+@pytest.mark.parametrize("idempotent", [False, True])
+def test_stock_clients_survive_the_end_of_a_leader(brokers: Any, idempotent: bool) -> None:
+    ours = brokers(3)
+    servers = ",".join(b.bootstrap_servers for b in ours)
+    assert code(create(ours[0], "t", partitions=3, factor=3)) is E.NONE
+    producer = Producer(
+        {"bootstrap.servers": servers, "acks": "all", "enable.idempotence": idempotent}
+    )
+    failed: list[Any] = []
+    sent = 0
+
+    def send(count: int) -> None:
+        nonlocal sent
+        for _ in range(count):
+            producer.produce(
+                "t",
+                key=str(sent),
+                value=str(sent),
+                on_delivery=lambda error, message: failed.append(error) if error else None,
+            )
+            sent += 1
+            producer.poll(0)
+
+    consumer = Consumer(
+        {"bootstrap.servers": servers, "group.id": "g", "auto.offset.reset": "earliest"}
+    )
+    consumer.subscribe(["t"])
+    values: list[int] = []
+    collecting = _Collecting(consumer, values)
+    try:
+        send(200)
+        assert producer.flush(20) == 0
+        poll_until(lambda: len(set(values)) == sent, collecting, timeout_s=40)
+        send(100)
+        ours[1].stop()
+        send(100)
+        assert producer.flush(30) == 0 and not failed
+        poll_until(lambda: len(set(values)) == sent, collecting, timeout_s=40)
+        consumer.commit(asynchronous=False)
+    finally:
+        consumer.close()
+    assert set(values) == set(range(sent))
+    if idempotent:
+        assert len(values) == sent
+    ours[1].start()
+    topic = AdminClient({"bootstrap.servers": servers})
+    wait_until(
+        lambda: all(
+            len(x.isrs) == 3 for x in topic.list_topics("t", 10).topics["t"].partitions.values()
+        ),
+        "all are in sync again",
+    )
+    assert RECORD
+
+
+class _Collecting:
+    """A consumer whose messages' values are kept."""
+
+    def __init__(self, consumer: Consumer, values: list[int]) -> None:
+        self._consumer = consumer
+        self._values = values
+
+    def poll(self, timeout_s: float) -> Any:
+        message = self._consumer.poll(timeout_s)
+        if message is None or message.error():
+            return None
+        self._values.append(int(message.value()))
+        return message
