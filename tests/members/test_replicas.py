@@ -37,13 +37,10 @@ def play(directory: Path, scenario: Scenario, **options: Any) -> None:
 
 def contents(partition: Partition) -> bytes:
     out = []
-    offset, end = partition.first_kept_offset, partition.log_end_offset
-    while offset < end:
-        copied = partition.read_for_replica(offset, 1 << 20)
-        out.append(b"".join(bytes(b) for b in copied.buffers))
-        source = partition.source_for(offset)
-        offset = min(source.end_offset, end)
-    return b"".join(out)
+    for segment in partition.segments:
+        if segment.size:
+            out += partition.read_for_replica(segment.base_offset, 1 << 30).buffers
+    return b"".join(bytes(buffer) for buffer in out)
 
 
 async def level(world: World, *numbers: int) -> None:
@@ -160,9 +157,9 @@ def test_an_empty_disk_and_a_late_one_catch_up_under_load(tmp_path: Path) -> Non
     async def load(world: World) -> None:
         while True:
             world.append(1, batch, 3)
-            await asyncio.sleep(0)
+            await asyncio.to_thread(lambda: None)
 
-    play(tmp_path, scenario, segment_bytes=8192)
+    play(tmp_path, scenario, segment_bytes=1 << 16)
 
 
 def test_a_log_that_starts_later_is_copied_from_its_first_segment(tmp_path: Path) -> None:
@@ -242,7 +239,6 @@ def test_an_epoch_without_records_leaves_no_boundary(tmp_path: Path) -> None:
         world.brokers[1] = first
         epoch = world.elect(1, in_sync=(1,))
         await until(lambda: world.leads(1, epoch))
-        await level(world, 1, 2)
         world.append(1, batch, 1)
         await level(world, 1, 2)
         bases = [[s.base_offset for s in b.log.segments] for b in world.brokers.values()]

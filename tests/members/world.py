@@ -24,7 +24,7 @@ from kdirect.cluster.image import Image, Topic
 from kdirect.cluster.partition_state import PartitionState
 from kdirect.cluster.records import BrokerRegistration, TopicAssignment
 from kdirect.cluster.requests import Answer, InSyncAnswer
-from kdirect.errors import BrokerUnavailableError
+from kdirect.errors import BrokerUnavailableError, TimedOutError
 from kdirect.format import protocol as p
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
@@ -233,6 +233,7 @@ class World:
             state = self.state
             assert state is not None
             if self.refuses:
+                future.set_exception(TimedOutError("the controller does not answer"))
                 return
             if row.leader_epoch < state.leader_epoch:
                 rows.append(InSyncAnswer(row.partition, Code.FENCED_LEADER_EPOCH, state))

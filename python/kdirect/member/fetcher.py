@@ -147,9 +147,10 @@ class _Fetch:
         self._news.set()
 
     def confirm(self, copy: Copy) -> None:
-        """Tell the leader where the copy ends now."""
+        """Tell the leader where the copy starts and ends now."""
         if self.copies.get(copy.tp) is copy:
             self._untold[copy.tp] = None
+            self._news.set()
 
     def remove(self, tp: TopicPartition) -> None:
         """Copy one partition less."""
