@@ -241,10 +241,10 @@ class Replica:
     def take(self, row: Any) -> asyncio.Future[None] | None:
         """See `fetcher.Copy`."""
         partition, records = self.partition, row.records
-        if not records:
+        if not records and not self._ends_segment(row):
             self._told(row)
             return None
-        if len(records) <= SMALL_BYTES and self._is_next(row):
+        if records and len(records) <= SMALL_BYTES and self._is_next(row):
             result = partition.append_as_stamped_nowait(records, self._around.time_ms())
             if result is not None:
                 self._appended(row, result)
@@ -259,12 +259,16 @@ class Replica:
         """Do the records go into the segment that is open here?"""
         return self.partition.kernel.segment_base_offset == row.segment_base_offset
 
+    def _ends_segment(self, row: Any) -> bool:
+        """Has the leader begun a segment where this log ends, although it has no record yet?"""
+        return row.segment_base_offset == self.following.end and not self._is_next(row)
+
     def _append(self, row: Any) -> Any:
         """On a thread."""
         partition = self.partition
         if partition.kernel.segment_base_offset != row.segment_base_offset:
             partition.begin_segment(row.segment_base_offset)
-        return partition.append_as_stamped(row.records)
+        return partition.append_as_stamped(row.records) if row.records else None
 
     def _appended_later(
         self, future: asyncio.Future[None], row: Any, result: Any, error: BaseException | None
@@ -273,6 +277,8 @@ class Replica:
         try:
             if error is not None:
                 log.error("copying %s failed: %s", self.tp, error)
+            elif result is None:
+                self._told(row)
             else:
                 self._appended(row, result)
         finally:
