@@ -232,15 +232,16 @@ class _Fetch:
             log.info("copying from broker %d is interrupted: %s", self._leader, why)
 
     def _request(self) -> Any:
-        topics: dict[str, list[dict[str, int]]] = {}
+        of, gone = p.FetchAsReplicaRequest.ReplicaTopic, p.FetchAsReplicaRequest.ForgottenTopic
+        topics: dict[str, list[Any]] = {}
         for tp in self._untold:
             copy = self.copies[tp]
-            row = {
-                "partition": tp.partition,
-                "leader_epoch": copy.epoch,
-                "fetch_offset": copy.end,
-                "log_start_offset": copy.log_start,
-            }
+            row = of.ReplicaPartition(
+                partition=tp.partition,
+                leader_epoch=copy.epoch,
+                fetch_offset=copy.end,
+                log_start_offset=copy.log_start,
+            )
             topics.setdefault(tp.topic, []).append(row)
         forgotten: dict[str, list[int]] = {}
         for tp in self._forgotten:
@@ -248,8 +249,8 @@ class _Fetch:
         self._untold, self._forgotten = {}, {}
         return self._fetcher.request(
             self._session,
-            [{"topic": name, "partitions": rows} for name, rows in topics.items()],
-            [{"topic": name, "partitions": rows} for name, rows in forgotten.items()],
+            [of(topic=name, partitions=rows) for name, rows in topics.items()],
+            [gone(topic=name, partitions=rows) for name, rows in forgotten.items()],
         )
 
     async def _take(self, response: Any) -> bool:
