@@ -15,7 +15,6 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,9 +27,12 @@ from tests.support import wait_until
 
 PARTITIONS = 2
 MOST_IN_FLIGHT = 200
+PACE_S = 0.002  # a producer's rest after a record for each partition
 QUIET_RECORDS = 100  # acknowledged before, between and after faults
 AGAIN_S = 45.0  # how long the records of all partitions may stay unacknowledged after a fault
 END_S = 90.0
+# By default a client waits for a broker that hangs for a minute, whoever leads meanwhile.
+PATIENCE = {"socket.timeout.ms": 5000, "reconnect.backoff.max.ms": 500, "log_level": 0}
 
 
 class Fault(enum.Enum):
@@ -86,11 +88,13 @@ class Notes:
     """What clients have noted.  Values are ``producer:number``; a producer counts for each
     partition by itself.
 
-    `sent`: (producer, partition) -> how many; `acknowledged`: (partition, offset) -> value;
+    `sent`: (producer, partition) -> how many; `progress`: partition -> how many were acknowledged;
+    `acknowledged`: (partition, offset) -> value;
     `failed`: values with the error; `seen`: (partition, offset) -> value, as a consumer read them
     while faults went on; `final`: partition -> (offset, value) of its whole log in the end."""
 
     sent: Counter[tuple[int, int]] = field(default_factory=Counter)
+    progress: Counter[int] = field(default_factory=Counter)
     acknowledged: dict[tuple[int, int], bytes] = field(default_factory=dict)
     failed: list[tuple[bytes, str]] = field(default_factory=list)
     seen: dict[tuple[int, int], bytes] = field(default_factory=dict)
@@ -201,8 +205,8 @@ class Producing:
                 # Several requests under way would be reordered by repetitions.
                 "max.in.flight.requests.per.connection": 5 if idempotent else 1,
                 "linger.ms": 2,
-                "reconnect.backoff.max.ms": 500,
-                "log_level": 0,
+                "request.timeout.ms": 4000,
+                **PATIENCE,
             }
         )
         self._in_flight = 0
@@ -225,13 +229,15 @@ class Producing:
                     partition=partition,
                     on_delivery=self._delivered,
                 )
-            self._producer.poll(0.001)
+            self._producer.poll(PACE_S)
 
     def _delivered(self, error: Any, message: Any) -> None:
         self._in_flight -= 1
         if error is not None:
             self._notes.failed.append((message.value(), str(error)))
-        elif message.offset() >= 0:  # a repeated record may be acknowledged without its offset
+            return
+        self._notes.progress[message.partition()] += 1
+        if message.offset() >= 0:  # a repeated record may be acknowledged without its offset
             place = (message.partition(), message.offset())
             before = self._notes.acknowledged.setdefault(place, message.value())
             if before != message.value():
@@ -296,8 +302,7 @@ def consumer(servers: str) -> Any:
             "group.id": "failures",
             "enable.auto.commit": False,
             "auto.offset.reset": "error",
-            "reconnect.backoff.max.ms": 500,
-            "log_level": 0,
+            **PATIENCE,
         }
     )
 
@@ -337,7 +342,7 @@ class Bout:
         self._rng = random.Random(f"{round_.seed}:victims")
         self.topic = f"round-{round_.seed}"
         self.notes = Notes()
-        self.pauses_s: list[float] = []  # from each fault to the next acknowledged records
+        self.steps: list[str] = []  # what was waited for, and for how long
         self._session = kdirect.connect(
             {"bootstrap.servers": cluster.bootstrap_servers, "transport": "tcp"}
         )
@@ -356,7 +361,10 @@ class Bout:
             try:
                 self._progress("the first records were acknowledged")
                 for fault, victim in self._round.faults:
-                    self._hit(fault, self._victim(victim))
+                    node_id = self._victim(victim)
+                    began = time.monotonic()
+                    self._hit(fault, node_id)
+                    self._note(f"{fault.name} of broker {node_id} was over", began)
                     self._progress(f"records were acknowledged after {fault.name}")
                     self._heal()
             finally:
@@ -364,7 +372,9 @@ class Bout:
                     each.finish()
                 watching.finish()
             self._heal()
+            began = time.monotonic()
             self.notes.final = read_all(servers, self.topic)
+            self._note(f"{sum(map(len, self.notes.final.values()))} records were read", began)
             wrong = judge(self.notes, idempotent) + differing_replicas(self._cluster, self.topic)
             admin.delete_topic(self.topic)
             return wrong
@@ -408,24 +418,28 @@ class Bout:
     def _progress(self, what: str) -> None:
         """Wait until each partition has more acknowledged records."""
         began = time.monotonic()
-        start = self._acknowledged()
+        now = self.notes.progress
+        start = Counter(now)
         wait_until(
-            lambda: all(
-                self._acknowledged()[n] >= start[n] + QUIET_RECORDS for n in range(PARTITIONS)
+            lambda: all(now[n] >= start[n] + QUIET_RECORDS for n in range(PARTITIONS)),
+            lambda: (
+                f"not within {AGAIN_S:g} s: {what}; by partition {dict(start)} before, and now"
+                f" {dict(now)}"
             ),
-            what,
             AGAIN_S,
         )
-        self.pauses_s.append(time.monotonic() - began)
+        self._note(what, began)
 
-    def _acknowledged(self) -> Mapping[int, int]:
-        return Counter(partition for partition, _ in list(self.notes.acknowledged))
+    def _note(self, what: str, began: float) -> None:
+        self.steps.append(f"{time.monotonic() - began:5.2f} s until {what}")
 
     def _heal(self) -> None:
         """Wait until every replica is in sync again."""
+        began = time.monotonic()
         wait_until(
             lambda: self._session.admin.health().is_well,
             lambda: f"not well after {END_S:g} s: {self._session.admin.health()}",
             END_S,
             every_s=0.05,
         )
+        self._note("every replica was in sync", began)

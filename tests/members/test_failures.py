@@ -47,6 +47,13 @@ class Living:
             self._cluster.start()
         return self._cluster
 
+    def tell(self) -> None:
+        """Print the ends of the brokers' logs."""
+        assert self._cluster is not None
+        for node_id in self._cluster.node_ids:
+            lines = self._cluster.log_file(node_id).read_text(errors="replace").splitlines()
+            print(f"-- broker {node_id}", *lines[-25:], sep="\n")
+
     def end(self) -> None:
         cluster, self._cluster = self._cluster, None
         if cluster is not None:
@@ -68,8 +75,13 @@ def test_nothing_acknowledged_is_lost(living: Living, seed_of_round: int) -> Non
     print(f"KDIRECT_ROUND={seed_of_round}: {round_}")
     bout = Bout(living.cluster(), round_)
     living.is_well = False
-    wrong = bout.run()
-    print("seconds until records were acknowledged: ", *(f"{s:.2f}" for s in bout.pauses_s))
+    try:
+        wrong = bout.run()
+    except BaseException:
+        living.tell()
+        raise
+    finally:
+        print(*bout.steps, sep="\n")
     assert not wrong, f"KDIRECT_ROUND={seed_of_round}: {round_}\n" + "\n".join(wrong[:20])
     living.is_well = True
 
