@@ -385,7 +385,7 @@ def test_a_change_that_could_not_be_appended_keeps_the_row_from_before_it(
         w.replicate()
         if w.log.log_end_offset > end + 1:
             break
-    assert w.log.log_end_offset == end + 2, "a rewriting has begun"
+    assert end + 1 < w.log.log_end_offset < end + 5, "a rewriting has begun, and is not over"
     expected = {f"g{i}": w.seen(f"g{i}") for i in range(4)}
 
     def full(data: bytes, at_ms: int) -> None:
@@ -397,7 +397,7 @@ def test_a_change_that_could_not_be_appended_keeps_the_row_from_before_it(
             w.commit("g3", 100).result()
     start = w.log.log_start_offset
     w.settle()
-    assert w.log.log_start_offset == start and w.log.log_end_offset > end + 3
+    assert w.log.log_start_offset == start and w.log.log_end_offset > end + 4
     w.resign()
     active(w, 2)
     assert {g: w.seen(g) for g in expected} == expected
