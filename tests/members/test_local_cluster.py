@@ -1,0 +1,145 @@
+"""Clusters of this machine, from Python and from the command line: what users and scripts call."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import confluent_kafka
+import pytest
+
+import kdirect
+from kdirect.errors import ConfigError
+from kdirect.model import TopicPartition
+from tests.support import wait_until
+
+
+def kdirect_command(*arguments: object) -> tuple[int, str, str]:
+    run = subprocess.run(
+        [sys.executable, "-m", "kdirect.cli", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    return run.returncode, run.stdout, run.stderr
+
+
+def test_a_broker_is_killed_and_comes_back(cluster: Callable[..., kdirect.Cluster]) -> None:
+    brokers = cluster(3, racks=["a", "b", "b"])
+    at = ("--bootstrap-servers", brokers.bootstrap_servers)
+    assert kdirect_command("topic", "create", "t", *at)[:2] == (0, "created t\n")
+    with kdirect.connect(
+        {"bootstrap.servers": brokers.bootstrap_servers, "transport": "tcp"}
+    ) as session:
+        found = session.admin.describe_cluster()
+        assert [(b.node_id, b.rack) for b in found.brokers] == [(1, "a"), (2, "b"), (3, "b")]
+        (partition,) = session.admin.describe_topic("t").leaders
+        assert sorted(partition.replicas) == sorted(partition.in_sync_replicas) == [1, 2, 3]
+        assert kdirect_command("cluster", "health", *at)[:2] == (0, "well\n")
+
+        lost = partition.leader
+        brokers.kill(lost)
+        assert brokers.running == [n for n in (1, 2, 3) if n != lost]
+        failed: list[object] = []
+        producer = confluent_kafka.Producer(
+            {"bootstrap.servers": brokers.bootstrap_servers, "acks": "all", "log_level": 0}
+        )
+        producer.produce("t", b"v", on_delivery=lambda e, m: failed.append(e))
+        assert producer.flush(30) == 0 and failed == [None]
+        status, out, _ = kdirect_command("cluster", "health", *at)
+        assert (status, out) == (1, "under-replicated\tt:0\n")
+        _, out, _ = kdirect_command("topic", "describe", "t", *at)
+        assert re.search(r"offsets \[0, 1\)\tleader (\d)\tepoch [1-9]\d*\treplicas", out), out
+        assert f"leader {lost}" not in out
+
+        brokers.start(lost)
+        wait_until(lambda: session.admin.health().is_well, "the broker's replica was in sync")
+        status, out, errors = kdirect_command("partition", "elect", "t:0", *at)
+        assert (status, out) == (0, "t:0\telected\n"), errors
+        wait_until(
+            lambda: session.admin.describe_topic("t").leaders[0].leader == partition.replicas[0],
+            "the preferred replica led",
+        )
+
+
+def test_a_partition_moves_to_other_brokers(cluster: Callable[..., kdirect.Cluster]) -> None:
+    brokers = cluster(3)
+    at = ("--bootstrap-servers", brokers.bootstrap_servers)
+    with kdirect.connect(
+        {"bootstrap.servers": brokers.bootstrap_servers, "transport": "tcp"}
+    ) as session:
+        session.admin.create_topic("t", 1, 1)
+        with session.producer() as producer:
+            for number in range(100):
+                producer.produce("t", b"%d" % number)
+            producer.flush()
+        (partition,) = session.admin.describe_topic("t").leaders
+        others = [n for n in (1, 2, 3) if n != partition.leader]
+        wanted = ",".join(map(str, others))
+        status, _, errors = kdirect_command("partition", "reassign", f"t:0={wanted}", "--wait", *at)
+        assert status == 0, errors
+        wait_until(
+            lambda: session.admin.describe_topic("t").leaders[0].replicas == tuple(others),
+            "the partition had moved",
+        )
+        assert session.admin.list_reassignments() == {}
+        tp = TopicPartition("t", 0)
+        assert wait_until(lambda: session.latest_offsets([tp])[tp] == 100, "its records are there")
+        wait_until(
+            lambda: not (brokers.log_dirs(partition.leader)[0] / "t-0").exists(),
+            "the old replica was removed",
+        )
+        status, _, errors = kdirect_command("partition", "reassign", "t:0=9", *at)
+        assert status == 1 and "moving t-0" in errors
+
+
+def test_the_command_starts_a_cluster_and_ends_all_of_it(tmp_path: Path) -> None:
+    """With a ZooKeeper of its own."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "kdirect.cli", "cluster", "start", "--brokers", "2"]
+        + ["--directory", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stdout is not None
+    try:
+        told = [process.stdout.readline() for _ in range(3)]
+        pids = [int(re.fullmatch(r"broker (\d) pid (\d+)\n", line)[2]) for line in told[:2]]  # type: ignore[index]
+        ready = re.fullmatch(r"kdirect cluster ready on (\S+:\d+,\S+:\d+)\n", told[2])
+        assert ready is not None, told
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+        status, out, errors = kdirect_command("cluster", "describe", "--broker", ready[1])
+        assert status == 0 and "broker 2\t" in out and "offline partitions\t0\n" in out, errors
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+    finally:
+        process.kill()
+        process.stdout.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"brokers": 0}, "a cluster of 0 brokers"),
+        ({"brokers": 3, "racks": ["a"]}, "1 racks for 3 brokers"),
+    ],
+)
+def test_what_cannot_be_started_is_an_error(arguments: dict[str, object], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        kdirect.Cluster(**arguments)  # type: ignore[arg-type]
+
+
+def test_a_broker_that_does_not_start_says_why(tmp_path: Path) -> None:
+    made = kdirect.Cluster(1, tmp_path, zookeeper_connect="two words:1")
+    with pytest.raises(kdirect.BrokerUnavailableError, match=r"zookeeper\.connect"):
+        made.start()
+    assert made.running == []
+    with pytest.raises(ConfigError, match="call start"):
+        made.pid(1)
