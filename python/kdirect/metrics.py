@@ -244,45 +244,60 @@ METRICS: tuple[Metric, ...] = (
         "broker",
         "Queue pairs of RDMA clients open now, including those of consumers.",
     ),
+    Metric("replicas", "partitions", "member", "Partitions of which this broker keeps a replica."),
+    Metric("replicas_led", "partitions", "member", "Those that it leads (Kafka: LeaderCount)."),
     Metric(
-        "replica_leaders",
+        "replicas_under_replicated",
         "partitions",
         "member",
-        "Partitions that this broker leads (Kafka: LeaderCount).",
-    ),
-    Metric(
-        "replica_under_replicated",
-        "partitions",
-        "member",
-        "Partitions that this broker leads with fewer replicas in sync than they have (Kafka: "
+        "Those that it leads with fewer replicas in sync than they have (Kafka: "
         "UnderReplicatedPartitions). Alert on it if it stays above 0.",
     ),
     Metric(
-        "replica_under_min_in_sync",
+        "replicas_under_min_in_sync",
         "partitions",
         "member",
-        "Partitions that this broker leads with fewer replicas in sync than "
-        "min.insync.replicas, so that acks=all is refused (Kafka: UnderMinIsrPartitionCount).",
+        "Those that it leads with fewer replicas in sync than min.insync.replicas, so that "
+        "acks=all is refused (Kafka: UnderMinIsrPartitionCount).",
     ),
     Metric(
-        "replica_in_sync_shrinks",
+        "replicas_max_lag",
+        "records",
+        "member",
+        "By how many records the slowest follower lags in any partition that this broker "
+        "leads (Kafka: MaxLag).",
+    ),
+    Metric(
+        "replicas_in_sync_shrinks",
         "events",
         "member",
-        "Times that a replica left those in sync, in partitions that this broker leads (Kafka: "
+        "Times that a replica left those in sync, in partitions that this broker led (Kafka: "
         "IsrShrinksPerSec).",
     ),
     Metric(
-        "replica_in_sync_expands",
+        "replicas_in_sync_expansions",
         "events",
         "member",
         "Times that a replica came back into those in sync (Kafka: IsrExpandsPerSec).",
     ),
     Metric(
-        "replica_max_lag",
-        "records",
+        "replicas_fetch_requests",
+        "requests",
         "member",
-        "By how many records the slowest follower lags in any partition that this broker leads "
-        "(Kafka: MaxLag).",
+        "Requests of followers for records, over TCP.",
+    ),
+    Metric("replicas_sent_bytes", "bytes", "member", "Bytes of record batches that answered them."),
+    Metric(
+        "replicas_fetched_bytes",
+        "bytes",
+        "member",
+        "Bytes of record batches that this broker copied from leaders over TCP.",
+    ),
+    Metric(
+        "replicas_fetch_failures",
+        "events",
+        "member",
+        "Times that copying from a leader was interrupted.",
     ),
     Metric(
         "controller_active",

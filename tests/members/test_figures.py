@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
+from typing import Any
 
 from kdirect.cluster.election import Partition
 from kdirect.cluster.image import Image, Topic
@@ -31,42 +33,43 @@ def lag(tp: TopicPartition) -> list[dict[str, int]]:
 
 
 def test_what_changes_is_counted_and_what_stands_is_read() -> None:
-    figures = Figures(1, lambda metadata, topic: 2)
+    figures = Figures(1)
     whole = PartitionState(1, 0, (1, 2, 3), 0)
     other = PartitionState(2, 0, (2, 3, 1), 0)
     start = picture(whole, other)
     figures.changed(Metadata("c", 1), start)
-    assert set(figures.statistics(start, lag)) == {m.name for m in METRICS if m.room == "member"}
-    assert figures.statistics(start, lag)["replica_under_replicated"] == 0
-
-    alone = picture(whole._replace(in_sync=(1,)), other)
-    figures.changed(start, alone)
-    assert figures.statistics(alone, lag) == {
-        "replica_leaders": 1,
-        "replica_under_replicated": 1,
-        "replica_under_min_in_sync": 1,
-        "replica_in_sync_shrinks": 1,
-        "replica_in_sync_expands": 0,
-        "replica_max_lag": 7,
+    assert figures.statistics(start, lag) == {
+        "replicas_max_lag": 7,
         "controller_active": 1,
         "controller_offline_partitions": 0,
         "controller_elections": 0,
         "controller_unclean_elections": 0,
     }
-    figures.changed(alone, start)
+    alone = picture(whole._replace(in_sync=(1,)), other)
+    figures.changed(start, alone)
     down = picture(whole, other._replace(leader=-1, leader_epoch=1, in_sync=(3,)))
-    figures.changed(start, down)
+    figures.changed(alone, down)
     assert figures.statistics(down, lag)["controller_offline_partitions"] == 1
     unclean = picture(whole, PartitionState(1, 2, (1,), 2))
     figures.changed(down, unclean)
     found = figures.statistics(unclean, lag)
-    assert found["replica_in_sync_expands"] == 2 and found["replica_max_lag"] == 8
+    assert found["controller_offline_partitions"] == 0 and found["replicas_max_lag"] == 8
     assert found["controller_elections"] == found["controller_unclean_elections"] == 1
 
 
 def test_only_the_controller_tells_of_offline_partitions() -> None:
-    figures = Figures(1, lambda metadata, topic: 1)
+    figures = Figures(1)
     down = picture(PartitionState(-1, 1, (2,), 1), controller=2)
     found = figures.statistics(down, lag)
     assert found["controller_active"] == found["controller_offline_partitions"] == 0
-    assert found["replica_leaders"] == found["replica_max_lag"] == 0
+    assert found["replicas_max_lag"] == 0
+
+
+def test_a_member_reports_every_figure_and_no_other(brokers: Callable[..., list[Any]]) -> None:
+    first, second = brokers(2)
+    rooms = {m.name: m.room for m in METRICS}
+    found = first.statistics()
+    assert {n for n in found if rooms[n] == "member"} == {
+        n for n, room in rooms.items() if room == "member"
+    }
+    assert first.statistics()["controller_active"] + second.statistics()["controller_active"] == 1

@@ -47,6 +47,7 @@ from kdirect.errors import ConfigError, NotLeaderError
 from kdirect.format import protocol as p
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.member.figures import Figures
 from kdirect.member.membership import Membership
 from kdirect.member.peers import Peers
 from kdirect.member.replicas import Replicas
@@ -95,6 +96,8 @@ class Member:
         )
         self.topics = MemberTopics(logs, self.view, environment)
         self.picture = Picture(self.membership)
+        self.figures = Figures(config["node.id"])
+        self.membership.subscribe(self.figures.changed)
         self.replicas: Any = None
         self._local: LocalReplicas | None = None
         self._files: FileThreads | None = None
@@ -283,9 +286,10 @@ class Member:
         self._waiters.notify(tp)
 
     def statistics(self) -> dict[str, Any]:
-        """Counters of replication; any thread."""
-        found: dict[str, Any] = self.replicas.statistics()
-        return found
+        """By the names of `kdirect.metrics`; any thread."""
+        replicas = self.replicas
+        figures = self.figures.statistics(self.membership.metadata, replicas.describe)
+        return {**replicas.statistics(), **figures}
 
     def _moved(self, tp: TopicPartition, partition: Partition) -> None:
         """Records became readable."""

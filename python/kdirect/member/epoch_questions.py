@@ -78,9 +78,7 @@ class EpochQuestions:
 
     async def _ask(self, leader: int, questions: dict[TopicPartition, _Question]) -> bool:
         """Ask once; whether all were answered."""
-        request = build(
-            p.EndOfEpochRequest, broker_id=self._broker, topics=_rows(questions)
-        )
+        request = build(p.EndOfEpochRequest, broker_id=self._broker, topics=_rows(questions))
         try:
             response = await self._peers.call(leader, request, timeout_s=ANSWER_S)
         except (KdirectError, OSError) as e:
