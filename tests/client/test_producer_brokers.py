@@ -45,6 +45,9 @@ class OneCluster:
     def has_reached(self, channel):
         return all(session.cluster.has_reached(channel) for session in self._sessions.values())
 
+    def leader_epoch(self, tp):
+        return self._of(tp).leader_epoch(tp)
+
     def forget(self, topic):
         self._sessions[topic].cluster.forget(topic)
 

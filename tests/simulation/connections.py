@@ -38,7 +38,7 @@ class Control:
 
     peer = "simulated broker"
     client_id = "client"
-    host = port = None
+    host, port = "sim", 1  # where `SimSession.leader_address` leads
     error = "the broker is gone"
 
     def __init__(self, simulation: Simulation) -> None:

@@ -109,6 +109,15 @@ class SimSession:
     def forget(self, topic: str) -> None:
         """There is nothing to forget."""
 
+    def refresh(self, topics: list[str], timeout_ms: float | None = None) -> dict[str, Any]:
+        return {name: types.SimpleNamespace(topic_id=None) for name in topics}
+
+    def leader_epoch(self, tp: TopicPartition) -> int:
+        return -1
+
+    def topic_id(self, topic: str) -> None:
+        """The broker has no ids."""
+
     timeout_ms = 200
 
     def backoff(self, timeout_ms: float, attempts: int = 0) -> Any:

@@ -248,7 +248,7 @@ class AccessManager:
 
     def _appended(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
-        if grant is not None:
+        if grant is not None and not grant.partition.gate.holds:  # else a flush is told of
             self._notify_appended(grant.partition.topic_partition)
 
     def _sync(self, requests: Any) -> None:
