@@ -295,11 +295,11 @@ def progress(readers: list[Reader]) -> dict[Any, int]:
 
 @pytest.fixture
 def running(cluster: Any) -> Iterator[tuple[kdirect.Cluster, list[Reader]]]:
-    made = cluster(3, **{"offsets.topic.num.partitions": 1, "default.replication.factor": 3})
+    made = cluster(3, **{"offsets.topic.num.partitions": 1})
     with kdirect.connect(
         {"bootstrap.servers": made.bootstrap_servers, "transport": "tcp"}
     ) as session:
-        session.admin.create_topic("t", 3, configs={"min.insync.replicas": "1"})
+        session.admin.create_topic("t", 3, 3)
     writer = Writer(made.bootstrap_servers, 3)
     readers = [Reader(made.bootstrap_servers, f"reader-{i}") for i in range(2)]
     yield made, readers

@@ -47,8 +47,10 @@ async def level(world: World, *numbers: int) -> None:
     """Wait until these brokers' logs, and what they show, are equal."""
     logs = [world.brokers[n].log for n in numbers]
     await until(
-        lambda: len({(x.log_end_offset, x.high_watermark, x.log_start_offset) for x in logs}) == 1
-        and logs[0].high_watermark == logs[0].log_end_offset,
+        lambda: (
+            len({(x.log_end_offset, x.high_watermark, x.log_start_offset) for x in logs}) == 1
+            and logs[0].high_watermark == logs[0].log_end_offset
+        ),
         f"{[(x.log_start_offset, x.high_watermark, x.log_end_offset) for x in logs]} {world.state}",
     )
     assert len({contents(x) for x in logs}) == 1

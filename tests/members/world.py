@@ -223,9 +223,7 @@ class World:
             topics["t"] = Topic(record, (partition,), dict(self.topic_config))
         image = Image(1, 1, topics=topics)
         for broker in list(self.brokers.values()):
-            broker.tell(
-                Metadata("c" * 22, broker.number, broker.incarnation, 1, nodes, image, 1)
-            )
+            broker.tell(Metadata("c" * 22, broker.number, broker.incarnation, 1, nodes, image, 1))
 
     def alter_in_sync(self, request: Any, future: asyncio.Future[Answer]) -> None:
         rows = []
