@@ -367,3 +367,33 @@ def test_where_an_epoch_ends(asked: int, answer: tuple[int, int]) -> None:
 
 def test_an_empty_log_has_nothing_in_common() -> None:
     assert epoch_end([], 7, 7, 3) == (3, 7)
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [LinkLost(2)],
+        [Registered(LIVES[:2])],
+        [Ticked(1), Refused(7), Ticked(2)],
+        [Assigned((0, 1))],
+    ],
+    ids=["its link is lost", "it is gone", "it falls behind", "it is no replica any more"],
+)
+def test_whoever_is_not_about_to_join_any_more_holds_nothing(events: list[Any]) -> None:
+    """A broker died as it was about to join, and the controller, which knew, refused it.  Nobody
+    appends then, because everybody waits for acknowledgements: no other event comes."""
+    leading = leader(TWO)
+    for event, effects in (
+        (confirmed(1, 10), shows(10)),
+        (confirmed(2, 10)._replace(level=True), proposes(0, 1, 2, heard=(1, 2))),
+        (Refused(7), ()),
+        (Appended(14), ()),
+        (confirmed(1, 14), ()),
+    ):
+        leading, found = step(leading, event)
+        assert found == effects, event
+    shown: tuple[Any, ...] = ()
+    for event in events:
+        leading, found = step(leading, event)
+        shown += found
+    assert ShowHighWatermark(14) in shown and leading.high_watermark == 14

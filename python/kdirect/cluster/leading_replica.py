@@ -262,15 +262,15 @@ def step(leading: Leading, event: Event) -> tuple[Leading, tuple[Effect, ...]]:
         case Confirmed():
             return _confirmed(leading, event)
         case Registered(brokers):
-            return _propose(leading._replace(registered=brokers, refused=False))
+            return _advance_and_propose(leading._replace(registered=brokers, refused=False))
         case LinkLost(broker):
-            return _propose(_with(leading, broker, linked=False))
+            return _advance_and_propose(_with(leading, broker, linked=False))
         case Ticked(now_ms):
-            return _propose(_ticked(leading, now_ms))
+            return _advance_and_propose(_ticked(leading, now_ms))
         case Learned(state):
             return _learned(leading, state)
         case Assigned(replicas):
-            return _propose(_assigned(leading, replicas))
+            return _advance_and_propose(_assigned(leading, replicas))
         case Refused(version):
             if leading.proposed is None or version != leading.state.version:
                 return leading, ()
@@ -363,6 +363,12 @@ def _confirmed(leading: Leading, event: Confirmed) -> tuple[Leading, tuple[Effec
         level=event.level,
         level_ms=max(known.level_ms, level_ms),
     )
+    return _advance_and_propose(leading)
+
+
+def _advance_and_propose(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
+    """Both: the high watermark waits for a follower that is about to join, and whoever is not about
+    to any more may have been the only one that held it."""
     leading, shown = _advance(leading)
     leading, proposed = _propose(leading)
     return leading, shown + proposed
@@ -423,9 +429,7 @@ def _learned(leading: Leading, state: PartitionState) -> tuple[Leading, tuple[Ef
         return leading, ()
     # A newer version settles the proposal, whatever became of it: it named the older one.
     leading = leading._replace(state=state, proposed=None, refused=False)
-    leading, shown = _advance(_assigned(leading, leading.replicas))
-    leading, proposed = _propose(leading)
-    return leading, shown + proposed
+    return _advance_and_propose(_assigned(leading, leading.replicas))
 
 
 def _assigned(leading: Leading, replicas: Sequence[int]) -> Leading:
