@@ -24,6 +24,8 @@ _numbers = itertools.count()
 TEST_PROPERTIES = {
     "zookeeper.session.timeout.ms": SESSION_MS,
     "log.segment.bytes": 1 << 20,
+    # Clients that outlive their topic would have it made again.
+    "auto.create.topics.enable": False,
     "controlled.shutdown.retry.backoff.ms": 200,
 }
 
