@@ -64,6 +64,15 @@ CLAIM = Claim(
     )
 )
 USURP = Claim((Delete(paths.CONTROLLER, 0), *CLAIM.operations))
+
+
+def usurp(epoch: int) -> Claim:
+    """The claim of a controller whose node is another session's, when the epoch is this."""
+    take, node, _ = USURP.operations
+    number = Replace(paths.CONTROLLER_EPOCH, str(epoch + 1).encode(), epoch)
+    return Claim((take, node, number))
+
+
 DIED = (Connected(), looked(2), ControllerDied(2))
 LEADING = (Connected(), looked(), Claimed(Committed((0, 8))))
 GIVE_BACK = Release((Check(paths.CONTROLLER_EPOCH, 8), Delete(paths.CONTROLLER)))
@@ -129,10 +138,10 @@ def test_who_is_controller_is_known() -> None:
     assert not follow(*LEADING, Resigned())[0].leads
 
 
-def test_an_older_process_of_the_same_broker_is_another_controller() -> None:
-    candidate, effects = follow(Connected(), looked(1), Noticed(), looked(1))
-    assert (candidate.phase, candidate.controller, effects) == (Phase.WATCHING, 1, ())
-    assert follow(Connected(), looked(1), Noticed(), looked())[1] == (CLAIM,)
+def test_the_node_of_an_older_process_of_the_same_broker_is_taken() -> None:
+    """This process is registered, so the older one has ended, or will hear that its session has."""
+    assert follow(Connected(), looked(1))[1] == (USURP,)
+    assert follow(*LEADING, Noticed(), looked(1, 9))[1] == (REPLACED, usurp(9))
 
 
 def test_the_own_claim_being_noticed_before_its_answer_leads_once() -> None:

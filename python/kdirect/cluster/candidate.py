@@ -5,9 +5,10 @@ raises ``/controller_epoch`` in one commit that is conditional on the epoch's ve
 one wins (Kafka's `registerControllerAndIncrementControllerEpoch`).  A claim with unknown outcome
 happened if the node is this session's own and the epoch is the one that was claimed.
 
-A session outlives its process.  Where it is known that the controller's process has died, its node
-is deleted by the claim, without waiting for the session's end.  That is safe even if the process
-lives after all: the epoch is another one then, and all that it writes is refused.
+A session outlives its process.  Where it is known that the controller's process has died, or it was
+one before this one of the same broker, its node is deleted by the claim, without waiting for the
+session's end.  That is safe even if the process lives after all: the epoch is another one then, and
+all that it writes is refused.
 
 =================  =================================================================================
 event              what it does
@@ -154,8 +155,7 @@ Effect: TypeAlias = Look | Claim | Lead | Depose | Release | Report
 
 class Candidate(NamedTuple):
     """A broker's part in electing the controller.  `epoch` and `version`: of ``/controller_epoch``
-    as this broker claimed it.  `controller`: who is it, as far as known; it may be an older process
-    of this broker.  `leads`: a controller was begun here that has not ended.  `again`: something
+    as this broker claimed it.  `controller`: who is it, as far as known.  `leads`: a controller was begun here that has not ended.  `again`: something
     was noticed while the store was being asked.  `node`: which node ``/controller`` was when it was
     looked at last (`Node.created`), another's; `dead`: the one whose process has died."""
 
@@ -227,11 +227,10 @@ def _looked(candidate: Candidate, answer: ReadAnswer, now_ms: int) -> _Stepped:
     lost, effects = _lose(candidate, Phase.WATCHING, "another broker has become controller")
     there: tuple[Operation, ...] = ()
     try:
-        if node is not None and node.created != lost.dead:
-            lost = lost._replace(node=node.created)
-            controller = records.decode_controller(paths.CONTROLLER, node.value)
-            return lost._replace(controller=controller), effects
         if node is not None:
+            controller = records.decode_controller(paths.CONTROLLER, node.value)
+            if node.created != lost.dead and controller != lost.broker:
+                return lost._replace(controller=controller, node=node.created), effects
             there = (Delete(paths.CONTROLLER, node.version),)
         number = records.decode_controller_epoch(paths.CONTROLLER_EPOCH, epoch.value) + 1
     except CorruptMetadataError as e:

@@ -80,7 +80,9 @@ class Asking:
                 else:
                     if not _is_elsewhere(answer):
                         await self._see(request, generation, deadline)
-                        return self._settled(request, answer, before) if doubtful else answer
+                        if doubtful:
+                            return await self._settled(request, answer, before, deadline)
+                        return answer
                     why = f"broker {controller} is not the controller any more"
                     doubtful = doubtful or _may_have_happened(request)
             left_s = deadline - self._now()
@@ -114,12 +116,22 @@ class Asking:
         while self._metadata_of().generation < generation and (left_s := until - self._now()) > 0:
             await self._news(left_s)
 
-    def _settled(self, request: Request, answer: Answer, before: Metadata) -> Answer:
-        """The answer to a question that was asked twice."""
+    async def _settled(
+        self, request: Request, answer: Answer, before: Metadata, deadline: float
+    ) -> Answer:
+        """The answer to a question that was asked twice.  TimedOutError: the store does not say
+        whose the topic is that exists."""
         code = answer.outcome.code
         if isinstance(request, CreateTopic) and code is Code.TOPIC_ALREADY_EXISTS:
-            there = self._metadata_of().image.topics.get(request.name)
-            if there is not None and there.record.topic_id == request.topic_id:
+            while (there := self._metadata_of().image.topics.get(request.name)) is None:
+                left_s = deadline - self._now()
+                if left_s <= 0 or not await self._news(left_s):
+                    raise TimedOutError(
+                        f"topic {request.name} exists, and it is not known whether this request"
+                        " has created it: the metadata store does not answer",
+                        hint="look whether it has the wanted partitions and properties",
+                    )
+            if there.record.topic_id == request.topic_id:
                 made = CreatedTopic(request.name, request.topic_id, there.record.replicas)
                 return Answer(request.tag, DONE, (made,))
         unknown = (Code.UNKNOWN_TOPIC_OR_PARTITION, Code.UNKNOWN_TOPIC_ID)
