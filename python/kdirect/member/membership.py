@@ -108,6 +108,7 @@ class Membership:
         self._boot = boot_id()
         self._own_cluster_id = ""
         self._intact_since: int | None = None
+        self._incarnation = -1  # of the registration before, which may be seen after its session
         self._endpoints: tuple[Endpoint, ...] = ()
         self._failure: asyncio.Future[KdirectError] | None = (
             None  # while `connect` or `start` waits
@@ -264,7 +265,7 @@ class Membership:
             store,
             self.node_id,
             self._own_cluster_id or checkpoint.encode_id(checkpoint.new_id()),
-            self._past if first else Past(),
+            self._past if first else Past(own_incarnation=self._incarnation),
             self._settings,
             self._environment,
             self.reports,
@@ -296,6 +297,7 @@ class Membership:
         incarnation = self._session.incarnation
         if self._intact_since is None or self._intact_since > incarnation:
             self._intact_since = incarnation  # a number of another store says nothing here
+        self._incarnation = incarnation
         write_identity(self._log_dirs, Identity(self._boot, incarnation, self._intact_since))
         log.info("broker %d is registered, as incarnation %d", self.node_id, incarnation)
         self._publish(incarnation=incarnation)

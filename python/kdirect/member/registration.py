@@ -49,6 +49,7 @@ class _Holder(enum.Enum):
     NOBODY = "nobody"
     BEFORE = "the process before, which has ended"
     SILENT = "a process that does not answer"
+    HERE = "a session before this one, from the same address"
     ANOTHER = "a broker that answers"
 
 
@@ -134,7 +135,7 @@ class Registration:
                 continue
             if self._wait_s is not None and holder is _Holder.ANOTHER:
                 raise self._in_use(node, "and answers")
-            if self._wait_s is None:
+            if self._wait_s is None and holder is not _Holder.HERE:
                 self._reports.error(str(self._in_use(node, "and this broker's session has ended")))
             if deadline is None and self._wait_s is not None:
                 log.info("waiting for %s to go, which another session holds", self.path)
@@ -164,7 +165,7 @@ class Registration:
             refused = refused and isinstance(answer, ConnectionRefusedError)
         if refused and node.created == self._past.own_incarnation:
             return _Holder.BEFORE
-        return _Holder.SILENT
+        return _Holder.SILENT if addresses else _Holder.HERE
 
     async def _delete(self, node: Node) -> None:
         answer = await self._store.commit_later(Delete(self.path, node.version))
