@@ -61,6 +61,8 @@ class ReplicatedDataHandlers(DataHandlers):
         super().__init__(services)
         self._member_topics = topics
         self._replicas = replicas
+        self._membership: Any = services.membership
+        self._node_id = services.cluster.node_id
 
     # -- who leads ---------------------------------------------------------------------------------
 
@@ -76,8 +78,7 @@ class ReplicatedDataHandlers(DataHandlers):
 
     def _to_append(self, name: str, index: int, acks: int) -> Partition:
         tp = TopicPartition(name, index)
-        membership = self._services.membership
-        if membership is not None and membership.metadata.generation < 0:
+        if self._membership.metadata.generation < 0:
             raise NotLeaderError(f"this broker does not know yet who leads {tp}")
         try:
             partition = self._replicas.leader(tp)
@@ -162,7 +163,7 @@ class ReplicatedDataHandlers(DataHandlers):
         if reader.version < FROM_FOLLOWERS:
             return replicas.leader(tp, x.current_leader_epoch)
         partition = replicas.readable(tp, x.current_leader_epoch)
-        if self._leader(tp)[0] != self._services.cluster.node_id:
+        if self._membership.metadata.leader_of(tp) != self._node_id:
             if x.fetch_offset > partition.high_watermark:
                 raise OffsetNotAvailableError(
                     f"offset {x.fetch_offset} of {tp} is above the high watermark of this replica"

@@ -241,10 +241,10 @@ class LocalReplicas:
 
 def _differs(old: StoredTopic | None, new: StoredTopic) -> bool:
     """May what is here of a topic have to change?  Not for another leader."""
+    if old is new:
+        return False
     if old is None or old.deleting != new.deleting or old.config != new.config:
         return True
-    if old.record is new.record:
-        return False
     return old.record != new.record
 
 
