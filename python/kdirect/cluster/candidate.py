@@ -155,9 +155,10 @@ Effect: TypeAlias = Look | Claim | Lead | Depose | Release | Report
 
 class Candidate(NamedTuple):
     """A broker's part in electing the controller.  `epoch` and `version`: of ``/controller_epoch``
-    as this broker claimed it.  `controller`: who is it, as far as known.  `leads`: a controller was begun here that has not ended.  `again`: something
-    was noticed while the store was being asked.  `node`: which node ``/controller`` was when it was
-    looked at last (`Node.created`), another's; `dead`: the one whose process has died."""
+    as this broker claimed it.  `controller`: who is it, as far as known.  `leads`: a controller was
+    begun here that has not ended.  `again`: something was noticed while the store was being asked.
+    `node`: which node ``/controller`` was when it was looked at last (`Node.created`), another's;
+    `dead`: the one whose process has died."""
 
     broker: int
     phase: Phase = Phase.WAITING
