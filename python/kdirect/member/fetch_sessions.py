@@ -32,7 +32,6 @@ from kdirect.model import TopicPartition
 PARTITION_BYTES = 1 << 20
 TELL_S = 0.005
 LONGEST_WAIT_MS = 60_000
-_UNTOLD = -2
 
 
 class Found(NamedTuple):
@@ -44,18 +43,18 @@ class Found(NamedTuple):
 
 class _Row:
     """What a session knows of one partition.  `seen`: where the log ended when the follower was
-    last answered; `sent`: records are on their way, and no more go out until it has confirmed
-    something; `watched`: `appended` will be heard of the next commit by RDMA."""
+    last answered; `sent`: number of the response in which records are on their way, and no more go
+    out until the follower has taken it; 0 where there are none; `told`: high watermark, log start
+    and segment; `watched`: `appended` will be heard of the next commit by RDMA."""
 
-    __slots__ = ("epoch", "offset", "seen", "sent", "told_mark", "told_start", "watched")
+    __slots__ = ("epoch", "offset", "seen", "sent", "told", "watched")
 
     def __init__(self, epoch: int, offset: int) -> None:
         self.epoch = epoch
         self.offset = offset
         self.seen = -1
-        self.sent = False
-        self.told_mark = _UNTOLD
-        self.told_start = _UNTOLD
+        self.sent = 0
+        self.told: tuple[int, ...] = ()
         self.watched = False
 
 
@@ -72,6 +71,7 @@ class _Session:
         self.waiter: asyncio.Future[None] | None = None
         self.teller: asyncio.TimerHandle | None = None
         self.turn = 0  # the newest request
+        self.answers = 0
         self.ended = False
 
     def wake(self) -> None:
@@ -182,6 +182,7 @@ class FetchSessions:
             if session.turn == turn:
                 topics = await self._collect(session, max(request.max_bytes, 1))
             if topics or session.ended or session.turn != turn or loop.time() >= deadline:
+                session.answers += 1
                 return fetch_as_replica_response(0, session.number, topics.items())
             if not session.marked:
                 await self._wait(session, deadline)
@@ -232,18 +233,20 @@ class FetchSessions:
                 if row is None or row.epoch != x.leader_epoch:
                     row = session.rows[tp] = _Row(x.leader_epoch, x.fetch_offset)
                     self._followers.setdefault(tp, {})[session.broker] = session
-                row.offset = x.fetch_offset
-                row.sent = False
-                session.marked[tp] = None
-                self._confirm(session, tp, row, x.log_start_offset)
+                if row.sent <= request.answers:
+                    row.offset, row.sent = x.fetch_offset, 0
+                    session.marked[tp] = None
+                self._confirm(session, tp, row, x.fetch_offset, x.log_start_offset)
 
-    def _confirm(self, session: _Session, tp: TopicPartition, row: _Row, start: int) -> None:
+    def _confirm(
+        self, session: _Session, tp: TopicPartition, row: _Row, offset: int, start: int
+    ) -> None:
         leader = self._find(tp, row.epoch).leader
         if leader is None:
             return
         end = leader.partition.log_end_offset
-        level = row.offset >= (row.seen if row.seen >= 0 else end)
-        leader.confirmed(session.broker, session.incarnation, row.epoch, row.offset, level)
+        level = offset >= (row.seen if row.seen >= 0 else end)
+        leader.confirmed(session.broker, session.incarnation, row.epoch, offset, level)
         leader.starts_at(session.broker, start)
 
     # -- what there is to tell ---------------------------------------------------------------------
@@ -261,7 +264,7 @@ class FetchSessions:
             found = self._find(tp, row.epoch)
             told: CopiedPartition | None = _refusal(tp, found.error)
             if found.leader is not None:
-                told = await self._look(tp, row, found.leader, room)
+                told = await self._look(tp, row, found.leader, room, session.answers + 1)
             if told is not None:
                 topics.setdefault(tp.topic, []).append(told)
                 size = sum(len(buffer) for buffer in told.buffers)
@@ -270,7 +273,7 @@ class FetchSessions:
         return topics
 
     async def _look(
-        self, tp: TopicPartition, row: _Row, leader: Leader, room: int
+        self, tp: TopicPartition, row: _Row, leader: Leader, room: int, number: int
     ) -> CopiedPartition | None:
         """What is to be told of one partition; None where there is nothing new."""
         partition = leader.partition
@@ -286,10 +289,10 @@ class FetchSessions:
             )
         row.seen = partition.log_end_offset
         mark, start = partition.high_watermark, partition.log_start_offset
-        if not copied.buffers and (mark, start) == (row.told_mark, row.told_start):
+        if not copied.buffers and (mark, start, copied.segment) == row.told:
             return None
-        row.told_mark, row.told_start = mark, start
-        row.sent = bool(copied.buffers)
+        row.told = (mark, start, copied.segment)
+        row.sent = number if copied.buffers else 0
         return CopiedPartition(
             tp.partition, 0, row.epoch, mark, start, copied.segment, copied.buffers
         )

@@ -107,12 +107,13 @@ class Fetcher:
         """One request."""
         return await self._peers.call(leader, request, timeout_s=ANSWER_S)
 
-    def request(self, session: int, topics: list[Any], forgotten: list[Any]) -> Any:
+    def request(self, session: int, answers: int, topics: list[Any], forgotten: list[Any]) -> Any:
         return build(
             p.FetchAsReplicaRequest,
             broker_id=self._broker,
             incarnation=self._incarnation(),
             session_id=session,
+            answers=answers,
             max_wait_ms=MAX_WAIT_MS,
             max_bytes=RESPONSE_BYTES,
             topics=topics,
@@ -131,6 +132,7 @@ class _Fetch:
         self._fetcher = fetcher
         self._leader = leader
         self._session = 0
+        self._answers = 0  # taken in this session
         self._untold: dict[TopicPartition, None] = {}
         self._forgotten: dict[TopicPartition, None] = {}
         self._under_way: deque[asyncio.Task[Any]] = deque()
@@ -208,7 +210,9 @@ class _Fetch:
         if response.error_code != 0:
             raise BrokerUnavailableError(p.error_kind(response.error_code).name)
         self._told_error = ""
-        self._session = response.session_id
+        if self._session != response.session_id:
+            self._session, self._answers = response.session_id, 0
+        self._answers += 1
         if await self._take(response):
             self._pause_s = FIRST_PAUSE_S
         else:  # some partition has an error: do not ask for it again at once
@@ -249,8 +253,9 @@ class _Fetch:
         self._untold, self._forgotten = {}, {}
         return self._fetcher.request(
             self._session,
-            [of(topic=name, partitions=rows) for name, rows in topics.items()],
-            [gone(topic=name, partitions=rows) for name, rows in forgotten.items()],
+            self._answers,
+            [{"topic": name, "partitions": rows} for name, rows in topics.items()],
+            [{"topic": name, "partitions": rows} for name, rows in forgotten.items()],
         )
 
     async def _take(self, response: Any) -> bool:
