@@ -139,6 +139,7 @@ class _Fetch:
         self._news = asyncio.Event()
         self._pause_s = FIRST_PAUSE_S
         self._told_error = ""
+        self._stopped = False
         self._task = asyncio.get_running_loop().create_task(self._work())
 
     def add(self, copy: Copy) -> None:
@@ -167,6 +168,7 @@ class _Fetch:
 
     def stop(self) -> None:
         """The last partition is gone."""
+        self._stopped = True
         self._task.cancel()
         self._give_up()
 
@@ -177,7 +179,7 @@ class _Fetch:
         self._session = 0
 
     async def _work(self) -> None:
-        while True:
+        while not self._stopped:  # `wait_for` may swallow a cancellation
             try:
                 await self._turn()
             except (KdirectError, OSError) as e:
