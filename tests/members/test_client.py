@@ -86,7 +86,9 @@ def meanwhile(work: Callable[[], None]) -> Iterator[None]:
     finally:
         over.set()
         thread.join(60)
-    assert not thread.is_alive() and failed == []
+        if failed:
+            raise failed[0]
+    assert not thread.is_alive()
 
 
 @pytest.mark.timeout(180)

@@ -339,6 +339,11 @@ class DirectAppender:
         """Base offset of the request that was acknowledged last; -1: none was."""
         return int(self.writer.last_offset_base)
 
+    @property
+    def requests_acknowledged(self) -> int:
+        """How many requests were acknowledged."""
+        return int(self.writer.requests_acknowledged)
+
     def collect(self) -> bool:
         """Make outcomes of what is acknowledged.  False: this appender cannot go on."""
         writer = self.writer

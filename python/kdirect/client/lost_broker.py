@@ -3,8 +3,8 @@
 Owns: which errors mean that a broker is lost, or leads a partition no more; the words that name the
 partitions which such an error concerns, which partitions wait for their brokers, and the one
 attempt at a time to reach such a broker again, where nobody waits for it: the thread that reads or
-writes goes on with what other brokers lead.  What may not enter: where partitions are read, and what follows when the broker is
-back.
+writes goes on with what other brokers lead.  What may not enter: where partitions are read, and
+what follows when the broker is back.
 
 One thread at a time calls a search; the attempt itself runs on another.
 """

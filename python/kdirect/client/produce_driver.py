@@ -87,6 +87,7 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.client")
 
+DOUBT_EVERY_S = 0.5  # between two looks whether requests under way are answered
 DRAIN_S = 0.1  # how long requests under way over TCP may hold up the return to RDMA
 DIRECT_ATTEMPTS = 5
 SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lock held
@@ -135,6 +136,7 @@ class ProduceDriver:
         self._identities = Identities(session, settings)
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired: dict[str, int] = {}  # what appenders that have ended had counted
+        self._next_doubt = 0.0  # when it is looked next whether brokers answer
         self._closed = False
 
     # -- sending -----------------------------------------------------------------------------------
@@ -296,6 +298,8 @@ class ProduceDriver:
                 self._recover(p)
             elif p.writer.backlog or p.writer.state is State.LEAVING:
                 self._feed(p, Looked(answered=not p.in_flight))
+        if self._partitions and self._monotonic() >= self._next_doubt:
+            self._doubt_silent()
         taken = self._outcomes[:]
         self._outcomes.clear()
         return taken
@@ -631,6 +635,26 @@ class ProduceDriver:
                 self._feed(p, replace(returned, broken=False, doubted=True))
 
     # -- brokers that are away ---------------------------------------------------------------------
+
+    def _doubt_silent(self) -> None:
+        """A broker that is stopped keeps its queue pairs, and answers nothing that is written to
+        its memory: whether it leads its partitions still, others say."""
+        self._next_doubt = self._monotonic() + DOUBT_EVERY_S
+        for p in list(self._partitions.values()):
+            appender = p.appender
+            if not isinstance(appender, DirectAppender):
+                continue
+            before, p.acknowledged = p.acknowledged, appender.requests_acknowledged
+            if not appender.in_flight or before != p.acknowledged:
+                continue
+            link = appender.link
+            if not link.has_news(p.tp):
+                continue
+            moved = self.links.moved(p.tp, link)
+            if moved is not None:
+                log.warning("%s: another broker leads it, and its last one is silent", p.tp)
+                self._drop(link)
+                p.link = moved
 
     def _probe(self, p: WrittenPartition, doubted: bool) -> Event | None:
         """Does the broker of `p` answer?  None: that is not known yet."""

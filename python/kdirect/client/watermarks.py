@@ -65,16 +65,25 @@ class Watermarks:
         leads (also as `topic_partition`).  The partitions of other brokers are answered by a call
         without those."""
         wanted = list(tps)
-        cluster = self._connections.cluster
-        backoff: Backoff | None = None
+        began = self._environment.monotonic()
+        moved: Backoff | None = None
+        lost: Backoff | None = None
         while True:
             try:
                 out, asked = self._look_twice(wanted, same)
                 break
             except KdirectError as e:
                 # Leaders move, and those that were just elected cannot tell for a moment.
-                backoff = backoff or cluster.backoff(cluster.timeout_ms)
-                if not has_moved(e) or not backoff.wait():
+                cluster = self._connections.cluster
+                if has_moved(e):
+                    backoff = moved = moved or cluster.backoff(cluster.timeout_ms)
+                elif isinstance(e, QueuePairError | BrokerUnavailableError):
+                    took_ms = (self._environment.monotonic() - began) * 1000
+                    left_ms = max(0.0, cluster.settings["connect.timeout.ms"] - took_ms)
+                    backoff = lost = lost or cluster.backoff(left_ms)
+                else:
+                    raise
+                if not backoff.wait():
                     raise
                 for topic in {tp.topic for tp in wanted}:
                     cluster.forget(topic)

@@ -63,6 +63,7 @@ class _Process:
         self.shared: dict[tuple[str, int, str], Connection] = {}
         self.idle: dict[tuple[str, int], list[Connection]] = {}
         self.control: Connection | None = None
+        self.silent: set[tuple[str, int]] = set()  # did not answer when they were last asked
         self.nodes: dict[int, Node] = {}
         self.controller = -1
         self.cluster_id: str | None = None
@@ -104,11 +105,11 @@ class Cluster:
         while True:
             errors: list[KdirectError] = []
             with state.lock:
-                addresses = list(
-                    dict.fromkeys(
-                        [*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]
-                    )
+                known = dict.fromkeys(
+                    [*self.bootstrap, *((n.host, n.port) for n in state.nodes.values())]
                 )
+                # Those that were silent when they were last asked come last.
+                addresses = sorted(known, key=state.silent.__contains__)
             for i, (host, port) in enumerate(addresses):
                 # Each has a share of the time, so that a silent one leaves some to those after it.
                 share_ms = backoff.remaining_ms() / (len(addresses) - i)
@@ -402,9 +403,17 @@ class Cluster:
                 if timeout_ms is None
                 else max(0.0, (deadline - self.environment.monotonic()) * 1000)
             )
-            response = connection.request(
-                request(topics=names, allow_auto_topic_creation=create), left_ms
-            )
+            address = connection.host, connection.port
+            try:
+                response = connection.request(
+                    request(topics=names, allow_auto_topic_creation=create), left_ms
+                )
+            except TimedOutError:
+                state.silent.add(address)
+                if state.control is connection:
+                    state.control = None  # the next to be asked is another, if there is one
+                raise
+            state.silent.discard(address)
             if response.error_code:
                 raise broker_error(response.error_code, f"metadata from {connection.peer}")
             return response
