@@ -85,9 +85,12 @@ def until_done(call: Callable[[], E], what: str) -> None:
 
 
 @pytest.fixture
-def three(brokers: Any) -> list[Any]:
+def three(brokers: Any, request: Any) -> list[Any]:
     ours = brokers(
-        3, offsets_topic_num_partitions=COORDINATORS, offsets_topic_segment_bytes=1 << 20
+        3,
+        offsets_topic_num_partitions=COORDINATORS,
+        offsets_topic_segment_bytes=1 << 20,
+        **getattr(request, "param", {}),
     )
     assert create(ours[0], "t", partitions=2, factor=2).error_code == 0
     return ours
@@ -122,6 +125,9 @@ def test_a_group_is_coordinated_by_the_leader_of_its_partition_alone(three: list
     assert sorted(listed) == GROUPS
 
 
+@pytest.mark.parametrize(
+    "three", [{}, {"log_flush_before_ack": True}], indirect=True, ids=["replicas", "disks"]
+)
 def test_commits_outlive_a_coordinator_that_stops_and_comes_back(three: list[Any]) -> None:
     tp = TopicPartition("t", 0)
     group = GROUPS[0]

@@ -4,9 +4,9 @@ Carries out what `kdirect.broker.group_partition` decides for each partition: wa
 has the log read on a thread, and has groups restored and given up.  `refusal` is asked before
 anything is said of a group.
 
-A broker that is alone (`replicas` is None) reads all partitions when it starts, before it serves.
-In a cluster the hooks `elected` and `resigned` are told of each leadership, `follow` of each
-change of the metadata, and the topic is created by the controller: `ask_for_topic`.
+A broker that is alone (`replication` is None) reads all partitions when it starts, before it
+serves.  In a cluster the hooks `elected` and `resigned` are told of each leadership, `follow` of
+each change of the metadata, and the topic is created by the controller: `ask_for_topic`.
 
 Called on the event loop.
 """
@@ -23,7 +23,7 @@ from kdirect.broker import group_partition
 from kdirect.broker.files import OnThread
 from kdirect.broker.group_partition import Effect, Event, GroupPartition, State
 from kdirect.broker.offsets import GroupTable, LoadedGroup, OffsetStore
-from kdirect.broker.state_replication import Committing
+from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.errors import KdirectError
 from kdirect.format.protocol import ErrorCode
@@ -48,7 +48,7 @@ class Groups(Protocol):
 
 
 class GroupPartitions:
-    """See the module.  `replicas` is None where the broker is alone.  `create_topic()`: have the
+    """See the module.  `replication` is None where the broker is alone.  `create_topic()`: have the
     controller create the topic; KdirectError."""
 
     def __init__(
@@ -57,13 +57,13 @@ class GroupPartitions:
         groups: Groups,
         on_thread: OnThread,
         *,
-        replicas: Committing | None = None,
+        replication: StateReplication | None = None,
         create_topic: Callable[[], Coroutine[Any, Any, Any]] | None = None,
     ) -> None:
         self._store = store
         self._groups = groups
         self._on_thread = on_thread
-        self._replicas = replicas
+        self._replication = replication
         self._create_topic = create_topic
         self._states: dict[int, GroupPartition] = {}
         self._logs: dict[int, Partition] = {}  # of those that this broker leads
@@ -83,7 +83,7 @@ class GroupPartitions:
 
     def refusal(self, group: str) -> int:
         """Why nothing may be said of a group here; NONE: its coordinator is this broker."""
-        if self._replicas is None:  # it has read everything before it served
+        if self._replication is None:  # it has read everything before it served
             return ErrorCode.NONE
         index = self.index_of(group)
         if index is None:
@@ -136,7 +136,7 @@ class GroupPartitions:
     # -- effects -----------------------------------------------------------------------------------
 
     def _wait(self, index: int, tenure: int) -> None:
-        if self._replicas is None:
+        if self._replication is None:
             self._step(index, group_partition.Committed(tenure))
             return
         end = self._logs[index].log_end_offset
@@ -144,13 +144,12 @@ class GroupPartitions:
 
     def _wait_for(self, index: int, tenure: int, end: int, epoch: int) -> None:
         """Wait for replicas, for as long as this broker leads."""
-        assert self._replicas is not None
+        assert self._replication is not None
         if not self._is_present(index, tenure):
             return
-        tp = TopicPartition(OFFSETS_TOPIC, index)
         again = partial(self._wait_for, index, tenure, end, epoch)
         try:
-            future = self._replicas.committed(tp, end, epoch, CATCH_UP_S)
+            future = self._replication.committed(self._logs[index], end, epoch, CATCH_UP_S)
         except KdirectError:
             self._again_later(again)
             return
@@ -174,7 +173,7 @@ class GroupPartitions:
         self._retries.add(timer)
 
     def _load(self, index: int, tenure: int) -> None:
-        if self._replicas is None:
+        if self._replication is None:
             self._store.load_partition(index)
             self._step(index, group_partition.Loaded(tenure))
             return
@@ -198,7 +197,7 @@ class GroupPartitions:
         self._step(index, group_partition.Loaded(tenure))
 
     def _install(self, index: int, tenure: int) -> None:
-        if self._replicas is None:
+        if self._replication is None:
             loaded = self._store.load_partition(index)
         else:
             loaded = self._store.install(self._logs[index], self._read.pop(index))

@@ -35,7 +35,7 @@ from kdirect.broker.group_state import (
 from kdirect.broker.groups import Effect, GroupCoordinator, GroupSettings, Persist, Reply
 from kdirect.broker.handlers_offsets import OffsetHandlers
 from kdirect.broker.offsets import LoadedGroup
-from kdirect.broker.services import Replicas, Services
+from kdirect.broker.services import Services
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.errors import KdirectError
@@ -66,15 +66,7 @@ class GroupHandlers:
                 max_size=config["group.max.size"],
             )
         )
-        self.partitions = GroupPartitions(
-            services.offsets,
-            self,
-            services.files.for_partition,
-            replicas=services.replicas,
-            create_topic=None if services.replicas is None else self._create_topic,
-        )
-        if services.replicas is not None:
-            self._join_cluster(services.replicas)
+        self.partitions = self._open_partitions(services)
         self._offset_requests = OffsetHandlers(services, self)
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = FOREVER
@@ -92,13 +84,26 @@ class GroupHandlers:
             self.partitions.start_alone()
             await self._offsets.forget_missing_topics()
 
-    def _join_cluster(self, replicas: Replicas) -> None:
-        """Coordinate groups as leaderships come and go."""
-        self._offsets.join_cluster(StateReplication(replicas, self._services.files.for_partition))
-        replicas.on_lead.append(self.partitions.elected)
-        replicas.on_resign.append(self.partitions.resigned)
-        if self._services.membership is not None:
-            self._services.membership.subscribe(self.partitions.follow)
+    def _open_partitions(self, services: Services) -> GroupPartitions:
+        """Which groups are this broker's.  In a cluster that changes with leaderships, and what
+        groups commit is committed by replicas."""
+        on_thread, replicas = services.files.for_partition, services.replicas
+        if replicas is None:
+            return GroupPartitions(services.offsets, self, on_thread)
+        replication = StateReplication(replicas, on_thread, services.flusher.begin)
+        services.offsets.join_cluster(replication)
+        partitions = GroupPartitions(
+            services.offsets,
+            self,
+            on_thread,
+            replication=replication,
+            create_topic=self._create_topic,
+        )
+        replicas.on_lead.append(partitions.elected)
+        replicas.on_resign.append(partitions.resigned)
+        if services.membership is not None:
+            services.membership.subscribe(partitions.follow)
+        return partitions
 
     def restore(self, loaded: Iterable[LoadedGroup]) -> None:
         """Groups as they were when their coordinator stopped: members go on with their heartbeats,

@@ -16,6 +16,8 @@ leader's log start tells.  Changes go on meanwhile, so:
   were in flight, to the first of them.
 - A row is written again only if no change of its key was in flight at the beginning or came later:
   such a change lies at or above `start` already, and a row from the table after it would undo it.
+- Nothing is deleted before all that the log holds then is committed: a change that is not could be
+  lost with this broker, and the row from before it with the deletion.
 - If a change could not be appended while a rewriting runs, or is not yet when it ends, nothing is
   deleted: the row that it would have changed is written nowhere else.
 
@@ -122,11 +124,15 @@ class _Rewriting:
 
 
 class StateReplication:
-    """See the module; one for a `StateTopic` of a broker in a cluster."""
+    """See the module; one for a `StateTopic` of a broker in a cluster.  `flush(partition)` begins
+    to put its records on disk, where they have to be before they are committed."""
 
-    def __init__(self, replicas: Committing, on_thread: OnThread) -> None:
+    def __init__(
+        self, replicas: Committing, on_thread: OnThread, flush: Callable[[Partition], object]
+    ) -> None:
         self._replicas = replicas
         self._on_thread = on_thread
+        self._flush = flush
         self._in_flight: dict[TopicPartition, dict[int, Change]] = {}  # by id of the change
         self._rewritings: dict[int, _Rewriting] = {}
         self._not_below: dict[int, int] = {}  # log ends, below which no rewriting is tried again
@@ -145,11 +151,19 @@ class StateReplication:
             rewriting.touched.update(keys)
         return change
 
-    def committed(self, partition: Partition, end_offset: int, epoch: int) -> asyncio.Future[None]:
+    def committed(
+        self,
+        partition: Partition,
+        end_offset: int,
+        epoch: int,
+        timeout_s: float = COMMIT_TIMEOUT_S,
+    ) -> asyncio.Future[None]:
         """The log has grown up to `end_offset` in leader epoch `epoch`: see `Replicas`."""
         tp = partition.topic_partition
         self._replicas.appended(tp)
-        return self._replicas.committed(tp, end_offset, epoch, COMMIT_TIMEOUT_S)
+        if partition.acknowledgements_wait() and partition.gate.waits_for_disk(end_offset):
+            self._flush(partition)
+        return self._replicas.committed(tp, end_offset, epoch, timeout_s)
 
     def over(self, change: Change) -> None:
         """It is in flight no longer."""
@@ -203,9 +217,11 @@ class StateReplication:
             rows = [row for row in chunk if row[0] not in rewriting.touched]
             if rows:
                 await self._append_again(partition, rows, append)
-        tp = partition.topic_partition
+        tp, epoch = partition.topic_partition, partition.leader_epoch
         if rewriting.failed or not all(c.in_log for c in self._in_flight.get(tp, {}).values()):
             return
+        # The changes that stand for rows which were left out may be the last in the log.
+        await self.committed(partition, partition.log_end_offset, epoch)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         def told(result: object, error: BaseException | None) -> None:
