@@ -203,6 +203,25 @@ def test_a_lone_broker_brings_its_topics_along(zookeeper_connect: str, tmp_path:
         wait_until(lambda: partition_row(again, TopicPartition("t", 0)).leader_id == 1, "it leads")
 
 
+def test_a_lone_broker_joins_a_cluster_that_is_there(brokers: Any, tmp_path: Path) -> None:
+    mine = TopicPartition("mine", 0)
+    with kdirect.Broker(tmp_path / "lone", node_id=2) as alone:
+        create(alone, "mine", partitions=1, factor=1)
+        assert code(produce(alone, mine)[0]) is E.NONE
+    (there,) = brokers(1)
+    zookeeper = there.server.config["zookeeper.connect"]
+    properties = {"zookeeper.connect": zookeeper, **TEST_PROPERTIES}
+    with pytest.raises(ConfigError, match="in use"):
+        kdirect.Broker(tmp_path / "new", properties={**properties, "node.id": 1}).start()
+    with pytest.raises(LogError, match="node"):  # the directory is broker 2's
+        kdirect.Broker(tmp_path / "lone", properties={**properties, "node.id": 3}).start()
+    with kdirect.Broker(tmp_path / "lone", properties={**properties, "node.id": 2}) as joined:
+        wait_for_members([there, joined])
+        assert joined.server.logs.cluster_id == there.server.logs.cluster_id
+        assert list(partition_row(there, mine).replica_nodes) == [2]
+        wait_until(lambda: fetch(joined, mine).records, "its records are there")
+
+
 def test_a_directory_of_another_cluster_is_refused(
     zookeeper_connect: str, nodes: KazooClient, tmp_path: Path
 ) -> None:

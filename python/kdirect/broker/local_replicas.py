@@ -60,8 +60,7 @@ Remove = Callable[[list[TopicPartition], Callable[[], Any]], Awaitable[None]]
 
 class LocalReplicas:
     """See the module.  Life: construct, `bring_along` and `start` once the broker has joined,
-    `stop`.  `admin(work)` runs file work, `topic_gone(name)` is told of topics that were deleted.
-    """
+    `stop`.  `admin(work)` runs file work."""
 
     def __init__(
         self,
@@ -73,7 +72,6 @@ class LocalReplicas:
         made: Made,
         gone: Gone,
         remove: Remove,
-        topic_gone: Callable[[str], Awaitable[None]],
     ) -> None:
         self._node_id = node_id
         self._logs = logs
@@ -82,7 +80,6 @@ class LocalReplicas:
         self._made = made
         self._gone = gone
         self._remove = remove
-        self._topic_gone = topic_gone
         self._changed: dict[str, None] = {}  # topics to look at, in order
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
@@ -163,7 +160,7 @@ class LocalReplicas:
         here = {p.topic_partition: p for p in self._logs.partitions_of(name)}
         doomed = [tp for tp, found in here.items() if not self._is_wanted(metadata, tp, found)]
         if doomed:
-            await self._remove_replicas(metadata, name, doomed)
+            await self._remove_replicas(doomed)
         topic = metadata.topic(name)
         if topic is None:
             return
@@ -187,17 +184,13 @@ class LocalReplicas:
         for tp in missing:
             self._logs.create_partition(tp, configs, topic.record.topic_id)
 
-    async def _remove_replicas(
-        self, metadata: Metadata, name: str, doomed: list[TopicPartition]
-    ) -> None:
+    async def _remove_replicas(self, doomed: list[TopicPartition]) -> None:
         log.info("removing the replicas of %s", ", ".join(map(str, doomed)))
         for tp in doomed:
             ended = self._gone(tp)
             if ended is not None:
                 await ended
         await self._remove(doomed, partial(self._logs.delete_partitions, doomed))
-        if metadata.topic(name) is None:
-            await self._topic_gone(name)
 
     # -- a broker that was alone -------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from kdirect.broker.answers import Answer, later
@@ -130,7 +130,6 @@ class Member:
         waiters: Waiters,
         access: Any,
         remove: Remove,
-        topic_gone: Callable[[str], Coroutine[Any, Any, None]],
     ) -> None:
         """Tie the replicas to those who append and read.  `remove` as in `local_replicas`."""
         assert self._files is not None
@@ -151,7 +150,6 @@ class Member:
             made=lambda tp, partition: self.replicas.add(partition),
             gone=self.replicas.remove,
             remove=remove,
-            topic_gone=topic_gone,
         )
 
     def handlers(self, services: Services) -> tuple[Any, Any, TopicHandlers, PlacementHandlers]:
@@ -164,8 +162,11 @@ class Member:
     # -- joining -----------------------------------------------------------------------------------
 
     async def connect(self) -> None:
-        """Reach the store, so that the log directories know their cluster."""
-        self._logs.belong_to(await self.membership.connect())
+        """Reach the store, so that the log directories know their cluster.  Those of a broker that
+        was alone become the cluster's."""
+        alone = self._own_file.exists()
+        self.membership.may_come_from_elsewhere = alone
+        self._logs.belong_to(await self.membership.connect(), adopt=alone)
 
     async def join(self, listeners: Listeners) -> None:
         """Register, make what replicas are missing, and serve."""

@@ -162,24 +162,7 @@ class BrokerServer:
     def _open_handlers(self) -> None:
         """Build what answers requests, and the table that `dispatch` looks into."""
         member = self.member
-        replicas = None if member is None else member.make_replicas(self.files)
-        services = Services(
-            config=self.config,
-            environment=self.environment,
-            counters=self.counters,
-            listeners=self.listeners,
-            cluster=self.view,
-            logs=self.logs,
-            topics=self.topics,
-            files=self.files,
-            flusher=self.flusher,
-            waiters=self.waiters,
-            offsets=self.offsets,
-            appender=self.appends if self.access is None else self.access.produce,
-            watch=_watch_nothing if self.access is None else self.access.watch,
-            membership=None if member is None else member.membership,
-            replicas=replicas,
-        )
+        services = self._services()
         self.groups = GroupHandlers(services)
         # By API key: the handler, and whether it holds up later requests while it waits.
         self._handlers: dict[int, tuple[Callable[..., Answer], bool]] = {}
@@ -194,7 +177,6 @@ class BrokerServer:
                 waiters=self.waiters,
                 access=self.access,
                 remove=self._end_access,
-                topic_gone=self.offsets.forget_topic,
             )
             self.flusher.on_flushed = member.flushed
             configs, self.data, topics, placement = member.handlers(services)
@@ -219,6 +201,28 @@ class BrokerServer:
                 # These hold up nothing: a producer that waits for access may wait for another
                 # answer on the same connection.
                 self._handlers[key] = (self._handle_access, False)
+
+    def _services(self) -> Services:
+        """What handlers work with."""
+        member = self.member
+        replicas = None if member is None else member.make_replicas(self.files)
+        return Services(
+            config=self.config,
+            environment=self.environment,
+            counters=self.counters,
+            listeners=self.listeners,
+            cluster=self.view,
+            logs=self.logs,
+            topics=self.topics,
+            files=self.files,
+            flusher=self.flusher,
+            waiters=self.waiters,
+            offsets=self.offsets,
+            appender=self.appends if self.access is None else self.access.produce,
+            watch=_watch_nothing if self.access is None else self.access.watch,
+            membership=None if member is None else member.membership,
+            replicas=replicas,
+        )
 
     def _local_epoch(self, tp: TopicPartition) -> int | None:
         partition = self.logs.partitions.get(tp)

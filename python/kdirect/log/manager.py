@@ -70,6 +70,7 @@ class LogManager:
         self.replicated = replicated
         self.partitions: dict[TopicPartition, Partition] = {}
         self._wanted_cluster_id = cluster_id
+        self._adopts = False
         self._locks: list[int] = []
         self._plain = self.config.with_overrides({})  # of every topic without properties of its own
         self._by_topic: dict[str, dict[int, Partition]] = {}
@@ -102,9 +103,11 @@ class LogManager:
             self._opened = True
         return self
 
-    def belong_to(self, cluster_id: str) -> None:
-        """Before `open`: the directories are, or become, those of this cluster."""
+    def belong_to(self, cluster_id: str, *, adopt: bool = False) -> None:
+        """Before `open`: the directories are those of this cluster, or new; with `adopt`, they
+        become its own, whatever they were."""
         self._wanted_cluster_id = self.cluster_id = cluster_id
+        self._adopts = adopt
 
     def __enter__(self) -> LogManager:
         return self if self._opened else self.open()
@@ -155,6 +158,12 @@ class LogManager:
                     hint="set node.id, or use other log.dirs",
                 )
             cluster = properties.get("cluster.id", "")
+            if self._adopts:
+                if cluster != self._wanted_cluster_id:
+                    path = directory / checkpoint.META_PROPERTIES
+                    adopted = {**properties, "cluster.id": str(self._wanted_cluster_id)}
+                    checkpoint.write_properties(path, adopted)
+                continue
             if cluster and self._wanted_cluster_id and cluster != self._wanted_cluster_id:
                 raise LogError(
                     f"{directory} belongs to cluster {cluster}, not {self._wanted_cluster_id}",

@@ -94,6 +94,9 @@ class Membership:
         self.reports = Reports()
         self.metadata = Metadata("", self.node_id)
         self.sessions_expired = 0
+        # Set before `connect` where the directories are those of a broker that was alone, whose
+        # cluster's id is its own: they may become those of another cluster.
+        self.may_come_from_elsewhere = False
         self._config = config
         self._log_dirs = [Path(d) for d in log_dirs]
         self._environment = environment
@@ -277,7 +280,7 @@ class Membership:
         self._session.start()
 
     def _reached(self, cluster_id: str) -> None:
-        if self._own_cluster_id:
+        if self._own_cluster_id and not self.may_come_from_elsewhere:
             where = str(self._log_dirs[0])
             check_cluster(cluster_id, self._own_cluster_id, where)
         self._own_cluster_id = cluster_id
