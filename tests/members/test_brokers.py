@@ -235,6 +235,24 @@ def test_a_directory_of_another_cluster_is_refused(
         kdirect.Broker(tmp_path / "one", properties=properties).start()
 
 
+def test_replicas_of_a_topic_whose_node_is_damaged_are_left_alone(
+    brokers: Any, nodes: KazooClient
+) -> None:
+    (broker,) = brokers(1)
+    tp = TopicPartition("t", 0)
+    assert code(create(broker, "t", partitions=1, factor=1)) is E.NONE
+    wait_until(lambda: code(produce(broker, tp)[0]) is E.NONE, "it serves")
+    broker.stop()
+    good, _ = nodes.get("/brokers/topics/t")
+    nodes.set("/brokers/topics/t", b"{")
+    broker.start()
+    assert tp in broker.server.logs.partitions
+    assert metadata(broker, ["t"]).topics[0].error_code == E.UNKNOWN_TOPIC_OR_PARTITION
+    nodes.set("/brokers/topics/t", good)
+    found = wait_until(lambda: r if (r := fetch(broker, tp)).records else None, "it is served")
+    assert found.high_watermark == 1
+
+
 def test_two_listeners_of_one_name_are_refused(zookeeper_connect: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="name"):
         kdirect.Broker(

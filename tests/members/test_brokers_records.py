@@ -13,16 +13,19 @@ from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from tests.broker.conftest import Raw, call_on_loop
 from tests.members.wire import (
     RECORD,
     ask,
     create,
     epoch_end,
     fetch,
+    fetch_request,
     list_offset,
     metadata,
     partition_row,
     produce,
+    produce_request,
 )
 from tests.support import poll_until, wait_until
 
@@ -120,6 +123,66 @@ def test_too_few_replicas_in_sync_refuse_acks_all_alone(brokers: Any) -> None:
     wait_until(lambda: sorted(partition_row(ours[0], T0).isr_nodes) == [1, 2], "it is back")
     wait_until(lambda: code(produce(ours[0], T0)[0]) is E.NONE, "it is taken again")
     assert list_offset(ours[0], T0).offset >= 3
+
+
+def stop_following(broker: Any) -> None:
+    """From now on the broker copies nothing from leaders; it lives, and stays in sync until it has
+    lagged for too long."""
+    call_on_loop(broker, broker.server.member.replicas._fetcher.stop)
+
+
+def test_acks_all_ends_in_time_with_the_codes_of_kafka(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours, min_insync_replicas=2)
+    assert code(produce(ours[0], T0)[0]) is E.NONE
+    stop_following(ours[1])
+    late, _ = produce(ours[0], T0, timeout_ms=200)
+    assert code(late) is E.REQUEST_TIMED_OUT
+    assert code(produce(ours[0], T0, acks=1)[0]) is E.NONE  # waits for nobody
+    assert list_offset(ours[0], T0).offset == 1  # what only the leader has is not committed
+    waiting = Raw(ours[0].bootstrap_servers, timeout_s=30)
+    waiting.send(produce_request(T0, timeout_ms=25_000), 10)
+    ours[1].stop()
+    row = waiting.receive().responses[0].partition_responses[0]
+    assert code(row) is E.NOT_ENOUGH_REPLICAS_AFTER_APPEND
+    waiting.close()
+
+
+def test_what_waits_at_a_leader_that_goes_is_told_at_once(brokers: Any) -> None:
+    ours = brokers(2, auto_leader_rebalance_enable=False)
+    led_by_the_first(ours)
+    ours[0].stop()
+    wait_until(lambda: partition_row(ours[1], T0).leader_id == 2, "the other one leads")
+    ours[0].start()
+    wait_until(lambda: sorted(partition_row(ours[1], T0).isr_nodes) == [1, 2], "it is back")
+    reader, writer = (Raw(ours[1].bootstrap_servers, timeout_s=30) for _ in range(2))
+    reader.send(fetch_request(T0, 0, max_wait_ms=25_000), 10)
+    stop_following(ours[0])
+    writer.send(produce_request(T0, timeout_ms=25_000), 10)
+    tail = ours[1].server.logs.partitions[T0]
+    wait_until(lambda: tail.log_end_offset == 1, "the leader has it")
+    assert code(elect(ours[0], T0)) is E.NONE
+    assert code(reader.receive().responses[0].partitions[0]) is E.NOT_LEADER_OR_FOLLOWER
+    row = writer.receive().responses[0].partition_responses[0]
+    assert code(row) is E.NOT_LEADER_OR_FOLLOWER
+    assert row.current_leader.leader_id == 1
+    reader.close()
+    writer.close()
+
+
+def test_a_new_leader_shows_no_end_before_it_knows_it(
+    brokers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (broker,) = brokers(1)
+    led_by_the_first([broker])
+    assert code(produce(broker, T0)[0]) is E.NONE
+    replicas = broker.server.member.replicas
+    monkeypatch.setattr(replicas, "knows_high_watermark", lambda tp: False)
+    assert code(list_offset(broker, T0)) is E.OFFSET_NOT_AVAILABLE
+    assert code(list_offset(broker, T0, version=4)) is E.LEADER_NOT_AVAILABLE
+    assert list_offset(broker, T0, EARLIEST_OFFSET).offset == 0
+    monkeypatch.undo()
+    assert list_offset(broker, T0).offset == 1
 
 
 def test_followers_serve_consumers_below_their_high_watermark(brokers: Any) -> None:

@@ -74,16 +74,22 @@ def produce(
     timeout_ms: int = 10_000,
 ) -> Any:
     """(the partition's row, the whole answer) of Produce."""
+    request = produce_request(tp, records, acks=acks, timeout_ms=timeout_ms)
+    answer = ask(broker, request, version)
+    return answer.responses[0].partition_responses[0], answer
+
+
+def produce_request(
+    tp: TopicPartition, records: bytes = RECORD, *, acks: int = -1, timeout_ms: int = 10_000
+) -> Any:
     data = [{"index": tp.partition, "records": records}]
-    request = build(
+    return build(
         p.ProduceRequest,
         transactional_id=None,
         acks=acks,
         timeout_ms=timeout_ms,
         topic_data=[{"name": tp.topic, "partition_data": data}],
     )
-    answer = ask(broker, request, version)
-    return answer.responses[0].partition_responses[0], answer
 
 
 def fetch(
@@ -98,6 +104,21 @@ def fetch(
     max_wait_ms: int = 0,
 ) -> Any:
     """The partition's row of Fetch."""
+    request = fetch_request(
+        tp, offset, epoch=epoch, last_epoch=last_epoch, rack=rack, max_wait_ms=max_wait_ms
+    )
+    return ask(broker, request, version).responses[0].partitions[0]
+
+
+def fetch_request(
+    tp: TopicPartition,
+    offset: int = 0,
+    *,
+    epoch: int = -1,
+    last_epoch: int = -1,
+    rack: str = "",
+    max_wait_ms: int = 0,
+) -> Any:
     one = {
         "partition": tp.partition,
         "current_leader_epoch": epoch,
@@ -106,7 +127,7 @@ def fetch(
         "log_start_offset": -1,
         "partition_max_bytes": 1 << 20,
     }
-    request = build(
+    return build(
         p.FetchRequest,
         replica_id=-1,
         max_wait_ms=max_wait_ms,
@@ -119,7 +140,6 @@ def fetch(
         forgotten_topics_data=[],
         rack_id=rack,
     )
-    return ask(broker, request, version).responses[0].partitions[0]
 
 
 def list_offset(

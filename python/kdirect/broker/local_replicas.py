@@ -81,6 +81,7 @@ class LocalReplicas:
         self._gone = gone
         self._remove = remove
         self._changed: dict[str, None] = {}  # topics to look at, in order
+        self._told: set[TopicPartition] = set()  # `made`, and not `gone`
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._started = False
@@ -92,7 +93,7 @@ class LocalReplicas:
         """Bring what is here to what the metadata says; from now on, follow it."""
         for tp, partition in sorted(self._logs.partitions.items()):
             if self._is_wanted(self._picture.metadata, tp, partition):
-                self._made(tp, partition)
+                self._tell(tp, partition)
         self._started = True
         metadata = self._picture.metadata
         self._look_at({*metadata.image.topics, *(tp.topic for tp in self._logs.partitions)})
@@ -173,10 +174,16 @@ class LocalReplicas:
         try:
             await self._admin(self._make, topic, missing, configs)
         finally:
-            for tp in missing:
-                made = self._logs.partitions.get(tp)
-                if made is not None:
-                    self._made(tp, made)
+            # Also those that are older, of a topic whose node was damaged until now.
+            for tp in (*there, *missing):
+                found = self._logs.partitions.get(tp)
+                if found is not None:
+                    self._tell(tp, found)
+
+    def _tell(self, tp: TopicPartition, partition: Partition) -> None:
+        if tp not in self._told:
+            self._told.add(tp)
+            self._made(tp, partition)
 
     def _make(
         self, topic: StoredTopic, missing: list[TopicPartition], configs: Mapping[str, str]
@@ -187,9 +194,11 @@ class LocalReplicas:
     async def _remove_replicas(self, doomed: list[TopicPartition]) -> None:
         log.info("removing the replicas of %s", ", ".join(map(str, doomed)))
         for tp in doomed:
-            ended = self._gone(tp)
-            if ended is not None:
-                await ended
+            if tp in self._told:
+                self._told.discard(tp)
+                ended = self._gone(tp)
+                if ended is not None:
+                    await ended
         await self._remove(doomed, partial(self._logs.delete_partitions, doomed))
 
     # -- a broker that was alone -------------------------------------------------------------------
