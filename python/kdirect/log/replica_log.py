@@ -199,7 +199,7 @@ class ReplicaLog(Rolling):
         append = self.kernel.append_as_stamped
         result = self._append(append, data, at_ms)
         while result.error == UNKNOWN_EPOCH:
-            self._learn_epochs(data)
+            self.learn_epochs(data)
             result = self._append(append, data, at_ms)
         if result.error == RECORD_LIST_TOO_LARGE and len(data) > self.config.segment_bytes:
             # ``segment.bytes`` was smaller once here than at the leader.
@@ -231,13 +231,21 @@ class ReplicaLog(Rolling):
             result = append(data, at_ms)
         return result
 
-    def _learn_epochs(self, data: bytes | bytearray | memoryview) -> None:
-        """Note the leader epochs of checked batches that are about to be appended as they are."""
+    def learn_epochs(
+        self, data: bytes | bytearray | memoryview, *, at_most: int | None = None
+    ) -> int:
+        """Note on disk the leader epochs of checked batches that are about to become records as
+        they are; the last one that was met.  One above `at_most` is not noted."""
         with self._roll_lock:
+            last = int(self.kernel.leader_epoch)
             for batch in iterate_batches(bytes(data), check_crc=False):
-                if batch.leader_epoch > self.kernel.leader_epoch:
-                    self._epochs.add(batch.leader_epoch, batch.base_offset)
-                    self.kernel.set_leader_epoch(batch.leader_epoch)
+                last = max(last, batch.leader_epoch)
+                if at_most is not None and last > at_most:
+                    break
+                if last > self.kernel.leader_epoch:
+                    self._epochs.add(last, batch.base_offset)
+                    self.kernel.set_leader_epoch(last)
+            return last
 
     def begin_segment(self, base_offset: int) -> None:
         """The next record lies in a segment of the leader that begins at `base_offset`; let it be
