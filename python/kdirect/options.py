@@ -420,8 +420,8 @@ CLIENT = Options("Client settings", (
            "A producer creates a missing topic if the broker allows it "
            "(auto.create.topics.enable)."),
     Option("acks", "enum", "all",
-           "What a produce request waits for: `all` in-sync replicas have the records, or the leader "
-           "has (`1`). With `0` a request over TCP is not answered; one over RDMA is, as with `1`.",
+           "What a produce request waits for: `all` in-sync replicas have the records, or the "
+           "leader has (`1`). With `0` a request over TCP is not answered; one over RDMA is, as with `1`.",
            choices=("0", "1", "all", "-1")),
     Option("enable.idempotence", "bool", None,
            "Producer: batches carry a producer id and sequence numbers, so that no batch is "

@@ -112,6 +112,8 @@ class SimSession:
     def refresh(self, topics: list[str], timeout_ms: float | None = None) -> dict[str, Any]:
         return {name: types.SimpleNamespace(topic_id=None) for name in topics}
 
+    has_several_brokers = False
+
     def leader_epoch(self, tp: TopicPartition) -> int:
         return -1
 

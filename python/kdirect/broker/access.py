@@ -422,12 +422,10 @@ class AccessManager:
         return partition
 
     def _not_led(self, tp: TopicPartition) -> NotLeaderError:
-        leader = self._cluster.partition(tp).leader if self._cluster is not None else -1
-        elsewhere = leader >= 0 and leader != self._cluster.node_id
-        return NotLeaderError(
-            f"broker {leader} leads {tp}" if elsewhere else f"this broker does not lead {tp}",
-            hint="ask for metadata",
-        )
+        text, cluster = f"this broker does not lead {tp}", self._cluster
+        if cluster is not None and (leader := cluster.partition(tp).leader) >= 0:
+            text = f"broker {leader} leads {tp}" if leader != cluster.node_id else text
+        return NotLeaderError(text, hint="ask for metadata")
 
     def _local_partition(self, topic: str, index: int) -> Partition:
         if self._cluster is not None and not self._cluster.leads(topic):

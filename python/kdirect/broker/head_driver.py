@@ -21,6 +21,7 @@ from typing import Any
 from kdirect.broker.appends import Appends, PendingAppend
 from kdirect.broker.grants import GrantTable, Peer
 from kdirect.broker.head_access import BROKER_WINDOW, Appended, HeadAccess
+from kdirect.broker.head_answers import REFUSALS, Occasion, refusal
 from kdirect.broker.head_files import HeadFiles
 from kdirect.broker.head_life import (
     LED_ELSEWHERE,
@@ -37,13 +38,10 @@ from kdirect.errors import (
     AccessDeniedError,
     KdirectError,
     RdmaError,
-    RefusedError,
     RevokedError,
     TransportError,
 )
-from kdirect.format import layout
 from kdirect.format import protocol as p
-from kdirect.format.protocol import ErrorCode
 from kdirect.log.head import PreparedHead
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
@@ -69,35 +67,6 @@ _COUNTERS = (
     "rdma_heads_cut",
     "rdma_heads_ahead",
 )
-
-
-class Occasion:
-    """What an event brings along for its effects.  `answer` stays None where the request waits."""
-
-    __slots__ = (
-        "answer",
-        "end_order",
-        "error",
-        "item",
-        "min_bytes",
-        "partition",
-        "peer",
-        "request",
-        "segment",
-        "why",
-    )
-
-    def __init__(self, partition: Partition, *, min_bytes: int = 0, why: str = "") -> None:
-        self.partition = partition
-        self.min_bytes = min_bytes  # room that will be asked for
-        self.why = why  # for the log
-        self.peer: Peer | None = None
-        self.request: Any = None
-        self.segment: Segment | None = None  # the head, where it has the room
-        self.end_order: int | None = None  # of the first reservation that passed the head's end
-        self.item: PendingAppend | None = None  # of a Kafka client
-        self.error: BaseException | None = None  # why the next file could not be made
-        self.answer: Any = None
 
 
 class HeadDriver:
@@ -143,13 +112,7 @@ class HeadDriver:
         return {
             Effect.GRANT: self._grant,
             Effect.WAIT: self._wait,
-            Effect.REFUSE_HELD: self._refuse_held,
-            Effect.REFUSE_ELSEWHERE: self._refuse_elsewhere,
-            Effect.REFUSE_HELD_OFF: self._refuse_held_off,
-            Effect.REFUSE_WANTED: self._refuse_wanted,
-            Effect.REFUSE_GROWING: self._refuse_growing,
-            Effect.REFUSE_TWICE: self._refuse_twice,
-            Effect.REFUSE_NOT_LED: self._refuse_not_led,
+            **{effect: partial(self._refuse, effect) for effect in REFUSALS},
             Effect.RESERVE: self._reserve,
             Effect.OPEN: self._open,
             Effect.MAKE_ROOM: self._make_room,
@@ -255,34 +218,9 @@ class HeadDriver:
             watched=access.partition.topic_partition in self._watched,
         )
 
-    def _refuse_held(self, life: HeadLife, occasion: Occasion) -> None:
-        tp = occasion.partition.topic_partition
-        holder = next((g.peer.client for g in self.heads[tp].members.values()), "?")
-        raise RefusedError(
-            layout.ERROR_ACCESS_HELD,
-            f"{tp} is written by another RDMA producer ({holder}), and one of the two wants it"
-            " alone; retry later or use TCP",
-        )
-
-    def _refuse_elsewhere(self, life: HeadLife, occasion: Occasion) -> None:
-        tp = occasion.partition.topic_partition
-        assert occasion.peer is not None
-        raise RefusedError(
-            layout.ERROR_ACCESS_CONTENDED,
-            f"{tp} is written over {self.heads[tp].engine.transport}, not"
-            f" {occasion.peer.engine.transport}; use TCP",
-        )
-
-    def _refuse_held_off(self, life: HeadLife, occasion: Occasion) -> None:
-        alone = occasion.request.mode == layout.PRODUCE_EXCLUSIVE
-        held_off = life.held_off(alone, self._monotonic())
-        why, seconds = held_off if held_off is not None else (None, 0.0)
-        raise RefusedError(
-            layout.ERROR_ACCESS_CONTENDED,
-            f"{occasion.partition.topic_partition} is not granted now:"
-            f" {why.value if why is not None else 'it was refused before'};"
-            f" retry in {seconds:.1f} s or use TCP",
-        )
+    def _refuse(self, effect: Effect, life: HeadLife, occasion: Occasion) -> None:
+        access = self.heads.get(occasion.partition.topic_partition)
+        raise refusal(effect, life, occasion, access, self._monotonic())
 
     def _open(self, life: HeadLife, occasion: Occasion) -> None:
         """The first producer of a head: let the worker take requests for it."""
@@ -334,32 +272,6 @@ class HeadDriver:
         self.happened(Event.ROOM_MADE, Occasion(partition))
 
     # -- the file of the next head -----------------------------------------------------------------
-
-    def _refuse_wanted(self, life: HeadLife, occasion: Occasion) -> None:
-        raise RefusedError(
-            layout.ERROR_ACCESS_CONTENDED,
-            f"others write {occasion.partition.topic_partition}, too: ask again when this head is"
-            " full",
-        )
-
-    def _refuse_growing(self, life: HeadLife, occasion: Occasion) -> None:
-        raise RefusedError(
-            layout.ERROR_ACCESS_CONTENDED,
-            f"the head of {occasion.partition.topic_partition} grows: ask again when this one is"
-            " full",
-        )
-
-    def _refuse_twice(self, life: HeadLife, occasion: Occasion) -> None:
-        raise RefusedError(
-            ErrorCode.INVALID_REQUEST,
-            f"the file after the head of {occasion.partition.topic_partition} is granted already",
-        )
-
-    def _refuse_not_led(self, life: HeadLife, occasion: Occasion) -> None:
-        raise RefusedError(
-            ErrorCode.NOT_LEADER_OR_FOLLOWER,
-            f"this broker does not lead {occasion.partition.topic_partition}; ask for metadata",
-        )
 
     def _make_next(self, life: HeadLife, occasion: Occasion) -> None:
         access = self.heads[occasion.partition.topic_partition]

@@ -40,7 +40,8 @@ from typing import Any
 from kdirect.broker.appends import Appends, PendingAppend, resolve
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.head_access import Appended, HeadAccess
-from kdirect.broker.head_driver import HeadDriver, Occasion
+from kdirect.broker.head_answers import Occasion
+from kdirect.broker.head_driver import HeadDriver
 from kdirect.broker.head_life import LED_ELSEWHERE, Ask, Event, Room, State
 from kdirect.broker.scheduler import Scheduler
 from kdirect.broker.waiting_requests import WaitingRequest, WaitingRequests

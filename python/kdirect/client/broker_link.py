@@ -11,19 +11,17 @@ All but `BrokerLink.message_connection` is called with the producer's lock held.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import threading
 from typing import Any
 
-from kdirect.client.lost_broker import NEWS_MS, Search
+from kdirect.client.lost_broker import Search, ask_leader
 from kdirect.client.partition_writer import FIRST_PAUSE_S, LONGEST_PAUSE_S
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.two_sided import MessageConnection
 from kdirect.errors import AccessDeniedError, KdirectError, NotLeaderError, TransportError
 from kdirect.model import TopicPartition
 from kdirect.wire.ack_router import AckRouter
-from kdirect.wire.attempt import Attempt
 from kdirect.wire.channel import Channel
 from kdirect.wire.connection import Connection
 
@@ -50,7 +48,6 @@ class BrokerLink:
         self._messages_refused = False
         self._closed = False
         self._search: Search[bool] | None = None  # while it is not known whether the broker answers
-        self._news: Attempt[None] | None = None  # while a leader is asked for
         self._sought: TopicPartition | None = None  # whose leader is asked for where it does not
 
     # -- the queue pair of one-sided requests ------------------------------------------------------
@@ -182,20 +179,8 @@ class BrokerLink:
             ).close()
         except KdirectError:
             if sought is not None:
-                _ask_leader(self._session.cluster, sought)
+                ask_leader(self._session.cluster, sought)
             raise
-        return True
-
-    def has_news(self, tp: TopicPartition) -> bool:
-        """The broker is silent: was the leader of `tp` asked for again, where nobody waits?  False
-        while it is."""
-        if self._news is None:
-            cluster = self._session.cluster
-            self._news = self._environment.spawn(lambda: _ask_leader(cluster, tp))
-            return False
-        if not self._news.done:
-            return False
-        self._news = None
         return True
 
     def wait_probe(self, until: float) -> bool:
@@ -210,11 +195,6 @@ class BrokerLink:
             channel.close()
         if self._messages is not None:
             self._messages.close()
-
-
-def _ask_leader(cluster: Any, tp: TopicPartition) -> None:
-    with contextlib.suppress(KdirectError):
-        cluster.refresh([tp.topic], timeout_ms=NEWS_MS)
 
 
 class BrokerLinks:

@@ -239,7 +239,7 @@ class DirectAppender:
             **self._promise(),
         }
 
-    def _promise(self) -> dict[str, int]:
+    def _promise(self) -> dict[str, Any]:
         """What acknowledgements are to say, and by which leader."""
         return {
             "acks": -1 if self._settings["acks"] in ("all", "-1") else 1,

@@ -11,6 +11,7 @@ One thread at a time calls a search; the attempt itself runs on another.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import math
@@ -47,6 +48,12 @@ T = TypeVar("T")
 def has_moved(error: BaseException) -> bool:
     """Does this pass once the partition's leader was looked for again, or has become ready?"""
     return isinstance(error, NotLeaderError) or (isinstance(error, BrokerError) and error.retriable)
+
+
+def ask_leader(cluster: Cluster, *tps: TopicPartition) -> None:
+    """Ask where these are led; what goes wrong is told when a leader is needed."""
+    with contextlib.suppress(KdirectError):
+        cluster.refresh(sorted({tp.topic for tp in tps}), timeout_ms=NEWS_MS)
 
 
 def look_again(cluster: Cluster, tp: TopicPartition, topic_id: str | None) -> None:

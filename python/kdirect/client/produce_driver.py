@@ -72,6 +72,7 @@ from kdirect.client.partition_writer import (
 )
 from kdirect.client.producing_session import ProducingSession
 from kdirect.client.request_append import RequestAppender
+from kdirect.client.silent_brokers import SilentBrokers
 from kdirect.client.written_partition import WrittenPartition, no_room
 from kdirect.errors import (
     AccessDeniedError,
@@ -87,7 +88,6 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.client")
 
-DOUBT_EVERY_S = 0.5  # between two looks whether requests under way are answered
 DRAIN_S = 0.1  # how long requests under way over TCP may hold up the return to RDMA
 DIRECT_ATTEMPTS = 5
 SYNC_WAIT_MS = 10  # for the acknowledgement of a record, with the producer's lock held
@@ -111,8 +111,7 @@ class Sync(enum.Enum):
 
 NOT_TAKEN, UNANSWERED = Sync.NOT_TAKEN, Sync.UNANSWERED
 
-# What became of a request that was sent with a tag: the tag; the offset of its first record, which
-# is -1 after an error and where the broker did not say; the error.
+# Of a request that was sent with a tag: this; the offset of its first record, or -1; the error.
 Outcome = tuple[Any, int, DeliveryError | None]
 
 
@@ -136,7 +135,7 @@ class ProduceDriver:
         self._identities = Identities(session, settings)
         self._outcomes: list[Outcome] = []  # appenders hold this very list
         self._retired: dict[str, int] = {}  # what appenders that have ended had counted
-        self._next_doubt = 0.0  # when it is looked next whether brokers answer
+        self._silent = SilentBrokers(session.environment, session.cluster, self.links)
         self._closed = False
 
     # -- sending -----------------------------------------------------------------------------------
@@ -298,8 +297,10 @@ class ProduceDriver:
                 self._recover(p)
             elif p.writer.backlog or p.writer.state is State.LEAVING:
                 self._feed(p, Looked(answered=not p.in_flight))
-        if self._partitions and self._monotonic() >= self._next_doubt:
-            self._doubt_silent()
+        if self._monotonic() >= self._silent.next_look:
+            for p, silent, p.link in self._silent.moved(list(self._partitions.values())):
+                log.warning("%s: its broker is silent, and another one leads it", p.tp)
+                self._drop(silent)
         taken = self._outcomes[:]
         self._outcomes.clear()
         return taken
@@ -398,8 +399,7 @@ class ProduceDriver:
         return p is not None and p.writer.state in OVER_RDMA
 
     def is_direct(self, tp: TopicPartition, timeout_ms: float | None = None) -> bool:
-        """Can `tp` be written by RDMA now?  Opens a way; tries again where it was refused a while
-        ago.  TimedOutError when that is not known in time."""
+        """Can `tp` be written by RDMA now?  Opens a way, or tries again; else TimedOutError."""
         p = self._partitions.get(tp) or self._add(tp)
         self._feed(p, DirectWanted(timeout_ms))
         return p.writer.state is State.DIRECT
@@ -635,26 +635,6 @@ class ProduceDriver:
                 self._feed(p, replace(returned, broken=False, doubted=True))
 
     # -- brokers that are away ---------------------------------------------------------------------
-
-    def _doubt_silent(self) -> None:
-        """A broker that is stopped keeps its queue pairs, and answers nothing that is written to
-        its memory: whether it leads its partitions still, others say."""
-        self._next_doubt = self._monotonic() + DOUBT_EVERY_S
-        for p in list(self._partitions.values()):
-            appender = p.appender
-            if not isinstance(appender, DirectAppender):
-                continue
-            before, p.acknowledged = p.acknowledged, appender.requests_acknowledged
-            if not appender.in_flight or before != p.acknowledged:
-                continue
-            link = appender.link
-            if not link.has_news(p.tp):
-                continue
-            moved = self.links.moved(p.tp, link)
-            if moved is not None:
-                log.warning("%s: another broker leads it, and its last one is silent", p.tp)
-                self._drop(link)
-                p.link = moved
 
     def _probe(self, p: WrittenPartition, doubted: bool) -> Event | None:
         """Does the broker of `p` answer?  None: that is not known yet."""

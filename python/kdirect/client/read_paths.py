@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 from kdirect.client.cursor import Cursor
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST
+from kdirect.client.lost_broker import CONNECT_MS_BESIDES, LOST, ask_leader
 from kdirect.errors import (
     AccessDeniedError,
     BrokerError,
@@ -34,11 +34,14 @@ from kdirect.errors import (
     UnknownTopicError,
 )
 from kdirect.model import TopicPartition
+from kdirect.wire.attempt import Attempt
 from kdirect.wire.channel import Channel
 from kdirect.wire.cluster import Cluster
 from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
+
+NEWS_EVERY_S = 2.0  # between two questions where partitions are led whose slots are looked at
 
 
 class ReadConnections(Protocol):
@@ -105,6 +108,8 @@ class DirectPaths:
         self._tcp_only = settings["transport"] == "tcp"
         self._fetchers: dict[tuple[str, int], DirectFetcher] = {}
         self._home: dict[TopicPartition, DirectFetcher] = {}  # who reads it, or read it last
+        self._news: Attempt[None] | None = None  # while leaders are asked for
+        self._next_news = 0.0
 
     def __iter__(self) -> Iterator[DirectFetcher]:
         return iter(self._fetchers.values())
@@ -251,6 +256,30 @@ class DirectPaths:
             fetcher = self._fetchers[address] = DirectFetcher(channel, self._settings, epoch_of)
             self._count_brokers()
         return fetcher
+
+    def moved(self) -> list[DirectFetcher]:
+        """The fetchers of brokers that lead some of their partitions no more, as far as others say.
+
+        Where there are several brokers, they are asked every NEWS_EVERY_S, and nobody waits: the
+        slots of a broker that is stopped stay as they are."""
+        cluster = self._connections.cluster
+        if self._news is not None:
+            if not self._news.done:
+                return []
+            self._news = None
+            known = cluster.leader_address_at_hand
+            return [
+                fetcher
+                for address, fetcher in self._fetchers.items()
+                if any(known(tp) not in (None, address) for tp in fetcher.partitions)
+            ]
+        now = cluster.environment.monotonic()
+        if now >= self._next_news:
+            self._next_news = now + NEWS_EVERY_S
+            tps = [tp for fetcher in self._fetchers.values() for tp in fetcher.partitions]
+            if tps and cluster.has_several_brokers:
+                self._news = cluster.environment.spawn(lambda: ask_leader(cluster, *tps))
+        return []
 
     def others_are_read(self) -> None:
         """There are partitions that are read over TCP."""

@@ -29,7 +29,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -43,19 +43,20 @@ from kdirect.client.lost_broker import (
     look_again,
 )
 from kdirect.client.message import Message, MessageQueue
-from kdirect.client.read_paths import ReadConnections, ReadPaths
+from kdirect.client.read_paths import ReadPaths
+from kdirect.client.starting_offsets import OffsetLookup, resolve
 from kdirect.client.tcp_multi_fetch import TcpRound
 from kdirect.errors import (
     AccessDeniedError,
     ConfigError,
     KdirectError,
+    NotLeaderError,
     OffsetOutOfRangeError,
     TimedOutError,
     UnknownTopicError,
 )
 from kdirect.format.codec import ArrowDecoder
 from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
-from kdirect.wire.environment import Environment
 
 log = logging.getLogger("kdirect.client")
 
@@ -64,20 +65,6 @@ MOVED_AGAIN_S = 0.02  # after another broker was to be asked, or the same one ag
 ENTER_AGAIN_S = 0.5  # after partitions of a broker that answered could not be entered
 
 Take = Callable[[TopicPartition], bool]
-
-
-class OffsetLookup(ReadConnections, Protocol):
-    """What a consumer's reading needs of a session."""
-
-    @property
-    def environment(self) -> Environment:
-        """Clock, and threads for searches."""
-
-    def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """First offset of each partition."""
-
-    def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """High watermark of each partition."""
 
 
 class Reading:
@@ -220,21 +207,8 @@ class Reading:
             return None
 
     def resolve(self, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
-        """`offsets` with numbers for -1 and -2."""
-        out = dict(offsets)
-        earliest = [tp for tp, o in out.items() if o == EARLIEST_OFFSET]
-        latest = [tp for tp, o in out.items() if o == LATEST_OFFSET]
-        for tp, offset in out.items():
-            if offset < EARLIEST_OFFSET:
-                raise ConfigError(
-                    f"offset {offset} of {tp} cannot be",
-                    hint="give an offset, -1 (latest) or -2 (earliest)",
-                )
-        if earliest:
-            out |= self._session.earliest_offsets(earliest)
-        if latest:
-            out |= self._session.latest_offsets(latest)
-        return out
+        """See `starting_offsets.resolve`."""
+        return resolve(self._session, offsets)
 
     def _resolve_reached(
         self, offsets: Mapping[TopicPartition, int]
@@ -504,6 +478,9 @@ class Reading:
         return found[0] if found else None
 
     def _go_round(self, take: Take, wait_ms: float) -> bool:
+        for fetcher in self.paths.direct.moved():
+            elsewhere = NotLeaderError("other brokers lead what a broker led that says nothing")
+            self._lose(self.paths.direct.drop(fetcher), elsewhere, MOVED_AGAIN_S)
         if self._lost.searching:
             self._look_for_lost()
         if len(self._stale) > len(self._lost):  # those that are lost are stale, too

@@ -109,6 +109,8 @@ class Watermarks:
         asked = {tp for tp in wanted if self._without_slot.get(tp, 0.0) > now}
         watched = {tp for tp in wanted if tp not in asked}
         new: set[TopicPartition] = set()
+        for fetcher in direct.moved():
+            direct.drop(fetcher)
         for fetcher in list(direct):
             if not watched.isdisjoint(fetcher.partitions):
                 self._refresh(fetcher)

@@ -17,14 +17,13 @@ from kdirect.model import TopicPartition
 class WrittenPartition:
     """A partition that is written: the machine that decides, and the appender that sends."""
 
-    __slots__ = ("acknowledged", "appender", "link", "tp", "writer")
+    __slots__ = ("appender", "link", "tp", "writer")
 
     def __init__(self, tp: TopicPartition, writer: PartitionWriter) -> None:
         self.tp = tp
         self.writer = writer
         self.appender: DirectAppender | RequestAppender | None = None
         self.link: BrokerLink | None = None  # of the last DirectAppender
-        self.acknowledged = -1  # requests, when it was last looked whether there were more
 
     @property
     def in_flight(self) -> int:

@@ -456,6 +456,11 @@ class Cluster:
         return found
 
     @property
+    def has_several_brokers(self) -> bool:
+        """As far as is known."""
+        return len(self._state().nodes) > 1
+
+    @property
     def nodes(self) -> list[Node]:
         """The brokers, by node id."""
         state = self._state()

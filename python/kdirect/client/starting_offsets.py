@@ -1,0 +1,45 @@
+"""Where partitions begin to be read: numbers for "the earliest" and "the latest" offset."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from kdirect.client.read_paths import ReadConnections
+from kdirect.errors import ConfigError
+from kdirect.model import EARLIEST_OFFSET, LATEST_OFFSET, TopicPartition
+from kdirect.wire.environment import Environment
+
+
+class OffsetLookup(ReadConnections, Protocol):
+    """What a consumer's reading needs of a session."""
+
+    @property
+    def environment(self) -> Environment:
+        """Clock, and threads for searches."""
+
+    def earliest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """First offset of each partition."""
+
+    def latest_offsets(self, tps: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
+        """High watermark of each partition."""
+
+
+def resolve(
+    session: OffsetLookup, offsets: Mapping[TopicPartition, int]
+) -> dict[TopicPartition, int]:
+    """`offsets` with numbers for -1 and -2."""
+    out = dict(offsets)
+    earliest = [tp for tp, o in out.items() if o == EARLIEST_OFFSET]
+    latest = [tp for tp, o in out.items() if o == LATEST_OFFSET]
+    for tp, offset in out.items():
+        if offset < EARLIEST_OFFSET:
+            raise ConfigError(
+                f"offset {offset} of {tp} cannot be",
+                hint="give an offset, -1 (latest) or -2 (earliest)",
+            )
+    if earliest:
+        out |= session.earliest_offsets(earliest)
+    if latest:
+        out |= session.latest_offsets(latest)
+    return out
