@@ -13,6 +13,9 @@ cdef enum:
     # Granted while the head before it is being filled: requests arrive, and wait until it is the
     # head.
     HEAD_AHEAD = 4
+    # A replica's: a request brings a new leader epoch, which its owner has to note first.  Requests
+    # arrive, and wait.
+    HEAD_WAITING = 5
 
     NO_NEWS = 0
     NEWS = 1                  # of a state that the worker has not noticed yet
@@ -28,6 +31,7 @@ cdef enum:
     WHY_DAMAGED = 2
     WHY_NO_ROOM = 3
     WHY_FENCED = 4
+    WHY_REFUSED = 5
 
 cdef struct arrived_t:
     # The broker's own request: its bytes, copied into the head at its turn.  NULL: they lie there
@@ -48,6 +52,13 @@ cdef struct head_t:
     uint8_t gate_asked        # the owner was, or is to be, asked to open the gate
     uint8_t gate_untold       # it is to be
     uint8_t begun             # AHEAD: its owner was told that the first request has arrived
+    uint8_t stamped           # a replica's: requests keep the offsets and epochs that they carry
+    uint8_t watched           # somebody waits until more of a replica may be read
+    int16_t error             # code of the request that was refused, if it was aborted for that
+    uint32_t told_count       # of the last image of `told` that was read
+    int64_t told_offset       # the leader's high watermark
+    const uint8_t* told       # a replica's: where the leader WRITEs its high watermark, or NULL
+    PyObject* pushing         # borrowed: the Pushing of its partition, or NULL: no followers
     uint16_t next_order       # of the request to commit next
     uint16_t end_order        # of the first reservation that is not valid any more
     uint16_t blocked_order
@@ -67,7 +78,7 @@ cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil
 # Room for so many requests between the next one and the furthest; a power of two.  0 or ENOMEM.
 cdef inline bint order_takes(const head_t* h) noexcept nogil:
     # Requests for this head are taken, though not always committed yet.
-    return h.state == HEAD_OPEN or h.state == HEAD_AHEAD
+    return h.state == HEAD_OPEN or h.state == HEAD_AHEAD or h.state == HEAD_WAITING
 cdef int order_arrived(head_t* h, uint16_t order, const uint8_t* data, uint32_t length,
                        uint16_t file_id) noexcept nogil
 cdef arrived_t* order_next(head_t* h) noexcept nogil
@@ -81,3 +92,6 @@ cdef void order_look(head_t* h, int64_t now_ns) noexcept nogil
 cdef void order_abort(head_t* h, uint8_t why) noexcept nogil
 cdef void order_open(head_t* h, int64_t segment_base_offset, int32_t leader_epoch) noexcept nogil
 # A head that was granted ahead is the partition's head now.
+cdef void order_wait(head_t* h) noexcept nogil
+# The next request waits for the owner of a replica's head: `order_go_on`.
+cdef bint order_go_on(head_t* h) noexcept nogil

@@ -14,7 +14,8 @@ producer holds exclusively is the same with orders that the producer counts itse
     AHEAD ---- its owner makes it the head ------------------------------> OPEN
     OPEN ----- drained: draining, and next order == end order ------------> DRAINED
       |------- a hole older than its timeout, a damaged request, no room --> ABORTED
-      `------- its owner ends it ------------------------------------------> CLOSED
+      |------- its owner ends it ------------------------------------------> CLOSED
+      `------- a replica's: a new leader epoch begins, until it is noted --> WAITING --> OPEN
 
 A head that is granted AHEAD is the one after the head that its producer fills: its first request
 says that the producer is done with the other, and is news for its owner.
@@ -41,6 +42,7 @@ class AbortReason(Reason):
     DAMAGED = WHY_DAMAGED, "a request was damaged, or not as long as its reservation"
     NO_ROOM = WHY_NO_ROOM, "the head takes no more records"
     FENCED = WHY_FENCED, "the leadership changed"
+    REFUSED = WHY_REFUSED, "the leader's records do not go on where this log ends, or are damaged"
 
 
 cdef int order_resize(head_t* h, uint32_t entries) noexcept nogil:
@@ -112,6 +114,20 @@ cdef void order_open(head_t* h, int64_t segment_base_offset, int32_t leader_epoc
     h.segment_base_offset = segment_base_offset
     h.leader_epoch = leader_epoch
     h.news = NO_NEWS
+
+
+cdef void order_wait(head_t* h) noexcept nogil:
+    if h.state == HEAD_OPEN:
+        h.state = HEAD_WAITING
+        h.news = NEWS
+
+
+cdef bint order_go_on(head_t* h) noexcept nogil:
+    if h.state != HEAD_WAITING:
+        return False
+    h.state = HEAD_OPEN
+    h.news = NO_NEWS
+    return True
 
 
 cdef void order_abort(head_t* h, uint8_t why) noexcept nogil:

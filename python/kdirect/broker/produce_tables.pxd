@@ -7,7 +7,7 @@ from kdirect.log.kernel cimport CommitKernel, commit_result
 from kdirect.machine cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_t,
     pthread_mutex_unlock)
-from kdirect.rdma.contract cimport CompletionQueue
+from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, QueuePair
 
 cdef enum:
     BATCH = 64            # completions worked off under one lock
@@ -24,6 +24,7 @@ cdef enum:
     CUT_NOT_A_PRODUCE = 4
     CUT_ACK_OVERRUN = 5
     CUT_BAD_LENGTH = 6
+    CUT_DESYNCHRONISED = 7
 
 cdef struct peer_t:
     uint32_t qp_num       # 0: free; freed entries keep the probe chain alive by `used`
@@ -34,6 +35,7 @@ cdef struct peer_t:
     uint32_t notices_lkey
     uint64_t notices      # address of their memory
     PyObject* qp          # borrowed, as is that memory; ProduceWorker._peers keeps them alive
+    PyObject* link        # borrowed: it is a follower, which is pushed to (push_tables); NULL: not
 
 cdef struct grant_t:
     uint8_t state
@@ -51,12 +53,12 @@ cdef struct grant_t:
     uint64_t posted       # entries ever posted
     uint64_t completed    # entries whose WRITE has completed
     uint64_t staging_address
-    # Acknowledgements wait until the high watermark has passed their records, where the partition's
-    # gate holds (kdirect.log.ack_gate): entries below `gated` until it is `gate_offset` (0: no such
-    # round is under way), all of them until it is `end_offset` (0: none waits).
-    uint64_t gated
-    int64_t gate_offset
+    # Acknowledgements wait until the high watermark has passed their records, where commits do not
+    # move it: entry i of the staging until it is `ends[i]`, all of them until it is `end_offset`
+    # (0: none waits).  The grant's own memory, NULL before the first that waits.
+    int64_t* ends
     int64_t end_offset
+    uint8_t listed        # in ProduceTables._held
     head_t* head          # borrowed, as is the queue pair; ProduceWorker._grants keeps them alive
     PyObject* qp
 
@@ -91,6 +93,10 @@ cdef class ProduceTables:
     cdef int _broker_answer_count, _broker_answer_capacity
     cdef uint64_t _acks, _ack_writes, _outstanding
     cdef bint _gate_news           # of some head: acknowledgements wait for the gate
+    cdef uint16_t* _held           # file ids of grants whose acknowledgements wait
+    cdef int _held_count, _held_capacity
+    cdef int _followed             # heads of replicas with a slot of their leader's
+    cdef dict _pushings            # kernel -> Pushing of a partition that has followers
     cdef bint _kick                # a head has requests to commit that came from another thread
     cdef bint _backlog             # some acknowledgements wait for room in a send queue
 
@@ -103,7 +109,10 @@ cdef class ProduceTables:
     cdef void _revoke_members(self, head_t* h) noexcept nogil
     cdef void _stage(self, grant_t* g, uint16_t order, int16_t error, uint16_t flags,
                      uint16_t batches, int64_t base_offset, int64_t log_append_time) noexcept nogil
+    cdef void _wait_until(self, grant_t* g, int64_t end_offset) noexcept nogil
+    cdef void _release_held(self) noexcept nogil
     cdef uint64_t _may_post(self, grant_t* g) noexcept nogil
+    cdef _enter_peer(self, QueuePair qp, int receives, MemoryRegion notices, link)
     cdef void _post_acks(self, grant_t* g) noexcept nogil
     cdef void _drain_sends(self) noexcept nogil
     cdef void _reap_sends(self) noexcept nogil

@@ -102,17 +102,20 @@ cdef class ProduceTables:
         self._grants = {}
         self._peers = {}
         self._heads = set()
+        self._pushings = {}
 
     def __dealloc__(self):
         cdef int i
         if self._table != NULL:
             for i in range(FILES):
                 if self._table[i] != NULL:
+                    free(self._table[i].ends)
                     free(self._table[i])
             free(self._table)
         free(self._watched)
         free(self._open)
         free(self._broker_answers)
+        free(self._held)
         pthread_mutex_destroy(&self._lock)
 
     # -- tables ------------------------------------------------------------------------------------
@@ -131,16 +134,22 @@ cdef class ProduceTables:
     def add_peer(self, QueuePair qp, int receives, MemoryRegion notices):
         """Take completions of `qp` and keep `receives` receives posted on it, each with an entry of
         `notices` for producers that SEND one."""
-        cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
         cdef int n
+        if notices.length < <uint64_t> receives * NOTICE_BYTES:
+            raise ValueError("the memory for notices is smaller than its receives")
+        self._check_room()
+        for n in range(receives):
+            qp.post_recv(n, notices, n * NOTICE_BYTES, NOTICE_BYTES)
+        self._enter_peer(qp, receives, notices, None)
+
+    def _check_room(self):
         if len(self._peers) >= PEERS // 2:
             raise AccessDeniedError(
                 f"the broker serves {len(self._peers)} RDMA clients already",
                 hint="close idle clients or use transport=tcp")
-        if notices.length < <uint64_t> receives * NOTICE_BYTES:
-            raise ValueError("the memory for notices is smaller than its receives")
-        for n in range(receives):
-            qp.post_recv(n, notices, n * NOTICE_BYTES, NOTICE_BYTES)
+
+    cdef _enter_peer(self, QueuePair qp, int receives, MemoryRegion notices, link):
+        cdef uint32_t i = (qp.qp_num * HASH) & (PEERS - 1)
         with nogil:
             pthread_mutex_lock(&self._lock)
         if len(self._peers) == 0:
@@ -152,10 +161,11 @@ cdef class ProduceTables:
         self._peer_table[i].cut = CUT_NONE
         self._peer_table[i].untold = 0
         self._peer_table[i].receives = <uint32_t> receives
-        self._peer_table[i].notices = notices.address
-        self._peer_table[i].notices_lkey = notices.lkey
+        self._peer_table[i].notices = notices.address if notices is not None else 0
+        self._peer_table[i].notices_lkey = notices.lkey if notices is not None else 0
+        self._peer_table[i].link = <PyObject*> link if link is not None else NULL
         self._peer_table[i].qp = <PyObject*> qp
-        self._peers[qp.qp_num] = (qp, notices)
+        self._peers[qp.qp_num] = (qp, notices if link is None else link)
         pthread_mutex_unlock(&self._lock)
 
     def remove_peer(self, uint32_t qp_num):
@@ -176,10 +186,12 @@ cdef class ProduceTables:
 
     def open_head(self, CommitKernel kernel, int64_t segment_base_offset, uint64_t position,
                   int32_t leader_epoch, *, bint shared, int entries, int64_t hole_timeout_ms,
-                  int64_t ahead_bytes=0):
+                  int64_t ahead_bytes=0, bint stamped=False, MemoryRegion told=None):
         """Start to take requests for the head file of `segment_base_offset`, the first of order 0
         at `position`.  At most `entries` will be under way at a time.  With `ahead_bytes`, its
-        capacity, it is to be the next head: what arrives waits for `begin_head`."""
+        capacity, it is to be the next head: what arrives waits for `begin_head`.  `stamped`: the
+        partition is a replica, and its leader is the producer; `told`: the slot, which the caller
+        keeps until the head is forgotten, that it WRITEs its high watermark into."""
         cdef ProduceHead head = ProduceHead.__new__(ProduceHead)
         cdef head_t** grown
         cdef int capacity
@@ -194,6 +206,10 @@ cdef class ProduceTables:
             head.h.state = HEAD_AHEAD
         head.h.leader_epoch = leader_epoch
         head.h.shared = shared
+        head.h.stamped = stamped
+        head.h.told = told.data if told is not None else NULL
+        pushing = self._pushings.get(kernel)
+        head.h.pushing = <PyObject*> pushing if pushing is not None else NULL
         head.h.hole_timeout_ns = hole_timeout_ms * 1000000
         if order_resize(&head.h, <uint32_t> entries):
             raise MemoryError()
@@ -209,6 +225,7 @@ cdef class ProduceTables:
             self._open_capacity = capacity
         self._open[self._open_count] = &head.h
         self._open_count += 1
+        self._followed += head.h.told != NULL
         self._heads.add(head)
         pthread_mutex_unlock(&self._lock)
         return head
@@ -283,6 +300,7 @@ cdef class ProduceTables:
             if self._open[i] == &head.h:
                 self._open_count -= 1
                 self._open[i] = self._open[self._open_count]
+                self._followed -= head.h.told != NULL
                 break
         self._heads.discard(head)
         answers = self._answers_of(head)
@@ -408,6 +426,7 @@ cdef class ProduceTables:
             order_forget(g.head, file_id)
         pthread_mutex_unlock(&self._lock)
         if g != NULL:
+            free(g.ends)
             free(g)
         return kept
 
@@ -439,6 +458,8 @@ cdef class ProduceTables:
         kd_put_le32(e + ACK_BATCHES, batches)
         kd_put_le64(e + ACK_BASE_OFFSET, <uint64_t> base_offset)
         kd_put_le64(e + ACK_LOG_APPEND_TIME, <uint64_t> log_append_time)
+        if g.ends != NULL:
+            g.ends[entry] = 0
         g.staged += 1
         self._acks += 1
         if not g.dirty:
@@ -465,28 +486,66 @@ cdef class ProduceTables:
         self._broker_answers[self._broker_answer_count].result = result[0]
         self._broker_answer_count += 1
 
+    cdef void _wait_until(self, grant_t* g, int64_t end_offset) noexcept nogil:
+        """The entry that was staged last waits until the high watermark is `end_offset`."""
+        if g.ends == NULL:
+            g.ends = <int64_t*> calloc(g.entries, sizeof(int64_t))
+            if g.ends == NULL:      # then it waits for all that there is
+                g.end_offset = max(g.end_offset, (<CommitKernel> g.head.kernel).c_log_end())
+                return
+        g.ends[(g.staged - 1) & (g.entries - 1)] = end_offset
+        g.end_offset = max(g.end_offset, end_offset)
+
     cdef uint64_t _may_post(self, grant_t* g) noexcept nogil:
-        """Up to which staged entry the partition's gate lets acknowledgements out: it has moved the
-        high watermark past their records.  They go in rounds: one flush lets out what was staged
-        when it was asked for, and what came meanwhile waits for the next."""
+        """Up to which staged entry acknowledgements may go out: the high watermark has passed their
+        records.  Where the partition's gate moves it, its owner is asked to see to that; where
+        replicas do, `_release_held` follows when they have."""
         cdef int64_t mark
         cdef uint64_t limit = g.posted
+        cdef uint16_t* grown
         if g.end_offset == 0:
             return g.staged
         mark = (<CommitKernel> g.head.kernel).c_high_watermark()
         if g.end_offset <= mark:
-            g.end_offset = g.gate_offset = 0
+            g.end_offset = 0
             return g.staged
-        if g.gate_offset and g.gate_offset <= mark:
-            limit = g.gated
-            g.gate_offset = 0
-        if g.gate_offset == 0:
-            g.gate_offset = g.end_offset
-            g.gated = g.staged
-        if not g.head.gate_asked:
-            g.head.gate_asked = g.head.gate_untold = 1
-            self._gate_news = True
+        if g.ends != NULL:
+            while limit < g.staged and g.ends[limit & (g.entries - 1)] <= mark:
+                limit += 1
+        if (<CommitKernel> g.head.kernel).c_gate_holds():
+            if not g.head.gate_asked:
+                g.head.gate_asked = g.head.gate_untold = 1
+                self._gate_news = True
+        elif not g.listed:
+            if self._held_count == self._held_capacity:
+                grown = <uint16_t*> realloc(
+                    self._held, (2 * self._held_capacity + 16) * sizeof(uint16_t))
+                if grown == NULL:
+                    self._backlog = True    # it is looked at again and again
+                    return limit
+                self._held = grown
+                self._held_capacity = 2 * self._held_capacity + 16
+            self._held[self._held_count] = g.file_id
+            self._held_count += 1
+            g.listed = 1
         return limit
+
+    cdef void _release_held(self) noexcept nogil:
+        """Some high watermark has moved: write the acknowledgements that waited for it."""
+        cdef int i, n = self._held_count, kept = 0
+        cdef grant_t* g
+        for i in range(n):
+            g = self._table[self._held[i]]
+            if g == NULL or not g.listed:
+                continue
+            if g.dirty:
+                self._post_acks(g)
+            if g.end_offset == 0 or not g.dirty:
+                g.listed = 0
+            else:
+                self._held[kept] = g.file_id
+                kept += 1
+        self._held_count = kept
 
     cdef void _post_acks(self, grant_t* g) noexcept nogil:
         cdef uint64_t at, n
@@ -506,7 +565,7 @@ cdef class ProduceTables:
                 return
             if rc != 0:
                 # The queue pair is in error; its flushed receives will report the peer.
-                g.end_offset = g.gate_offset = 0
+                g.end_offset = 0
                 g.dirty = 0
                 return
             g.posted += n

@@ -52,8 +52,9 @@ from kdirect.broker.order cimport (
     order_next, order_open, order_takes)
 from kdirect.broker.produce_tables cimport (
     BATCH, CUT_ACK_OVERRUN, CUT_BAD_LENGTH, CUT_BAD_ORDER, CUT_DISCONNECTED, CUT_FORGED_FILE,
-    CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
-    peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+    CUT_DESYNCHRONISED, CUT_NONE, CUT_NOT_A_PRODUCE, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead,
+    grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+from kdirect.broker.push_tables cimport PushTables
 from kdirect.format.layout cimport (
     ACK_FLAG_DUPLICATE, ACK_FLAG_REVOKED, IMM_FILE_ID_SHIFT, IMM_ORDER_MASK, NOTICE_BYTES,
     NOTICE_FILE_ID, NOTICE_LENGTH, NOTICE_ORDER)
@@ -99,12 +100,16 @@ class CutReason(Reason):
         CUT_ACK_OVERRUN, "it has more requests under way than its acknowledgement ring holds")
     BAD_LENGTH = (
         CUT_BAD_LENGTH, "it announced a request of no bytes, or of more than its file has")
+    DESYNCHRONISED = CUT_DESYNCHRONISED, "it acknowledged records that it never got"
 
 
-cdef class ProduceWorker(ProduceTables):
+cdef class ProduceWorker(PushTables):
     """See the module.  Life: construct, `run` in a thread of its own, `stop`, join the thread.
 
-    `on_head(head)` (it was drained or aborted, or was granted ahead and is written to),
+    `on_head(head)` (it was drained or aborted, was granted ahead and is written to, or is a
+    replica's and waits for a leader epoch to be noted), `on_push(ring)` (its state has changed, or
+    it wants a file), `on_moved(Pushing or ProduceHead)` (its high watermark has moved, and somebody
+    watches it),
     `on_broker_requests(head, answers)`, `on_cut(qp_num, reason)` (a `CutReason`) and
     `on_append(file_id)` are called on the worker's thread with the GIL and no lock held; they must
     not block.  So is `sync(head)`: acknowledgements of its records wait for the gate; once that may
@@ -122,6 +127,8 @@ cdef class ProduceWorker(ProduceTables):
     cdef object on_head
     cdef object on_broker_requests
     cdef object sync
+    cdef object on_push
+    cdef object on_moved
     cdef bint _head_news
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
@@ -130,7 +137,7 @@ cdef class ProduceWorker(ProduceTables):
     cdef uint64_t _broker_requests
 
     def __init__(self, CompletionQueue recv_cq, CompletionQueue send_cq, *, spin_us=50, on_cut,
-                 on_append, on_head, on_broker_requests, sync):
+                 on_append, on_head, on_broker_requests, sync, on_push=None, on_moved=None):
         self._recv_cq = recv_cq
         self._send_cq = send_cq
         self._spin_ns = int(spin_us) * 1000
@@ -140,6 +147,8 @@ cdef class ProduceWorker(ProduceTables):
         self.on_head = on_head
         self.on_broker_requests = on_broker_requests
         self.sync = sync
+        self.on_push = on_push
+        self.on_moved = on_moved
 
     # -- heads -------------------------------------------------------------------------------------
 
@@ -237,6 +246,9 @@ cdef class ProduceWorker(ProduceTables):
             self._cut_peer(
                 peer, CUT_NOT_A_PRODUCE if wc.status == WC_LOC_LEN_ERR else CUT_DISCONNECTED)
             return NULL
+        if peer.link != NULL:
+            self._take_from_link(peer, wc)
+            return NULL
         at = peer.notices + wc.wr_id * NOTICE_BYTES
         if wc.opcode == WC_RECV_RDMA_WITH_IMM:
             file_id = <uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT)
@@ -278,11 +290,16 @@ cdef class ProduceWorker(ProduceTables):
     cdef void _commit_run(self, head_t* h, int64_t now_ms, int64_t now_ns) noexcept nogil:
         """Commit what is in order, in runs: one lock of the kernel and one update of its slots for
         many requests."""
-        cdef arrived_t* r = order_next(h)
+        cdef arrived_t* r
         cdef commit_result result
         cdef uint64_t unanswered = 0
         cdef int error
         cdef bint damaged
+        if h.stamped:
+            self._commit_stamped(h, now_ms)
+            self._settle(h, now_ns)
+            return
+        r = order_next(h)
         h.touched = 0
         if r != NULL:
             (<CommitKernel> h.kernel).c_begin()
@@ -310,11 +327,15 @@ cdef class ProduceWorker(ProduceTables):
                 order_done(h, r)
                 if unanswered >= ACK_AFTER_BYTES:
                     (<CommitKernel> h.kernel).c_end()
+                    if h.pushing != NULL:
+                        self._push(h.pushing)
                     self._flush_acks()
                     unanswered = 0
                     (<CommitKernel> h.kernel).c_begin()
                 r = order_next(h)
             (<CommitKernel> h.kernel).c_end()
+            if h.pushing != NULL:
+                self._push(h.pushing)
         self._settle(h, now_ns)
 
     cdef void _settle(self, head_t* h, int64_t now_ns) noexcept nogil:
@@ -334,6 +355,7 @@ cdef class ProduceWorker(ProduceTables):
                       bint damaged) noexcept nogil:
         cdef grant_t* g
         cdef uint16_t flags = 0
+        cdef int64_t end_offset = 0
         if result.error == 0 and not result.duplicate:
             self._commits += 1
             self._commit_bytes += r.length
@@ -352,14 +374,13 @@ cdef class ProduceWorker(ProduceTables):
             flags |= ACK_FLAG_REVOKED
         elif result.error == COMMIT_DUPLICATE_SEQUENCE:
             # It is in the log, at an offset that is not known: all that there is has to be let out.
-            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
-                g.end_offset = max(g.end_offset, (<CommitKernel> h.kernel).c_log_end())
+            if (<CommitKernel> h.kernel).c_holds():
+                end_offset = (<CommitKernel> h.kernel).c_log_end()
         elif result.error == 0:
-            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
-                g.end_offset = max(g.end_offset, result.last_offset + 1)
-            # Where the gate holds, readers are told when the high watermark moves, but followers
-            # now.
-            if kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
+            if (<CommitKernel> h.kernel).c_holds():
+                # Readers are told when the high watermark moves, not now.
+                end_offset = result.last_offset + 1
+            elif kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
                 if self._appended_count < BATCH:
                     self._appended[self._appended_count] = g.file_id
                     self._appended_count += 1
@@ -368,6 +389,8 @@ cdef class ProduceWorker(ProduceTables):
                     self._more_appended = True
         self._stage(g, h.next_order, result.error, flags, result.batches, result.base_offset,
                     result.log_append_time)
+        if end_offset:
+            self._wait_until(g, end_offset)
         if damaged:
             g.state = GRANT_RETIRED
 
@@ -397,7 +420,7 @@ cdef class ProduceWorker(ProduceTables):
             if g != NULL and g.head == &head.h and g.end_offset:
                 g.staged = g.posted
                 g.dirty = 0
-                g.end_offset = g.gate_offset = 0
+                g.end_offset = 0
                 peer = self._find_peer(g.qp_num)
                 if peer != NULL:
                     self._cut_peer(peer, CUT_DISCONNECTED)
@@ -414,7 +437,8 @@ cdef class ProduceWorker(ProduceTables):
         cdef int i
         cdef peer_t* peer
         cdef grant_t* g
-        cdef list cut = [], appended = [], heads = [], answered = [], gated = []
+        cdef list cut = [], appended = [], heads = [], answered = [], gated = [], rings = []
+        cdef list moved = []
         cdef ProduceHead head
         with nogil:
             pthread_mutex_lock(&self._lock)
@@ -448,9 +472,11 @@ cdef class ProduceWorker(ProduceTables):
                 if head.h.news == NEWS_TO_TELL and not head.h.gate_asked:
                     head.h.news = NO_NEWS
                     heads.append((head,))
+        if self._push_news:
+            rings, moved = self._news_of_pushing()
         pthread_mutex_unlock(&self._lock)
         for callback, items in ((self.on_append, appended), (self.on_broker_requests, answered),
-                                (self.sync, gated),
+                                (self.sync, gated), (self.on_moved, moved), (self.on_push, rings),
                                 (self.on_head, heads), (self.on_cut, cut)):
             for item in items:
                 try:
@@ -488,6 +514,8 @@ cdef class ProduceWorker(ProduceTables):
             for i in range(self._open_count):
                 if self._open[i].touched:
                     self._commit_run(self._open[i], now_ms, now_ns)
+        if self._link_count:
+            self._after_answers()
         self._flush_acks()
         self._drain_sends()
         if self._backlog:
@@ -522,21 +550,26 @@ cdef class ProduceWorker(ProduceTables):
                 or self._earliest_ns):
             self._recv_cq.wake()
 
+    def _wake_for_news(self):
+        self._recv_cq.wake()
+
     cdef void c_tend_sends(self) noexcept nogil:
         """Take completions of acknowledgements, and post those that waited for room."""
-        if self._outstanding or self._backlog or self._reap:
+        if self._outstanding or self._backlog or self._reap or self._link_count:
             pthread_mutex_lock(&self._lock)
             if self._reap:
                 self._reap = False
                 self._reap_sends()
             self._drain_sends()
+            if self._link_count:
+                self._after_answers()
             if self._backlog:
                 self._flush_backlog()
             pthread_mutex_unlock(&self._lock)
 
     cdef bint _has_news(self) noexcept nogil:
         return (self._cut_count > 0 or self._appended_count > 0 or self._head_news
-                or self._gate_news or self._broker_answer_count > 0)
+                or self._gate_news or self._broker_answer_count > 0 or self._push_news)
 
     def set_time(self, int64_t now_ns):
         """From now on this time counts instead of the machine's clock (a simulator's)."""
@@ -550,6 +583,8 @@ cdef class ProduceWorker(ProduceTables):
             n = self.c_step()
             self.c_tend_sends()
             self.c_tend_heads()
+            if self._followed:
+                self.c_tend_pushing()
         while self._has_news():     # a callback may make more
             self._report()
         return n
@@ -596,6 +631,10 @@ cdef class ProduceWorker(ProduceTables):
             # While acknowledgements are under way their completions must be taken too, so look in
             # now and then.
             sleep_ms = 10 if self._outstanding or self._backlog else -1
+            if self._link_count or self._followed:
+                with nogil:
+                    n = self.c_tend_pushing()
+                sleep_ms = n if sleep_ms < 0 or 0 < n < sleep_ms else sleep_ms
             if self._earliest_ns:
                 now = max(1, (self._earliest_ns - kd_now_ns()) // 1000000 + 1)
                 sleep_ms = <int> now if sleep_ms < 0 or now < sleep_ms else sleep_ms
@@ -604,6 +643,10 @@ cdef class ProduceWorker(ProduceTables):
             self._recv_cq.wait(sleep_ms, 0)
             with nogil:
                 self.c_tend_sends()
+
+    def set_spin(self, int spin_us):
+        """Poll for so long before a sleep; 0: more threads than cores would."""
+        self._spin_ns = spin_us * 1000
 
     def reap(self):
         """Queue pairs were closed: poll the queues, for that is what lets go of them.  Nothing

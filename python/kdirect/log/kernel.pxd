@@ -48,7 +48,8 @@ cdef class CommitKernel:
     # tail.  After an error, and after a duplicate, those bytes are zeros.  Nothing is touched after
     # WRONG_POSITION (the head is not the segment of that base offset, or `position` is below the
     # tail) and FENCED_LEADER_EPOCH (`leader_epoch` is not the kernel's).  `stamped` as above, but
-    # `position` must be the tail, and after UNKNOWN_EPOCH the bytes stay.
+    # `position` must be the tail, `leader_epoch` does not count, and after UNKNOWN_EPOCH the bytes
+    # stay.
     cdef int c_append_next(self, int64_t segment_base_offset, const uint8_t* data, uint32_t length,
                            int64_t now_ms, bint checked, commit_result* out) noexcept nogil
     # `c_append` in a run, or WRONG_POSITION as above.  `checked`: `check` has passed these bytes,
@@ -75,6 +76,8 @@ cdef class CommitKernel:
     # The same of the log end offset.
     cdef bint c_holds(self) noexcept nogil
     # Do commits leave the high watermark where it is?  Takes no lock.
+    cdef bint c_gate_holds(self) noexcept nogil
+    # Because the partition's gate moves it, and not the marks of replicas alone?  Takes no lock.
     cdef int c_restore_batch(self, const batch_info* info, int64_t now_ms) noexcept nogil
     # Recovery: note a batch that is in the log in the producer table, unchecked.  0 or ENOMEM.
 

@@ -31,7 +31,7 @@ Waiting requests are committed in runs (`c_begin` .. `c_end`): one lock and one 
 serve them all.
 
 With `hold_high_watermark`, commits do not move the marks; `advance_high_watermark` does, when the
-partition's `AckGate` says so.  A head may be sealed, and the next one written, meanwhile.
+partition's `AckGate` says so, or `kdirect.log.replica_marks`, while replicas are counted.
 
 Threads: every method may be called from any thread.  Mapped memory handed to `install_head` must
 stay mapped until `seal` has returned; slots until they are detached, got their last update or were
@@ -152,10 +152,10 @@ cdef class CommitKernel:
         clear_result(out)
         if s.data != NULL and s.base != segment_base_offset:
             error = COMMIT_WRONG_POSITION
-        elif leader_epoch != s.leader_epoch:
-            error = COMMIT_FENCED_LEADER_EPOCH
         elif stamped:
             error = commit_stamped(s, position, length, now_ms, out)
+        elif leader_epoch != s.leader_epoch:
+            error = COMMIT_FENCED_LEADER_EPOCH
         else:
             error = commit_request(s, position, length, now_ms, out)
         return finish_request(s, error, out)
@@ -179,6 +179,9 @@ cdef class CommitKernel:
 
     cdef bint c_holds(self) noexcept nogil:
         return (<kernel_state*> self._state).hold
+
+    cdef bint c_gate_holds(self) noexcept nogil:
+        return (<kernel_state*> self._state).gate_holds
 
     cdef int c_attach_slot(self, uint8_t* slot, uint16_t file_id,
                            int64_t segment_base_offset) noexcept nogil:
@@ -227,8 +230,8 @@ cdef class CommitKernel:
         cdef commit_result r
         with nogil:
             self.c_begin()
-            self.c_commit_next(
-                segment_base_offset, position, length, leader_epoch, stamped, now_ms, &r)
+            self.c_commit_next(segment_base_offset, position, length, leader_epoch, stamped, now_ms,
+                               &r)
             self.c_end()
         return to_python(&r)
 
@@ -236,12 +239,10 @@ cdef class CommitKernel:
                           int64_t now_ms):
         """The same for a copy of another log, which keeps the offsets and leader epochs that it
         carries: a replica commits by this what was written into its head by RDMA."""
-        return self.commit_next(
-            segment_base_offset, position, length, self.leader_epoch, now_ms, stamped=True)
+        return self.commit_next(segment_base_offset, position, length, 0, now_ms, stamped=True)
 
     def append(self, data, int64_t now_ms):
-        """Copy whole batches to the tail and commit them.  `data` is a contiguous buffer of bytes.
-        """
+        """Copy whole batches, a contiguous buffer, to the tail and commit them."""
         return self._append(data, now_ms, False)
 
     def append_as_stamped(self, data, int64_t now_ms):
@@ -443,7 +444,7 @@ cdef class CommitKernel:
         """There is no head, and the last segment takes no more records: the log now ends at
         position 0 of a segment that begins at log end offset.  Slots as with `seal`."""
         cdef kernel_state* s = <kernel_state*> self._state
-        cdef bint refused = False
+        cdef bint refused
         cdef int error = 0
         with nogil:
             pthread_mutex_lock(&s.lock)
@@ -459,8 +460,8 @@ cdef class CommitKernel:
     def advance_high_watermark(self, int64_t offset, uint64_t position,
                                int64_t segment_base_offset):
         """Make records below `offset` readable, which lies at `position` of that segment; whether
-        anything changed.  Ignored when it would go back, or when there is no such point: then the
-        segment has been passed, or replaced."""
+        anything changed.  Ignored when it would go back, when there is no such point (the segment
+        has been passed, or replaced), and while replicas are counted (`replica_marks`)."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef mark_t mark
         cdef bint moved = False
@@ -469,7 +470,7 @@ cdef class CommitKernel:
         mark.offset = offset
         with nogil:
             pthread_mutex_lock(&s.lock)
-            if s.readable.offset < offset and is_point(s, &mark):
+            if not s.counted and s.readable.offset < offset and is_point(s, &mark):
                 moved = True
                 move_marks(s, &mark)
                 update_slots(s)
@@ -478,8 +479,8 @@ cdef class CommitKernel:
 
     def load_high_watermark(self, int64_t offset, uint64_t position, int64_t segment_base_offset,
                             sealed):
-        """Recovery: only records below `offset` may be read, although the log goes on.  `sealed`
-        (SealedSegment, by offset) are the segments from that one on, without the last."""
+        """Recovery: only records below `offset` may be read.  `sealed` (SealedSegment, by offset)
+        are the segments from that one on, without the last."""
         cdef kernel_state* s = <kernel_state*> self._state
         cdef mark_t mark
         cdef bint known
@@ -553,7 +554,8 @@ cdef class CommitKernel:
             s.before_max_ms = before_max_ms
             s.after_max_ms = after_max_ms
             s.append_time = log_append_time
-            s.hold = hold_high_watermark
+            s.gate_holds = hold_high_watermark
+            s.hold = s.gate_holds or s.counted != 0
             if not s.hold and s.readable.offset < s.log_end:
                 move_to_end(s)
                 update_slots(s)
@@ -584,8 +586,7 @@ cdef class CommitKernel:
         return c.offset_entries, c.time_entries
 
     def timestamps(self):
-        """Of the head: (of its first batch, largest, offset of the largest), -1 where there is
-        none."""
+        """Of the head: (of its first batch, largest, offset of the largest); -1: none."""
         cdef kernel_state c
         self._look(&c)
         return c.first_timestamp if c.tail else -1, c.max_timestamp, c.max_timestamp_offset
@@ -617,12 +618,11 @@ cdef class CommitKernel:
 
     @property
     def max_message_bytes(self):
-        """Largest batch that is accepted (max.message.bytes)."""
         return (<kernel_state*> self._state).max_batch_bytes
 
     @property
     def capacity(self):
-        """Bytes of the head that exist, 0 while there is none."""
+        """Bytes of the head that exist."""
         return (<kernel_state*> self._state).capacity
 
     @property

@@ -55,7 +55,9 @@ cdef struct kernel_state:
     uint32_t sealed_capacity
     int32_t leader_epoch      # of the present leadership
     int32_t last_epoch        # of the last batch
-    bint hold                 # commits do not move the marks
+    bint hold                 # commits do not move the marks, because of one of these two:
+    bint gate_holds           # the partition's gate moves them
+    uint32_t counted          # replicas whose marks count (replica_marks), and one if they stand
     # policy
     bint append_time
     uint32_t max_batch_bytes

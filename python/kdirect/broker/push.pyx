@@ -1,0 +1,499 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Pushing records to followers by one-sided WRITEs (KafkaDirect §4.3.2).
+
+Owns: for each partition that this broker leads (`Pushing`) a ring of WRITEs to each follower
+(`PushRing`, a `CreditRing`), and for each follower broker the queue pair that its rings share
+(`PushLink`).  As soon as a run of requests is committed, what lies between the position up to which
+was pushed and the log's end goes to each follower from the leader's own mapping, at the same
+position of the same segment: no copy is made, and nothing is encoded.  What may not enter: who
+follows and who is in sync (`kdirect.cluster`), grants, files.
+
+One WRITE_WITH_IMM carries what is contiguous, in whole batches, up to `most_bytes` (one batch that
+is longer goes alone): pieces are cut by the lengths in the batches' headers.  Its immediate data is
+that of a produce request, ``file id << 16 | order``; to its produce worker a follower's head is one
+with an exclusive producer, whose requests are committed as they are stamped
+(`kdirect.broker.push_tables`).
+
+Each WRITE has its mark, where it ends: (segment, position, offset).  The follower acknowledges
+cumulatively, by entries of the layout of acknowledgements (one for a run of commits): its base
+offset is the offset at which the follower's log ends.  That must be the mark of a WRITE under way;
+everything up to it is confirmed, and gives its credit back.  A follower that says otherwise is
+DESYNCHRONISED, and its link is to be cut: nothing that it says can be trusted.  An entry with an
+error says that a WRITE was refused, for instance because its bytes were damaged on the way; then
+the ring has ended, and the follower asks for records again from where its log ends, in a new ring.
+
+A roll waits for nobody: `add_source` names the next segment, `grant_ahead` the follower's file for
+it.  When everything of a segment is posted the ring goes on at position 0 of the next one.  Without
+a file for it the ring waits (`wants_file`), and only this follower falls back.  There are two files
+at a time, as of a producer: the present one, and the next or the one before, each with its half of
+the acknowledgement ring.
+
+The high watermark goes to the follower by a plain WRITE of a slot (`kdirect.log.replica_marks`),
+when nothing else is under way, or with every n-th WRITE of records.
+
+Memory.  A source belongs to the transport while a WRITE from it is under way, and must stay mapped
+and registered until `sources_done` has passed it, or the queue pair is closed.  The ring of
+acknowledgements is written by the follower; an entry is read after the completion that announces
+it.  It cannot be overwritten before: an entry acknowledges at least one WRITE, and half a ring
+holds twice the window.  The slot's image belongs to the transport until its completion.
+
+Threads: as of its worker's tables; every C method is called with the worker's lock held.
+"""
+
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t, uintptr_t
+from libc.stdlib cimport free, malloc
+from libc.string cimport memcpy
+
+from kdirect.format.layout cimport (
+    ACK_BASE_OFFSET, ACK_BYTES, ACK_ERROR, ACK_FLAG_REVOKED, ACK_FLAGS, ACK_SEQUENCE,
+    IMM_FILE_ID_SHIFT, SLOT_BYTES)
+from kdirect.format.wire cimport kd_get32, kd_get64
+from kdirect.log.kernel cimport CommitKernel
+from kdirect.log.replica_marks cimport (
+    MOST_REPLICAS, ReplicaMarks, high_watermark_slot, log_end_mark)
+from kdirect.log.state cimport mark_t
+from kdirect.rdma.contract cimport (
+    WC_RECV_RDMA_WITH_IMM, WC_SUCCESS, MemoryRegion, QueuePair, work_completion)
+from kdirect.wire.ack_router cimport DATA, AckReceiver, AckRouter
+from kdirect.wire.credit_ring cimport (
+    POST_FAILED, POSTED, CreditRing, large_value_t, source_t, target_t)
+
+from kdirect.broker.reasons import Reason
+from kdirect.errors import LogError
+
+cdef enum:
+    BATCH_PREFIX = 12         # base offset and length, which the length does not count
+
+
+class PushState(Reason):
+    """Why a ring pushes no more."""
+
+    PUSHING = PUSHING, "it pushes"
+    REFUSED = REFUSED, "the follower refused records, or took its grant back"
+    DESYNCHRONISED = DESYNCHRONISED, "the follower acknowledged what it never got"
+    BROKEN = BROKEN, "its queue pair is broken"
+
+
+cdef class PushLink(AckRouter):
+    """The queue pair to one follower broker, which all rings to it share.  Its completions are
+    polled by the produce worker, with those of all others.  `limit`: WRITEs under way of all rings
+    together, the receives that the follower keeps posted."""
+
+    def __init__(self, int broker, QueuePair qp, int receives, int limit):
+        AckRouter.__init__(self, qp, qp.send_cq, qp.recv_cq, receives, limit)
+        self.broker = broker
+
+    @property
+    def qp_num(self):
+        return self._qp.qp_num
+
+    @property
+    def qp(self):
+        return self._qp
+
+    cdef int c_drain(self) noexcept nogil:
+        """Completions are the worker's: a ring whose send queue is full goes on after these."""
+        return 0
+
+    cdef void* c_take(self, const work_completion* wc) noexcept nogil:
+        """A completion of the receive queue: the ring that it has acknowledgements for, or NULL."""
+        cdef void* ring
+        self._qp.c_post_recv(0, 0, 0, 0)
+        if wc.opcode != WC_RECV_RDMA_WITH_IMM:
+            return NULL
+        ring = self._by_file[<uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT)]
+        if ring != NULL:
+            (<AckReceiver> ring).c_take_acks(
+                <uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT), <uint16_t> wc.imm_data)
+        return ring
+
+    cdef void c_send_completion(self, const work_completion* wc) noexcept nogil:
+        cdef void* ring = self._by_file[<uint16_t> wc.wr_id]
+        self.sends_under_way -= 1
+        if wc.status != WC_SUCCESS and self._status == 0:
+            self._status = wc.status
+        if ring == NULL:
+            return
+        if wc.wr_id >> 32 == HIGH_WATERMARK:
+            (<PushRing> ring)._image_busy = False
+        elif wc.wr_id >> 32 != DATA:
+            (<AckReceiver> ring).c_send_done()
+
+
+cdef class PushRing(CreditRing):
+    """See the module.  Life: construct, `add_source`, `ProduceWorker.start_push`, ...,
+    `ProduceWorker.end_push`; one ring for each grant of a follower.
+
+    `marks`: of the partition; `acks`: memory that the follower WRITEs its acknowledgements into, of
+    four entries for each WRITE of the window; `image`: 64 bytes for the slot.  `file_id`,
+    `address` (of position 0), `rkey`, `length`: the follower's head; `segment_base_offset`,
+    `position`, `offset`: where its log ends."""
+
+    def __init__(self, PushLink link, ReplicaMarks marks, int window, MemoryRegion acks,
+                 MemoryRegion image, *, uint16_t file_id, uint64_t address, uint32_t rkey,
+                 uint64_t length, int64_t segment_base_offset, uint64_t position, int64_t offset,
+                 uint32_t most_bytes, uint64_t slot_address=0, uint32_t slot_rkey=0,
+                 uint64_t slot_every=8):
+        CreditRing.__init__(self, link, link._qp, window)
+        self.link = link
+        self.marks = marks
+        self.broker = link.broker
+        self._window = <mark_t*> malloc(self.window * sizeof(mark_t))
+        if self._window == NULL:
+            raise MemoryError()
+        self._acks = acks
+        self._image = image
+        self._half = 2 * self.window
+        if acks.length < 2 * self._half * ACK_BYTES or image.length < SLOT_BYTES:
+            raise ValueError("the acknowledgement ring must hold four times the window")
+        self._regions = []
+        self._most = most_bytes
+        self._pushed.base = segment_base_offset
+        self._pushed.position = position
+        self._pushed.offset = self.confirmed = offset
+        self._slot_address = slot_address
+        self._slot_rkey = slot_rkey
+        self._slot_every = max(1, slot_every)
+        self._told = -1
+        self._set_target(0, file_id, address, rkey, length)
+
+    def __dealloc__(self):
+        free(self._window)
+
+    cdef _set_target(self, int which, uint16_t file_id, uint64_t address, uint32_t rkey,
+                     uint64_t length):
+        cdef segment_target* t = &self._targets[which]
+        t.file_id = file_id
+        t.address = address
+        t.rkey = rkey
+        t.length = length
+        t.order = 0
+        t.acks = 0
+
+    # -- what the owner tells; with the worker's lock held once it is started ----------------------
+
+    def add_source(self, int64_t base, MemoryRegion region, uint64_t start=0, *,
+                   int64_t size_before=-1, int64_t end_before=-1):
+        """The segment that begins at offset `base` lies in `region`, its position 0 at `start` of
+        that.  It is the head; the one named before, if there is one, is sealed with `size_before`
+        bytes and ends at offset `end_before`.  Segments before the one where the follower's log
+        ends are not named.  LogError when the follower lacks the end of too many."""
+        cdef segment_source* s
+        if self._source_count == MOST_SOURCES:
+            raise LogError(f"broker {self.broker} lacks {MOST_SOURCES} segments",
+                           hint="let it catch up by READ, then push again")
+        if self._source_count:
+            s = &self._sources[self._source_count - 1]
+            s.size = size_before
+            s.end_offset = end_before
+        s = &self._sources[self._source_count]
+        s.base = base
+        s.size = s.end_offset = -1
+        s.address = region.address + start
+        s.lkey = region.lkey
+        self._source_count += 1
+        self._regions.append(region)
+
+    def grant_ahead(self, uint16_t file_id, uint64_t address, uint32_t rkey, uint64_t length):
+        """The follower's file for the segment after the present one.  False: there is one, or the
+        follower has not confirmed everything in the one before the present one yet."""
+        if self._has_next or not self._before_is_done():
+            return False
+        self.link.detach(self._targets[self._present ^ 1].file_id)
+        self._set_target(self._present ^ 1, file_id, address, rkey, length)
+        self._has_next = True
+        self.wants_file = False
+        self.link.attach(file_id, self)
+        return True
+
+    cdef bint _before_is_done(self):
+        """Are all acknowledgements of the file before the present one here?"""
+        return (self.acknowledged == self.posted or self._window[
+            self.acknowledged & (self.window - 1)].base == self._pushed.base)
+
+    def start(self):
+        """Attach it; the worker calls it."""
+        self._entry = self.marks.enter(self.broker)
+        self.link.attach(self._targets[self._present].file_id, self)
+
+    def end(self):
+        """Detach it; what it has under way is dropped when it comes."""
+        for which in range(2):
+            self.link.detach(self._targets[which].file_id)
+        if self.state == PUSHING:
+            self.state = REFUSED
+        self.c_give_up()
+
+    @property
+    def sources_done(self):
+        """Nothing of segments that begin below this offset is under way or needed any more."""
+        cdef int64_t base = self._pushed.base
+        if self.completed < self.posted:
+            base = min(base, self._window[self.completed & (self.window - 1)].base)
+        return base
+
+    def drop_sources(self):
+        """Forget the sources that are done; their memory."""
+        cdef int i, n = 0
+        cdef int64_t base = self.sources_done
+        while n < self._source_count and self._sources[n].base < base:
+            n += 1
+        dropped, self._regions = self._regions[:n], self._regions[n:]
+        for i in range(n, self._source_count):
+            self._sources[i - n] = self._sources[i]
+        self._source_count -= n
+        return dropped
+
+    @property
+    def pushed(self):
+        """(segment, position, offset) up to which was posted."""
+        return self._pushed.base, self._pushed.position, self._pushed.offset
+
+    @property
+    def file_id(self):
+        return self._targets[self._present].file_id
+
+    # -- pushing -----------------------------------------------------------------------------------
+
+    cdef void c_push(self, const mark_t* end) noexcept nogil:
+        """Post what there is up to `end`, where the log ends, as credits allow."""
+        cdef segment_source* s
+        cdef segment_target* t
+        cdef source_t source
+        cdef target_t target
+        cdef large_value_t none
+        cdef mark_t mark
+        cdef uint64_t limit
+        cdef int64_t end_offset
+        cdef int i, rc
+        none.hole = 0
+        while self.state == PUSHING:
+            if self._pushed.offset >= end.offset and self._pushed.base == end.base:
+                return
+            s = NULL
+            for i in range(self._source_count):
+                if self._sources[i].base == self._pushed.base:
+                    s = &self._sources[i]
+            if s == NULL:
+                return                      # its owner has not named it yet
+            if s.size >= 0:
+                limit = <uint64_t> s.size
+                end_offset = s.end_offset
+            elif s.base == end.base:
+                limit = end.position
+                end_offset = end.offset
+            else:
+                return                      # rolled, and its owner has not said its size yet
+            if self._pushed.position >= limit:
+                if s.size < 0 or not self._next_segment():
+                    return
+                continue
+            if not self.c_may_post():
+                return
+            t = &self._targets[self._present]
+            source.data = <uint8_t*><uintptr_t> (s.address + self._pushed.position)
+            source.address = s.address + self._pushed.position
+            source.lkey = s.lkey
+            source.length = self._piece(s, limit, end_offset, &mark)
+            if mark.position > t.length:    # the follower's file is smaller yet
+                self._want_file()
+                return
+            target.address = t.address + self._pushed.position
+            target.rkey = t.rkey
+            target.file_id = t.file_id
+            target.order = t.order
+            rc = self.c_post(&source, &target, &none, False)
+            if rc == POST_FAILED:
+                self._end(BROKEN, 0)
+            if rc != POSTED:
+                return
+            t.order += 1
+            self._window[(self.posted - 1) & (self.window - 1)] = mark
+            self._pushed = mark
+            self.bytes_pushed += source.length
+
+    cdef bint _next_segment(self) noexcept nogil:
+        """Everything of a segment is posted: go on in the next, if its file is granted."""
+        cdef int i
+        for i in range(self._source_count - 1):
+            if self._sources[i].base == self._pushed.base:
+                break
+        else:
+            return False
+        if not self._has_next:
+            self._want_file()
+            return False
+        self._present ^= 1
+        self._has_next = False
+        self._pushed.base = self._sources[i + 1].base
+        self._pushed.position = 0
+        self._tell_owner()                  # which may ask for the next file
+        return True
+
+    cdef void _want_file(self) noexcept nogil:
+        if not self.wants_file:
+            self.wants_file = True
+            self._tell_owner()
+
+    cdef void _tell_owner(self) noexcept nogil:
+        self.untold_news = True
+        if self.pushing != NULL:
+            (<Pushing> self.pushing).news = True
+
+    cdef uint32_t _piece(self, const segment_source* source, uint64_t limit, int64_t end_offset,
+                         mark_t* mark) noexcept nogil:
+        """The length of the next WRITE, which ends with a batch, and its mark."""
+        cdef uint64_t at = self._pushed.position
+        cdef uint64_t n
+        mark.base = source.base
+        if limit - at <= self._most:
+            mark.position = limit
+            mark.offset = end_offset
+            return <uint32_t> (limit - at)
+        # Whole batches, which the kernel has checked, so their lengths can be relied on.
+        while True:
+            n = BATCH_PREFIX + <uint64_t> kd_get32(
+                <const uint8_t*><uintptr_t> (source.address + at + 8))
+            if at > self._pushed.position and at + n - self._pushed.position > self._most:
+                break
+            at += n
+            self.batches_walked += 1
+            if at >= limit:
+                break
+        mark.position = at
+        mark.offset = (end_offset if at >= limit else
+                       <int64_t> kd_get64(<const uint8_t*><uintptr_t> (source.address + at)))
+        return <uint32_t> (at - self._pushed.position)
+
+    # -- what comes back ---------------------------------------------------------------------------
+
+    cdef int c_take_acks(self, uint16_t file_id, uint16_t count) noexcept nogil:
+        cdef segment_target* t = &self._targets[self._present]
+        cdef uint16_t i
+        if t.file_id != file_id:
+            t = &self._targets[self._present ^ 1]
+        for i in range(count):
+            if self.state != PUSHING or not self._take_ack(t):
+                break
+        self.c_release()
+        return count
+
+    cdef int _take_ack(self, segment_target* t) noexcept nogil:
+        """The next entry of a file's half of the ring; whether it makes sense."""
+        cdef int which = self._present if t == &self._targets[self._present] else self._present ^ 1
+        cdef const uint8_t* e = self._acks.data + (
+            which * self._half + (t.acks & (self._half - 1))) * ACK_BYTES
+        cdef uint32_t sequence
+        cdef int16_t error
+        cdef uint16_t flags
+        cdef int64_t offset
+        memcpy(&sequence, e + ACK_SEQUENCE, 4)
+        memcpy(&error, e + ACK_ERROR, 2)
+        memcpy(&flags, e + ACK_FLAGS, 2)
+        memcpy(&offset, e + ACK_BASE_OFFSET, 8)
+        if sequence != t.acks:
+            self._end(DESYNCHRONISED, 0)
+            return False
+        t.acks += 1
+        if offset >= 0 and not self._confirm(offset, which == self._present):
+            self._end(DESYNCHRONISED, 0)
+            return False
+        if error != 0 or flags & ACK_FLAG_REVOKED:
+            self._end(REFUSED, error)
+        return True
+
+    cdef int _confirm(self, int64_t offset, bint present) noexcept nogil:
+        """The follower's log ends at `offset`.  False: it cannot."""
+        cdef uint64_t n = self.acknowledged
+        cdef mark_t* mark = NULL
+        if offset <= self.confirmed:
+            # Again, or of the file before, which what came of the present one has overtaken.
+            return offset == self.confirmed or not present
+        while n < self.posted:
+            mark = &self._window[n & (self.window - 1)]
+            n += 1
+            if mark.offset >= offset:
+                break
+        if mark == NULL or mark.offset != offset:
+            return False
+        while self.acknowledged < n:
+            self.c_return_credit()
+        self.confirmed = offset
+        if self.marks.c_confirm(self._entry, mark):
+            (<Pushing> self.pushing).moved = True
+        return True
+
+    cdef void _end(self, int state, int error) noexcept nogil:
+        self.state = state
+        self.error = error
+        self._tell_owner()
+        if state == DESYNCHRONISED:
+            self.desynchronised = True
+
+    # -- the high watermark ------------------------------------------------------------------------
+
+    cdef void c_tell(self, int64_t high_watermark) noexcept nogil:
+        """WRITE the high watermark into the follower's slot, if it is time to."""
+        cdef uint64_t id = self._targets[self._present].file_id
+        if (high_watermark == self._told or self._slot_address == 0 or self._image_busy
+                or self.state != PUSHING):
+            return
+        if self.posted != self.acknowledged and self.posted - self._slot_at < self._slot_every:
+            return
+        self._slot_count += 1
+        high_watermark_slot(self.marks.kernel, self._slot_count, self._image.data)
+        if self._qp.c_post_write(
+                (<uint64_t> HIGH_WATERMARK << 32) | id, self._image.address, self._image.lkey,
+                SLOT_BYTES, self._slot_address, self._slot_rkey) != 0:
+            return
+        self._image_busy = True
+        self.link.sends_under_way += 1
+        self._slot_at = self.posted
+        self._told = high_watermark
+        self.slots_written += 1
+
+
+cdef class Pushing:
+    """One partition that this broker leads, and the rings to its followers.  `owner` is the
+    caller's."""
+
+    def __init__(self, ReplicaMarks marks):
+        self.marks = marks
+        self.kernel = marks.kernel
+        self._rings = []
+
+    @property
+    def rings(self):
+        return list(self._rings)
+
+    cdef _add(self, PushRing ring):
+        if self._ring_count == MOST_REPLICAS:
+            raise LogError(f"a partition has more than {MOST_REPLICAS} followers",
+                           hint="give it fewer")
+        ring.pushing = <void*> self
+        self._rings.append(ring)
+        self._by_number[self._ring_count] = <void*> ring
+        self._ring_count += 1
+
+    cdef _remove(self, PushRing ring):
+        cdef int i
+        if ring not in self._rings:
+            return
+        self._rings.remove(ring)
+        for i, other in enumerate(self._rings):
+            self._by_number[i] = <void*> other
+        self._ring_count = len(self._rings)
+
+    cdef void c_push(self) noexcept nogil:
+        """Post what the followers lack."""
+        cdef mark_t end
+        cdef int i
+        log_end_mark(self.kernel, &end)
+        for i in range(self._ring_count):
+            (<PushRing> self._by_number[i]).c_push(&end)
+
+    cdef void c_tell(self) noexcept nogil:
+        cdef int64_t high_watermark = self.kernel.c_high_watermark()
+        cdef int i
+        for i in range(self._ring_count):
+            (<PushRing> self._by_number[i]).c_tell(high_watermark)

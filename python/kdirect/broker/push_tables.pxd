@@ -1,0 +1,32 @@
+"""Leaders and followers at a produce worker: see push_tables.pyx."""
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.broker.order cimport head_t
+from kdirect.broker.produce_tables cimport BATCH, ProduceTables, peer_t
+from kdirect.rdma.contract cimport CompletionQueue, work_completion
+
+cdef enum:
+    MOST_LINKS = 256
+
+cdef class PushTables(ProduceTables):
+    cdef CompletionQueue _link_cq        # sends of the links; None before the first
+    cdef void* _links[MOST_LINKS]        # PushLink; kept alive by ProduceTables._peers
+    cdef int _link_count
+    cdef void* _answered[BATCH]          # Pushing: acknowledgements have come for it
+    cdef int _answered_count
+    cdef int _follow_ms                  # until the slots that leaders write are looked at next
+    cdef bint _push_news                 # of some ring or mark
+    cdef uint64_t _stamped_commits, _follow_moves
+
+    cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil
+    cdef void _drain_links(self) noexcept nogil
+    cdef uint64_t _link_sends(self) noexcept nogil
+    cdef void _push(self, void* pushing) noexcept nogil
+    cdef void _after_answers(self) noexcept nogil
+    cdef void _commit_stamped(self, head_t* h, int64_t now_ms) noexcept nogil
+    cdef void _answer_run(self, head_t* h, uint16_t file_id, uint32_t count, int16_t error,
+                          uint16_t flags) noexcept nogil
+    cdef void _follow(self, head_t* h) noexcept nogil
+    cdef bint _follow_all(self) noexcept nogil
+    cdef int c_tend_pushing(self) noexcept nogil
+    cdef tuple _news_of_pushing(self)

@@ -1,0 +1,448 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+"""Replication at a produce worker: the followers it pushes to, and the leaders that push to it.
+
+Owns: the part of the worker's tables that two brokers share (KafkaDirect §4.3.2).
+
+- Leader: the links to followers (`kdirect.broker.push`), whose completions come into the worker's
+  own queue, so the thread that commits also pushes and hears of acknowledgements, and polls nothing
+  more; the partitions that it pushes; the producers' acknowledgements that wait for replicas.
+- Follower: heads whose one producer is the leader (`stamped`).  Their requests are committed as
+  they are, and a run of them is acknowledged by one entry: where the log ends now.
+
+What may not enter: who leads and who follows, what follows from an acknowledgement
+(`kdirect.log.replica_marks`), grants, files.
+
+A follower's head meets four ends.  A request whose batches begin a leader epoch that the kernel
+does not know WAITS: its owner notes the epoch on disk, then calls `go_on`; nothing that has arrived
+is lost.  A request in the file that was granted ahead waits for the roll, as a producer's does.
+What is damaged, or does not go on where the log ends, is refused by its code: the head is ABORTED,
+the entry that says so is the last, and the leader begins again from where the log ends.  A leader
+that is deposed loses its keys first (`kdirect.broker.head_access`), then its head is closed.
+
+Threads and memory: see the worker.  C methods are called with `_lock` held.
+"""
+
+from cpython.ref cimport PyObject
+from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
+
+from kdirect.broker.order cimport (
+    HEAD_AHEAD, HEAD_OPEN, HEAD_WAITING, WHY_NO_ROOM, WHY_REFUSED, arrived_t, head_t, order_abort,
+    order_done, order_go_on, order_next, order_wait)
+from kdirect.broker.produce_tables cimport (
+    BATCH, CUT_DESYNCHRONISED, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
+    peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+from kdirect.broker.push cimport DESYNCHRONISED, Pushing, PushLink, PushRing
+from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
+from kdirect.log.kernel cimport (
+    COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
+    commit_result)
+from kdirect.log.replica_marks cimport follow_slot
+from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, work_completion
+
+from kdirect.errors import AccessDeniedError
+
+cdef enum:
+    # Acknowledge within a run after so much work, so that the leader sends on meanwhile, and its
+    # producers hear of it.
+    ANSWER_AFTER_BYTES = 65536
+    LOOK_MS = 10
+    MOST_FOLLOW_MS = 128
+
+
+cdef class PushTables(ProduceTables):
+    """See the module."""
+
+    def __cinit__(self):
+        self._follow_ms = 1
+
+    # -- the leader's side: links and partitions ---------------------------------------------------
+
+    def add_link(self, PushLink link):
+        """Take completions of a queue pair to a follower: its receives come into the worker's
+        queue, its sends into a queue that all links share and that nobody sleeps on."""
+        if self._link_count == MOST_LINKS:
+            raise AccessDeniedError(f"the broker pushes to {MOST_LINKS} others already",
+                                    hint="spread the replicas over fewer brokers")
+        self._check_room()
+        if self._link_cq is None:
+            self._link_cq = link.qp.send_cq
+        elif self._link_cq is not link.qp.send_cq:
+            raise ValueError("links share one completion queue for their sends")
+        self._enter_peer(link.qp, 0, None, link)
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        self._links[self._link_count] = <void*> link
+        self._link_count += 1
+        pthread_mutex_unlock(&self._lock)
+
+    def remove_link(self, PushLink link):
+        """Forget it; its rings must have ended."""
+        cdef int i
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        for i in range(self._link_count):
+            if self._links[i] == <void*> link:
+                self._link_count -= 1
+                self._links[i] = self._links[self._link_count]
+                break
+        pthread_mutex_unlock(&self._lock)
+        return self.remove_peer(link.qp_num)
+
+    def lead(self, Pushing pushing):
+        """This broker leads a partition with followers: after each commit of its heads, what they
+        lack is pushed."""
+        cdef int i
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        self._pushings[pushing.kernel] = pushing
+        for i in range(self._open_count):
+            if self._open[i].kernel == <PyObject*> pushing.kernel:
+                self._open[i].pushing = <PyObject*> pushing
+        pthread_mutex_unlock(&self._lock)
+
+    def resign(self, Pushing pushing):
+        """Push nothing more of this partition.  What waits for its followers is the owner's to end
+        (`gate_failed`, `close_head`)."""
+        cdef int i
+        cdef PushRing ring
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        self._pushings.pop(pushing.kernel, None)
+        for i in range(self._open_count):
+            if self._open[i].pushing == <PyObject*> pushing:
+                self._open[i].pushing = NULL
+        for ring in pushing.rings:
+            ring.end()
+            pushing._remove(ring)
+        pthread_mutex_unlock(&self._lock)
+
+    def start_push(self, Pushing pushing, PushRing ring):
+        """Begin to push to one follower, from where its log ends."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            pushing._add(ring)
+            ring.start()
+            self._push(<void*> pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+
+    def end_push(self, Pushing pushing, PushRing ring):
+        """Push nothing more to this follower under its present grant."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        ring.end()
+        pushing._remove(ring)
+        pthread_mutex_unlock(&self._lock)
+
+    def add_source(self, Pushing pushing, PushRing ring, int64_t base, MemoryRegion region,
+                   uint64_t start=0, *, int64_t size_before=-1, int64_t end_before=-1):
+        """See `PushRing.add_source`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            ring.add_source(
+                base, region, start, size_before=size_before, end_before=end_before)
+            self._push(<void*> pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+
+    def drop_sources(self, PushRing ring):
+        """See `PushRing.drop_sources`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        dropped = ring.drop_sources()
+        pthread_mutex_unlock(&self._lock)
+        return dropped
+
+    def grant_ahead(self, Pushing pushing, PushRing ring, uint16_t file_id, uint64_t address,
+                    uint32_t rkey, uint64_t length):
+        """See `PushRing.grant_ahead`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            granted = ring.grant_ahead(file_id, address, rkey, length)
+            self._push(<void*> pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+        return granted
+
+    def push(self, Pushing pushing):
+        """Records were committed by somebody else than this worker (plain Kafka produce): push
+        them, from the calling thread."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            self._drain_links()
+            self._push(<void*> pushing)
+            pthread_mutex_unlock(&self._lock)
+        if self._push_news:
+            self._wake_for_news()
+
+    def count_replicas(self, Pushing pushing, brokers, *, bint stands_still=False):
+        """The high watermark waits for these brokers from now on; see `ReplicaMarks.set_counted`.
+        What may be acknowledged now is."""
+        cdef bint moved
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            moved = pushing.marks.set_counted(brokers, stands_still=stands_still)
+            if moved:
+                self._moved_now(pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+        if self._push_news:
+            self._wake_for_news()
+
+    def confirm(self, Pushing pushing, int32_t broker, int64_t offset, uint64_t position,
+                int64_t segment_base_offset):
+        """A replica that is not pushed to (it fetches over TCP), or this broker's disk, has every
+        record below `offset`; see `ReplicaMarks.confirm`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            if pushing.marks.confirm(broker, offset, position, segment_base_offset):
+                self._moved_now(pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+        if self._push_news:
+            self._wake_for_news()
+
+    def _moved_now(self, Pushing pushing):
+        """The high watermark has moved outside of the worker's own batch; the lock is held."""
+        if pushing.watched:
+            pushing.moved_news = True
+            self._push_news = True
+        with nogil:
+            self._release_held()
+            pushing.c_tell()
+
+    def watch_pushing(self, Pushing pushing):
+        """Call `on_moved(pushing)` once, when its high watermark moves next."""
+        pushing.watched = True
+
+    def watch_followed(self, ProduceHead head):
+        """Call `on_moved(head)` once, when the high watermark of a replica moves next."""
+        head.h.watched = 1
+
+    # -- the leader's side: completions ------------------------------------------------------------
+
+    cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil:
+        """Acknowledgements of a follower."""
+        cdef void* ring = (<PushLink> peer.link).c_take(wc)
+        cdef void* pushing
+        if ring == NULL:
+            return
+        if (<PushRing> ring).state == DESYNCHRONISED:
+            self._cut_peer(peer, CUT_DESYNCHRONISED)
+        pushing = (<PushRing> ring).pushing
+        if not (<Pushing> pushing).touched:
+            (<Pushing> pushing).touched = True
+            self._answered[self._answered_count] = pushing
+            self._answered_count += 1
+
+    cdef uint64_t _link_sends(self) noexcept nogil:
+        """WRITEs to followers whose completion was not taken."""
+        cdef uint64_t n = 0
+        cdef int i
+        for i in range(self._link_count):
+            n += (<PushLink> self._links[i]).sends_under_way
+        return n
+
+    cdef void _drain_links(self) noexcept nogil:
+        cdef work_completion wcs[BATCH]
+        cdef peer_t* peer
+        cdef int i, n = BATCH
+        while n == BATCH and self._link_sends():
+            n = self._link_cq.c_poll(wcs, BATCH)
+            for i in range(n):
+                peer = self._find_peer(wcs[i].qp_num)
+                if peer != NULL and peer.link != NULL:
+                    (<PushLink> peer.link).c_send_completion(&wcs[i])
+
+    cdef void _push(self, void* pushing) noexcept nogil:
+        (<Pushing> pushing).c_push()
+        if (<Pushing> pushing).news:
+            self._push_news = True
+
+    cdef void _after_answers(self) noexcept nogil:
+        """Credits have come back, and marks have moved: push on, then let out what waited."""
+        cdef int i
+        cdef bint moved = False
+        cdef void* pushing
+        self._drain_links()
+        for i in range(self._answered_count):
+            pushing = self._answered[i]
+            self._push(pushing)
+            if (<Pushing> pushing).moved:
+                (<Pushing> pushing).moved = False
+                moved = True
+                if (<Pushing> pushing).watched:
+                    (<Pushing> pushing).moved_news = True
+                    self._push_news = True
+        if moved:
+            self._release_held()
+        for i in range(self._answered_count):
+            (<Pushing> self._answered[i]).touched = False
+            (<Pushing> self._answered[i]).c_tell()
+        self._answered_count = 0
+
+    # -- the follower's side -----------------------------------------------------------------------
+
+    def go_on(self, ProduceHead head):
+        """The owner of a replica's head has noted the leader epoch that it waited for: its requests
+        are committed.  False when it did not wait."""
+        cdef bint waited
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+            waited = order_go_on(&head.h)
+            if waited:
+                head.h.touched = 1
+                self._kick = True
+            pthread_mutex_unlock(&self._lock)
+        self._wake_for_news()
+        return waited
+
+    def waiting_request(self, ProduceHead head):
+        """(position, length) of the request that a replica's head waits at; None."""
+        cdef arrived_t* r
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        r = &head.h.ring[head.h.next_order & head.h.mask]
+        at = (head.h.position, r.length) if head.h.state == HEAD_WAITING and r.length else None
+        pthread_mutex_unlock(&self._lock)
+        return at
+
+    cdef void _commit_stamped(self, head_t* h, int64_t now_ms) noexcept nogil:
+        """Commit what the leader has written, as it is stamped; one lock of the kernel, one update
+        of its slots and one acknowledgement for all that has arrived."""
+        cdef arrived_t* r = order_next(h)
+        cdef commit_result result
+        cdef uint64_t unanswered = 0
+        cdef uint32_t count = 0
+        cdef uint16_t file_id = 0
+        cdef int error = 0
+        h.touched = 0
+        if r == NULL:
+            return
+        (<CommitKernel> h.kernel).c_begin()
+        while r != NULL:
+            error = (<CommitKernel> h.kernel).c_commit_next(
+                h.segment_base_offset, h.position, r.length, 0, True, now_ms, &result)
+            if error != 0:
+                break
+            self._stamped_commits += 1
+            file_id = r.file_id
+            count += 1
+            unanswered += r.length
+            order_done(h, r)
+            if unanswered >= ANSWER_AFTER_BYTES:
+                (<CommitKernel> h.kernel).c_end()
+                self._answer_run(h, file_id, count, 0, 0)
+                self._flush_acks()
+                unanswered = count = 0
+                (<CommitKernel> h.kernel).c_begin()
+            r = order_next(h)
+        (<CommitKernel> h.kernel).c_end()
+        if error == COMMIT_UNKNOWN_EPOCH:
+            order_wait(h)
+        elif error != 0:
+            file_id = r.file_id
+            h.error = <int16_t> error
+            order_abort(h, WHY_NO_ROOM if error == COMMIT_NO_SPACE or error == COMMIT_NO_HEAD
+                        else WHY_REFUSED)
+            self._answer_run(h, file_id, count, <int16_t> error, ACK_FLAG_REVOKED)
+            return
+        if count:
+            self._answer_run(h, file_id, count, 0, 0)
+        if h.told != NULL:
+            self._follow(h)
+            self._follow_ms = 1
+
+    cdef void _answer_run(self, head_t* h, uint16_t file_id, uint32_t count, int16_t error,
+                          uint16_t flags) noexcept nogil:
+        """Stage the entry that acknowledges `count` more WRITEs, and everything before them, by the
+        offset at which the log ends."""
+        cdef grant_t* g = self._table[file_id] if file_id else NULL
+        if g == NULL or g.head != h:
+            return
+        g.pending -= min(g.pending, count)
+        self._stage(g, <uint16_t> (h.next_order - 1), error, flags, <uint16_t> count,
+                    (<CommitKernel> h.kernel).c_log_end(), -1)
+        if flags & ACK_FLAG_REVOKED:
+            g.state = GRANT_RETIRED
+
+    cdef void _follow(self, head_t* h) noexcept nogil:
+        """Look at what the leader has told of its high watermark."""
+        cdef uint32_t count = (<const uint32_t*> (h.told + SLOT_UPDATE_COUNT))[0]
+        if count == h.told_count and (
+                h.told_offset <= (<CommitKernel> h.kernel).c_high_watermark()):
+            return
+        if follow_slot(<CommitKernel> h.kernel, h.told, &h.told_count, &h.told_offset):
+            self._follow_moves += 1
+            if h.watched:
+                h.watched = 2
+                self._push_news = True
+
+    cdef bint _follow_all(self) noexcept nogil:
+        """The same for all replicas; whether some of them lacks news: it has records that are not
+        readable yet."""
+        cdef int i
+        cdef head_t* h
+        cdef bint lacks = False
+        for i in range(self._open_count):
+            h = self._open[i]
+            if h.told == NULL or h.state != HEAD_OPEN:
+                continue
+            self._follow(h)
+            if ((<CommitKernel> h.kernel).c_high_watermark()
+                    < (<CommitKernel> h.kernel).c_log_end()):
+                lacks = True
+        return lacks
+
+    cdef int c_tend_pushing(self) noexcept nogil:
+        """Before a sleep: take what is there.  After how many ms something is to be looked at
+        again although nobody wakes the worker: completions of WRITEs, and the high watermark that a
+        leader tells without a word, twice as late each time; -1: never."""
+        cdef int ms = -1
+        pthread_mutex_lock(&self._lock)
+        if self._link_count:
+            self._after_answers()
+            if self._link_sends():
+                ms = LOOK_MS
+        if self._followed:
+            if self._follow_all():
+                ms = min(ms, self._follow_ms) if ms > 0 else self._follow_ms
+                self._follow_ms = min(MOST_FOLLOW_MS, 2 * self._follow_ms)
+            else:
+                self._follow_ms = 1
+        pthread_mutex_unlock(&self._lock)
+        return ms
+
+    # -- news --------------------------------------------------------------------------------------
+
+    cdef tuple _news_of_pushing(self):
+        """([(ring,)] whose state has changed, [(Pushing or ProduceHead,)] whose high watermark has
+        moved); the lock is held."""
+        cdef Pushing pushing
+        cdef PushRing ring
+        cdef ProduceHead head
+        cdef list rings = [], moved = []
+        self._push_news = False
+        for pushing in self._pushings.values():
+            if pushing.moved_news:
+                pushing.moved_news = pushing.watched = False
+                moved.append((pushing,))
+            if pushing.news:
+                pushing.news = False
+                for ring in pushing.rings:
+                    if ring.untold_news:
+                        ring.untold_news = False
+                        rings.append((ring,))
+        for head in self._heads:
+            if head.h.watched == 2:
+                head.h.watched = 0
+                moved.append((head,))
+        return rings, moved
+
+    def _wake_for_news(self):
+        """The worker overrides it."""
