@@ -12,16 +12,17 @@ cdef enum:
     MOST_SOURCES = 8          # segments that a follower may lack the end of
     HIGH_WATERMARK = 3        # in the upper half of a work request's id: the WRITE of a slot
     # state of a ring
-    PUSHING = 0
-    REFUSED = 1               # the follower has refused a WRITE, or taken its grant back
-    DESYNCHRONISED = 2        # it acknowledged what it never got
-    BROKEN = 3                # the queue pair is of no use any more
+    RING_PUSHING = 0
+    RING_REFUSED = 1          # the follower has refused a WRITE, or taken its grant back
+    RING_DESYNCHRONISED = 2   # it acknowledged what it never got
+    RING_BROKEN = 3           # the queue pair is of no use any more
 
 cdef struct segment_source:   # a segment of the leader
     int64_t base
     int64_t size              # -1: it is the head
     int64_t end_offset
     uint64_t address          # of its first byte
+    uint64_t length           # bytes that are registered; a head grows
     uint32_t lkey
 
 cdef struct segment_target:   # the same segment at the follower
@@ -48,6 +49,7 @@ cdef class PushRing(CreditRing):
     cdef readonly int state
     cdef readonly int error            # Kafka's code of the WRITE that was refused; 0: none was
     cdef readonly bint wants_file      # the next segment begins, and its file is not granted yet
+    cdef readonly bint wants_source    # the head has grown past what is registered
     cdef readonly uint64_t bytes_pushed, batches_walked, slots_written
     cdef readonly int64_t confirmed    # offset below which the follower has everything
     cdef int _entry                    # in `marks`
@@ -56,6 +58,7 @@ cdef class PushRing(CreditRing):
     cdef segment_source _sources[MOST_SOURCES]
     cdef int _source_count
     cdef list _regions                 # keeps what the sources point into
+    cdef list _outgrown                # regions of a head before it grew
     cdef segment_target _targets[2]
     cdef int _present                  # of the two; the other is the next, or the one before
     cdef bint _has_next

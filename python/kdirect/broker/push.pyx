@@ -18,7 +18,7 @@ Each WRITE has its mark, where it ends: (segment, position, offset).  The follow
 cumulatively, by entries of the layout of acknowledgements (one for a run of commits): its base
 offset is the offset at which the follower's log ends.  That must be the mark of a WRITE under way;
 everything up to it is confirmed, and gives its credit back.  A follower that says otherwise is
-DESYNCHRONISED, and its link is to be cut: nothing that it says can be trusted.  An entry with an
+desynchronised, and its link is to be cut: nothing that it says can be trusted.  An entry with an
 error says that a WRITE was refused, for instance because its bytes were damaged on the way; then
 the ring has ended, and the follower asks for records again from where its log ends, in a new ring.
 
@@ -68,10 +68,10 @@ cdef enum:
 class PushState(Reason):
     """Why a ring pushes no more."""
 
-    PUSHING = PUSHING, "it pushes"
-    REFUSED = REFUSED, "the follower refused records, or took its grant back"
-    DESYNCHRONISED = DESYNCHRONISED, "the follower acknowledged what it never got"
-    BROKEN = BROKEN, "its queue pair is broken"
+    PUSHING = RING_PUSHING, "it pushes"
+    REFUSED = RING_REFUSED, "the follower refused records, or took its grant back"
+    DESYNCHRONISED = RING_DESYNCHRONISED, "the follower acknowledged what it never got"
+    BROKEN = RING_BROKEN, "its queue pair is broken"
 
 
 cdef class PushLink(AckRouter):
@@ -147,6 +147,7 @@ cdef class PushRing(CreditRing):
         if acks.length < 2 * self._half * ACK_BYTES or image.length < SLOT_BYTES:
             raise ValueError("the acknowledgement ring must hold four times the window")
         self._regions = []
+        self._outgrown = []
         self._most = most_bytes
         self._pushed.base = segment_base_offset
         self._pushed.position = position
@@ -190,9 +191,31 @@ cdef class PushRing(CreditRing):
         s.base = base
         s.size = s.end_offset = -1
         s.address = region.address + start
+        s.length = region.length - start
         s.lkey = region.lkey
         self._source_count += 1
         self._regions.append(region)
+
+    def renew_source(self, int64_t base, MemoryRegion region):
+        """The segment that begins at offset `base` has grown and lies in `region`, from position 0
+        on; the memory of before stays this ring's until it is dropped."""
+        cdef int i
+        for i in range(self._source_count):
+            if self._sources[i].base == base:
+                self._sources[i].address = region.address
+                self._sources[i].length = region.length
+                self._sources[i].lkey = region.lkey
+                self._outgrown.append(self._regions[i])
+                self._regions[i] = region
+        self.wants_source = False
+
+    def has_source(self, int64_t base):
+        """Was the segment that begins at this offset named?"""
+        cdef int i
+        for i in range(self._source_count):
+            if self._sources[i].base == base:
+                return True
+        return False
 
     def grant_ahead(self, uint16_t file_id, uint64_t address, uint32_t rkey, uint64_t length):
         """The follower's file for the segment after the present one.  False: there is one, or the
@@ -220,8 +243,8 @@ cdef class PushRing(CreditRing):
         """Detach it; what it has under way is dropped when it comes."""
         for which in range(2):
             self.link.detach(self._targets[which].file_id)
-        if self.state == PUSHING:
-            self.state = REFUSED
+        if self.state == RING_PUSHING:
+            self.state = RING_REFUSED
         self.c_give_up()
 
     @property
@@ -233,16 +256,17 @@ cdef class PushRing(CreditRing):
         return base
 
     def drop_sources(self):
-        """Forget the sources that are done; their memory."""
+        """Forget the sources that are done: their regions, and those of heads before they grew."""
         cdef int i, n = 0
         cdef int64_t base = self.sources_done
         while n < self._source_count and self._sources[n].base < base:
             n += 1
         dropped, self._regions = self._regions[:n], self._regions[n:]
+        outgrown, self._outgrown = (self._outgrown, []) if n else ([], self._outgrown)
         for i in range(n, self._source_count):
             self._sources[i - n] = self._sources[i]
         self._source_count -= n
-        return dropped
+        return dropped, outgrown
 
     @property
     def pushed(self):
@@ -267,7 +291,7 @@ cdef class PushRing(CreditRing):
         cdef int64_t end_offset
         cdef int i, rc
         none.hole = 0
-        while self.state == PUSHING:
+        while self.state == RING_PUSHING:
             if self._pushed.offset >= end.offset and self._pushed.base == end.base:
                 return
             s = NULL
@@ -295,6 +319,11 @@ cdef class PushRing(CreditRing):
             source.address = s.address + self._pushed.position
             source.lkey = s.lkey
             source.length = self._piece(s, limit, end_offset, &mark)
+            if mark.position > s.length:
+                if not self.wants_source:
+                    self.wants_source = True
+                    self._tell_owner()
+                return
             if mark.position > t.length:    # the follower's file is smaller yet
                 self._want_file()
                 return
@@ -304,7 +333,7 @@ cdef class PushRing(CreditRing):
             target.order = t.order
             rc = self.c_post(&source, &target, &none, False)
             if rc == POST_FAILED:
-                self._end(BROKEN, 0)
+                self._end(RING_BROKEN, 0)
             if rc != POSTED:
                 return
             t.order += 1
@@ -373,7 +402,7 @@ cdef class PushRing(CreditRing):
         if t.file_id != file_id:
             t = &self._targets[self._present ^ 1]
         for i in range(count):
-            if self.state != PUSHING or not self._take_ack(t):
+            if self.state != RING_PUSHING or not self._take_ack(t):
                 break
         self.c_release()
         return count
@@ -392,19 +421,20 @@ cdef class PushRing(CreditRing):
         memcpy(&flags, e + ACK_FLAGS, 2)
         memcpy(&offset, e + ACK_BASE_OFFSET, 8)
         if sequence != t.acks:
-            self._end(DESYNCHRONISED, 0)
+            self._end(RING_DESYNCHRONISED, 0)
             return False
         t.acks += 1
         if offset >= 0 and not self._confirm(offset, which == self._present):
-            self._end(DESYNCHRONISED, 0)
+            self._end(RING_DESYNCHRONISED, 0)
             return False
         if error != 0 or flags & ACK_FLAG_REVOKED:
-            self._end(REFUSED, error)
+            self._end(RING_REFUSED, error)
         return True
 
     cdef int _confirm(self, int64_t offset, bint present) noexcept nogil:
         """The follower's log ends at `offset`.  False: it cannot."""
         cdef uint64_t n = self.acknowledged
+        cdef int64_t base = self._window[n & (self.window - 1)].base
         cdef mark_t* mark = NULL
         if offset <= self.confirmed:
             # Again, or of the file before, which what came of the present one has overtaken.
@@ -419,6 +449,8 @@ cdef class PushRing(CreditRing):
         while self.acknowledged < n:
             self.c_return_credit()
         self.confirmed = offset
+        if mark.base != base and not self._has_next:
+            self._tell_owner()              # the file before is done: the next may be granted
         if self.marks.c_confirm(self._entry, mark):
             (<Pushing> self.pushing).moved = True
         return True
@@ -427,7 +459,7 @@ cdef class PushRing(CreditRing):
         self.state = state
         self.error = error
         self._tell_owner()
-        if state == DESYNCHRONISED:
+        if state == RING_DESYNCHRONISED:
             self.desynchronised = True
 
     # -- the high watermark ------------------------------------------------------------------------
@@ -436,7 +468,7 @@ cdef class PushRing(CreditRing):
         """WRITE the high watermark into the follower's slot, if it is time to."""
         cdef uint64_t id = self._targets[self._present].file_id
         if (high_watermark == self._told or self._slot_address == 0 or self._image_busy
-                or self.state != PUSHING):
+                or self.state != RING_PUSHING):
             return
         if self.posted != self.acknowledged and self.posted - self._slot_at < self._slot_every:
             return

@@ -30,3 +30,6 @@ cdef class PushTables(ProduceTables):
     cdef bint _follow_all(self) noexcept nogil
     cdef int c_tend_pushing(self) noexcept nogil
     cdef tuple _news_of_pushing(self)
+    cdef void _commit_run(self, head_t* h, int64_t now_ms, int64_t now_ns) noexcept nogil
+    cdef int64_t _wall_ms(self) noexcept nogil
+    cdef int64_t _now(self) noexcept nogil

@@ -31,7 +31,7 @@ from kdirect.broker.order cimport (
 from kdirect.broker.produce_tables cimport (
     BATCH, CUT_DESYNCHRONISED, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
     peer_t, pthread_mutex_lock, pthread_mutex_unlock)
-from kdirect.broker.push cimport DESYNCHRONISED, Pushing, PushLink, PushRing
+from kdirect.broker.push cimport RING_DESYNCHRONISED, Pushing, PushLink, PushRing
 from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
 from kdirect.log.kernel cimport (
     COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
@@ -147,6 +147,16 @@ cdef class PushTables(ProduceTables):
         finally:
             pthread_mutex_unlock(&self._lock)
 
+    def renew_source(self, Pushing pushing, PushRing ring, int64_t base, MemoryRegion region):
+        """See `PushRing.renew_source`."""
+        with nogil:
+            pthread_mutex_lock(&self._lock)
+        try:
+            ring.renew_source(base, region)
+            self._push(<void*> pushing)
+        finally:
+            pthread_mutex_unlock(&self._lock)
+
     def drop_sources(self, PushRing ring):
         """See `PushRing.drop_sources`."""
         with nogil:
@@ -232,7 +242,7 @@ cdef class PushTables(ProduceTables):
         cdef void* pushing
         if ring == NULL:
             return
-        if (<PushRing> ring).state == DESYNCHRONISED:
+        if (<PushRing> ring).state == RING_DESYNCHRONISED:
             self._cut_peer(peer, CUT_DESYNCHRONISED)
         pushing = (<PushRing> ring).pushing
         if not (<Pushing> pushing).touched:
@@ -289,15 +299,15 @@ cdef class PushTables(ProduceTables):
     # -- the follower's side -----------------------------------------------------------------------
 
     def go_on(self, ProduceHead head):
-        """The owner of a replica's head has noted the leader epoch that it waited for: its requests
-        are committed.  False when it did not wait."""
+        """The owner of a replica's head has noted the leader epoch that it waited for: what has
+        arrived is committed, now.  False when it did not wait."""
         cdef bint waited
         with nogil:
             pthread_mutex_lock(&self._lock)
             waited = order_go_on(&head.h)
             if waited:
-                head.h.touched = 1
-                self._kick = True
+                self._commit_run(&head.h, self._wall_ms(), self._now())
+                self._flush_acks()
             pthread_mutex_unlock(&self._lock)
         self._wake_for_news()
         return waited
@@ -444,5 +454,16 @@ cdef class PushTables(ProduceTables):
                 moved.append((head,))
         return rings, moved
 
+    # What the worker overrides.
+
     def _wake_for_news(self):
-        """The worker overrides it."""
+        """The worker's thread has something to report."""
+
+    cdef void _commit_run(self, head_t* h, int64_t now_ms, int64_t now_ns) noexcept nogil:
+        pass
+
+    cdef int64_t _wall_ms(self) noexcept nogil:
+        return 0
+
+    cdef int64_t _now(self) noexcept nogil:
+        return 0
