@@ -71,6 +71,7 @@ class Node:
         # of a follower
         self.leader: tuple[Any, Any] | None = None
         self.followed: FollowedHead | None = None
+        self._followed: list[FollowedHead] = []
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -84,6 +85,10 @@ class Node:
         if self._thread is not None:
             self.worker.stop()
             self._thread.join(10)
+        for _, qp in self._domains:  # nothing is under way any more
+            qp.close()
+        for followed in self._followed:
+            followed.forget()
         if self.pushed is not None:
             self.pushed.close()
         self.logs.close(clean=False)
@@ -176,7 +181,8 @@ class Node:
 
     def ring_debug(self) -> Any:
         return [
-            (b, r.pushed, r.posted, r.acknowledged, r.completed, r.freed, r.confirmed, r.link.broken, r.slots_written)
+            (b, r.pushed, r.posted, r.acknowledged, r.completed, r.freed, r.confirmed,
+             r.link.broken, r.wants_file, r.wants_source, r.link.requests_under_way)
             for b, r in self.rings.items()
         ]
 
@@ -184,6 +190,14 @@ class Node:
         assert self.pushed is not None
         self.pushed.ring_event(ring)
         self.tell("ring", (ring.broker, ring.state))
+
+    def new_topic(self, topic: str) -> None:
+        """From here on the node's partition is the first of this topic."""
+        if self.followed is not None:
+            self.followed.end()
+            self.followed = None
+        tp = TopicPartition(topic, 0)
+        self.partition = self.logs.partitions.get(tp) or self.logs.create_partition(tp)
 
     # -- a replica ---------------------------------------------------------------------------------
 
@@ -205,6 +219,7 @@ class Node:
             on_rolled=lambda head: self.tell("ahead", head.grant_ahead()),
             on_ended=self._followed_ended,
         )
+        self._followed.append(self.followed)
         return self.followed.grant()
 
     def _followed_ended(self, head: FollowedHead, why: Any) -> None:

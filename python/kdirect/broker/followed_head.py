@@ -7,8 +7,8 @@ one of an exclusive producer, but what arrives is committed as it is stamped
 (`kdirect.cluster.following_replica`), messages.
 
 Life: constructed once the log is known to be a prefix of the leader's; `grant`; `grant_ahead` each
-time that `on_rolled` is called, and before; `end`, once and for good, before anybody else is
-granted the head, and before the log is cut.
+time that `on_rolled` is called, and before; `end`, once and for good, before anybody is granted the
+head again, also after `on_ended`, and before the log is cut.
 
 Threads: `head_event` is the worker's callback for heads and may be called on the worker's thread; a
 roll, and the note of a new leader epoch, wait for the disk, so the caller hands it to a thread that
@@ -17,7 +17,8 @@ may.  One thread at a time; `end` may come from any thread, and waits for it.
 Memory: each granted file has a key in the leader's protection domain.  It ends before the file is
 used by others (`end`), or, when the file was left for the next, before it is sealed.  The slot
 belongs to the leader's WRITEs until `end`.  Acknowledgements are staged in memory that stays
-registered until the worker has no WRITE of it under way.
+registered until the worker has no WRITE of it under way.  A file that the leader was inside of
+when the grant ended stays mapped until `forget`.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ class FollowedHead:
         self._present: _File | None = None
         self._next: _File | None = None
         self._left: list[_File] = []  # whose last acknowledgements may be under way
+        self._hung: list[_File] = []  # which the leader was inside of when this ended
         self._lock = threading.RLock()
+        self.refused = False  # nothing more is taken; `end` follows
         self.ended = False
         self.vacated = True  # False: the leader may still be inside a copy into the file
         self._slot = domain.register(
@@ -144,7 +147,7 @@ class FollowedHead:
         """The file for the segment after the present one; None: there is one already, or this has
         ended.  StorageFullError."""
         with self._lock:
-            if self._next is not None or self._present is None or self.ended:
+            if self._next is not None or self._present is None or self.refused:
                 return None
             prepared = self.partition.prepare_next()
             length = min(prepared.length, self.partition.config.segment_bytes)
@@ -207,13 +210,13 @@ class FollowedHead:
     def head_event(self, requests: Any) -> None:
         """The worker's `on_head` for one of this replica's heads."""
         with self._lock:
-            if self.ended:
+            if self.ended or self.refused:
                 return
             if requests.state == HEAD_ABORTED:
-                self._finish(requests.why)
+                self._refuse(requests.why)
             elif requests.state == HEAD_WAITING:
                 self._note_epochs(requests)
-            if self._next is not None and self._next.requests.waiting and not self.ended:
+            if self._next is not None and self._next.requests.waiting and not self.refused:
                 self._roll()
             self._sweep()
 
@@ -238,7 +241,7 @@ class FollowedHead:
                     last,
                     self.leader_epoch,
                 )
-                self._finish(AbortReason.FENCED)
+                self._refuse(AbortReason.FENCED)
                 return
             self._worker.go_on(requests)
 
@@ -256,7 +259,7 @@ class FollowedHead:
             segment = self.partition.roll_into(prepared)
         except LogError as e:
             log.error("%s cannot roll: %s", self.partition.topic_partition, e)
-            self._finish(AbortReason.NO_ROOM)
+            self._refuse(AbortReason.NO_ROOM)
             return
         new.segment, new.prepared = segment, None
         self._left.append(old)
@@ -282,8 +285,15 @@ class FollowedHead:
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _finish(self, why: AbortReason) -> None:
-        self.end()
+    def _refuse(self, why: AbortReason) -> None:
+        """Nothing more of the leader is committed, and it is told so through its ring.  Its keys
+        stay until `end`: what it has under way would break the queue pair without them, which
+        other partitions share, and lands after the tail, where nobody looks."""
+        self.refused = True
+        for file in (self._present, self._next):
+            if file is not None:
+                self._worker.close_head(file.requests, False)
+                self._worker.retire(file.file_id, True)
         self.on_ended(self, why)
 
     def end(self) -> bool:
@@ -307,7 +317,17 @@ class FollowedHead:
             else:
                 self.partition.fence_head()
             for file in [*self._left, *files]:
-                self._drop(file)
+                if not self.vacated and file in files:
+                    self._hung.append(file)
+                else:
+                    self._drop(file)
             self._left.clear()
             self._present = self._next = None
             return self.vacated
+
+    def forget(self) -> None:
+        """The leader's queue pair is closed: what it was inside of while the grant ended may go."""
+        with self._lock:
+            for file in self._hung:
+                self._drop(file)
+            self._hung.clear()

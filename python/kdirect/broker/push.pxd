@@ -39,7 +39,7 @@ cdef class PushLink(AckRouter):
     cdef object _memory
 
     cdef void* c_take(self, const work_completion* wc) noexcept nogil
-    cdef void c_send_completion(self, const work_completion* wc) noexcept nogil
+    cdef void* c_send_completion(self, const work_completion* wc) noexcept nogil
 
 
 cdef class PushRing(CreditRing):
@@ -50,6 +50,7 @@ cdef class PushRing(CreditRing):
     cdef readonly int error            # Kafka's code of the WRITE that was refused; 0: none was
     cdef readonly bint wants_file      # the next segment begins, and its file is not granted yet
     cdef readonly bint wants_source    # the head has grown past what is registered
+    cdef bint blocked                  # it lacked a credit, a slot or room in the send queue
     cdef readonly uint64_t bytes_pushed, batches_walked, slots_written
     cdef readonly int64_t confirmed    # offset below which the follower has everything
     cdef int _entry                    # in `marks`
@@ -88,7 +89,7 @@ cdef class PushRing(CreditRing):
     cdef void _end(self, int state, int error) noexcept nogil
     cdef _set_target(self, int which, uint16_t file_id, uint64_t address, uint32_t rkey,
                      uint64_t length)
-    cdef bint _before_is_done(self)
+    cdef bint _before_is_done(self) noexcept nogil
     cdef void c_tell(self, int64_t high_watermark) noexcept nogil
 
 
@@ -98,7 +99,8 @@ cdef class Pushing:
     cdef list _rings                   # keeps them alive
     cdef void* _by_number[MOST_REPLICAS]
     cdef int _ring_count
-    cdef bint touched                  # acknowledgements have come
+    cdef bint touched                  # acknowledgements or completions have come
+    cdef void* next_touched            # of the worker's list of them
     cdef bint moved                    # and have moved the high watermark
     cdef bint watched                  # somebody waits for that
     cdef bint moved_news               # and is to be told

@@ -107,30 +107,34 @@ cdef class PushLink(AckRouter):
                 <uint16_t> (wc.imm_data >> IMM_FILE_ID_SHIFT), <uint16_t> wc.imm_data)
         return ring
 
-    cdef void c_send_completion(self, const work_completion* wc) noexcept nogil:
+    cdef void* c_send_completion(self, const work_completion* wc) noexcept nogil:
+        """A completion of the send queue: the ring that was blocked until it came, or NULL."""
         cdef void* ring = self._by_file[<uint16_t> wc.wr_id]
         self.sends_under_way -= 1
         if wc.status != WC_SUCCESS and self._status == 0:
             self._status = wc.status
         if ring == NULL:
-            return
+            return NULL
         if wc.wr_id >> 32 == HIGH_WATERMARK:
             (<PushRing> ring)._image_busy = False
+            (<PushRing> ring).c_tell((<PushRing> ring).marks.kernel.c_high_watermark())
         elif wc.wr_id >> 32 != DATA:
             (<AckReceiver> ring).c_send_done()
+        return ring if (<PushRing> ring).blocked else NULL
 
 
 cdef class PushRing(CreditRing):
     """See the module.  Life: construct, `add_source`, `ProduceWorker.start_push`, ...,
     `ProduceWorker.end_push`; one ring for each grant of a follower.
 
-    `marks`: of the partition; `acks`: memory that the follower WRITEs its acknowledgements into, of
-    four entries for each WRITE of the window; `image`: 64 bytes for the slot.  `file_id`,
+    `marks`: of the partition; `acks`: memory that the follower WRITEs its acknowledgements into,
+    twice `half_entries`, a power of two that is at least twice the window; `image`: 64 bytes for
+    the slot.  `file_id`,
     `address` (of position 0), `rkey`, `length`: the follower's head; `segment_base_offset`,
     `position`, `offset`: where its log ends."""
 
     def __init__(self, PushLink link, ReplicaMarks marks, int window, MemoryRegion acks,
-                 MemoryRegion image, *, uint16_t file_id, uint64_t address, uint32_t rkey,
+                 uint64_t half_entries, MemoryRegion image, *, uint16_t file_id, uint64_t address, uint32_t rkey,
                  uint64_t length, int64_t segment_base_offset, uint64_t position, int64_t offset,
                  uint32_t most_bytes, uint64_t slot_address=0, uint32_t slot_rkey=0,
                  uint64_t slot_every=8):
@@ -143,9 +147,10 @@ cdef class PushRing(CreditRing):
             raise MemoryError()
         self._acks = acks
         self._image = image
-        self._half = 2 * self.window
-        if acks.length < 2 * self._half * ACK_BYTES or image.length < SLOT_BYTES:
-            raise ValueError("the acknowledgement ring must hold four times the window")
+        self._half = half_entries
+        if (half_entries < 2 * self.window or half_entries & (half_entries - 1)
+                or acks.length < 2 * half_entries * ACK_BYTES or image.length < SLOT_BYTES):
+            raise ValueError("the acknowledgement ring must hold twice the window in each half")
         self._regions = []
         self._outgrown = []
         self._most = most_bytes
@@ -229,7 +234,7 @@ cdef class PushRing(CreditRing):
         self.link.attach(file_id, self)
         return True
 
-    cdef bint _before_is_done(self):
+    cdef bint _before_is_done(self) noexcept nogil:
         """Are all acknowledgements of the file before the present one here?"""
         return (self.acknowledged == self.posted or self._window[
             self.acknowledged & (self.window - 1)].base == self._pushed.base)
@@ -274,6 +279,11 @@ cdef class PushRing(CreditRing):
         return self._pushed.base, self._pushed.position, self._pushed.offset
 
     @property
+    def acks_read(self):
+        """Entries read of the present file's half of the ring."""
+        return self._targets[self._present].acks
+
+    @property
     def file_id(self):
         return self._targets[self._present].file_id
 
@@ -291,6 +301,7 @@ cdef class PushRing(CreditRing):
         cdef int64_t end_offset
         cdef int i, rc
         none.hole = 0
+        self.blocked = False
         while self.state == RING_PUSHING:
             if self._pushed.offset >= end.offset and self._pushed.base == end.base:
                 return
@@ -313,6 +324,7 @@ cdef class PushRing(CreditRing):
                     return
                 continue
             if not self.c_may_post():
+                self.blocked = True
                 return
             t = &self._targets[self._present]
             source.data = <uint8_t*><uintptr_t> (s.address + self._pushed.position)
@@ -335,6 +347,7 @@ cdef class PushRing(CreditRing):
             if rc == POST_FAILED:
                 self._end(RING_BROKEN, 0)
             if rc != POSTED:
+                self.blocked = True
                 return
             t.order += 1
             self._window[(self.posted - 1) & (self.window - 1)] = mark
@@ -449,10 +462,11 @@ cdef class PushRing(CreditRing):
         while self.acknowledged < n:
             self.c_return_credit()
         self.confirmed = offset
-        if mark.base != base and not self._has_next:
+        if base != self._pushed.base and self._before_is_done():
             self._tell_owner()              # the file before is done: the next may be granted
         if self.marks.c_confirm(self._entry, mark):
-            (<Pushing> self.pushing).moved = True
+            if self.pushing != NULL:
+                (<Pushing> self.pushing).moved = True
         return True
 
     cdef void _end(self, int state, int error) noexcept nogil:
@@ -511,6 +525,7 @@ cdef class Pushing:
         cdef int i
         if ring not in self._rings:
             return
+        ring.pushing = NULL
         self._rings.remove(ring)
         for i, other in enumerate(self._rings):
             self._by_number[i] = <void*> other

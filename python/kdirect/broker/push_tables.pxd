@@ -12,17 +12,18 @@ cdef class PushTables(ProduceTables):
     cdef CompletionQueue _link_cq        # sends of the links; None before the first
     cdef void* _links[MOST_LINKS]        # PushLink; kept alive by ProduceTables._peers
     cdef int _link_count
-    cdef void* _answered[BATCH]          # Pushing: acknowledgements have come for it
-    cdef int _answered_count
+    cdef void* _touched_pushings         # Pushing: the first of a list
     cdef int _follow_ms                  # until the slots that leaders write are looked at next
     cdef bint _push_news                 # of some ring or mark
     cdef uint64_t _stamped_commits, _follow_moves
 
     cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil
+    cdef void _touch(self, void* ring) noexcept nogil
     cdef void _drain_links(self) noexcept nogil
     cdef uint64_t _link_sends(self) noexcept nogil
     cdef void _push(self, void* pushing) noexcept nogil
     cdef void _after_answers(self) noexcept nogil
+    cdef _break_link(self, peer_t* peer)
     cdef void _commit_stamped(self, head_t* h, int64_t now_ms) noexcept nogil
     cdef void _answer_run(self, head_t* h, uint16_t file_id, uint32_t count, int16_t error,
                           uint16_t flags) noexcept nogil

@@ -29,15 +29,15 @@ from kdirect.broker.order cimport (
     HEAD_AHEAD, HEAD_OPEN, HEAD_WAITING, WHY_NO_ROOM, WHY_REFUSED, arrived_t, head_t, order_abort,
     order_done, order_go_on, order_next, order_wait)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_DESYNCHRONISED, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
+    BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
     peer_t, pthread_mutex_lock, pthread_mutex_unlock)
-from kdirect.broker.push cimport RING_DESYNCHRONISED, Pushing, PushLink, PushRing
+from kdirect.broker.push cimport RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing
 from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
 from kdirect.log.kernel cimport (
     COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
     commit_result)
 from kdirect.log.replica_marks cimport follow_slot
-from kdirect.rdma.contract cimport CompletionQueue, MemoryRegion, work_completion
+from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, work_completion
 
 from kdirect.errors import AccessDeniedError
 
@@ -114,6 +114,8 @@ cdef class PushTables(ProduceTables):
         for ring in pushing.rings:
             ring.end()
             pushing._remove(ring)
+        with nogil:
+            self._after_answers()       # it is in no list afterwards
         pthread_mutex_unlock(&self._lock)
 
     def start_push(self, Pushing pushing, PushRing ring):
@@ -131,6 +133,8 @@ cdef class PushTables(ProduceTables):
         """Push nothing more to this follower under its present grant."""
         with nogil:
             pthread_mutex_lock(&self._lock)
+        with nogil:
+            self._after_answers()
         ring.end()
         pushing._remove(ring)
         pthread_mutex_unlock(&self._lock)
@@ -239,16 +243,19 @@ cdef class PushTables(ProduceTables):
     cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil:
         """Acknowledgements of a follower."""
         cdef void* ring = (<PushLink> peer.link).c_take(wc)
-        cdef void* pushing
         if ring == NULL:
             return
         if (<PushRing> ring).state == RING_DESYNCHRONISED:
             self._cut_peer(peer, CUT_DESYNCHRONISED)
-        pushing = (<PushRing> ring).pushing
-        if not (<Pushing> pushing).touched:
+        self._touch(ring)
+
+    cdef void _touch(self, void* ring) noexcept nogil:
+        """Something has come for this ring: its partition is pushed on with, in `_after_answers`."""
+        cdef void* pushing = (<PushRing> ring).pushing
+        if pushing != NULL and not (<Pushing> pushing).touched:
             (<Pushing> pushing).touched = True
-            self._answered[self._answered_count] = pushing
-            self._answered_count += 1
+            (<Pushing> pushing).next_touched = self._touched_pushings
+            self._touched_pushings = pushing
 
     cdef uint64_t _link_sends(self) noexcept nogil:
         """WRITEs to followers whose completion was not taken."""
@@ -261,13 +268,19 @@ cdef class PushTables(ProduceTables):
     cdef void _drain_links(self) noexcept nogil:
         cdef work_completion wcs[BATCH]
         cdef peer_t* peer
+        cdef void* ring
         cdef int i, n = BATCH
         while n == BATCH and self._link_sends():
             n = self._link_cq.c_poll(wcs, BATCH)
             for i in range(n):
                 peer = self._find_peer(wcs[i].qp_num)
-                if peer != NULL and peer.link != NULL:
-                    (<PushLink> peer.link).c_send_completion(&wcs[i])
+                if peer == NULL or peer.link == NULL:
+                    continue
+                if wcs[i].status != WC_SUCCESS:
+                    self._cut_peer(peer, CUT_DISCONNECTED)
+                ring = (<PushLink> peer.link).c_send_completion(&wcs[i])
+                if ring != NULL:
+                    self._touch(ring)
 
     cdef void _push(self, void* pushing) noexcept nogil:
         (<Pushing> pushing).c_push()
@@ -276,12 +289,11 @@ cdef class PushTables(ProduceTables):
 
     cdef void _after_answers(self) noexcept nogil:
         """Credits have come back, and marks have moved: push on, then let out what waited."""
-        cdef int i
         cdef bint moved = False
         cdef void* pushing
         self._drain_links()
-        for i in range(self._answered_count):
-            pushing = self._answered[i]
+        pushing = self._touched_pushings
+        while pushing != NULL:
             self._push(pushing)
             if (<Pushing> pushing).moved:
                 (<Pushing> pushing).moved = False
@@ -289,12 +301,22 @@ cdef class PushTables(ProduceTables):
                 if (<Pushing> pushing).watched:
                     (<Pushing> pushing).moved_news = True
                     self._push_news = True
+            pushing = (<Pushing> pushing).next_touched
         if moved:
             self._release_held()
-        for i in range(self._answered_count):
-            (<Pushing> self._answered[i]).touched = False
-            (<Pushing> self._answered[i]).c_tell()
-        self._answered_count = 0
+        while self._touched_pushings != NULL:
+            pushing = self._touched_pushings
+            self._touched_pushings = (<Pushing> pushing).next_touched
+            (<Pushing> pushing).touched = False
+            (<Pushing> pushing).c_tell()
+
+    cdef _break_link(self, peer_t* peer):
+        """A link was cut: its rings push no more.  The lock is held."""
+        cdef PushRing ring
+        for ring in set((<PushLink> peer.link)._receivers.values()):
+            if ring.state == RING_PUSHING:
+                ring._end(RING_BROKEN, 0)
+                self._push_news = True
 
     # -- the follower's side -----------------------------------------------------------------------
 

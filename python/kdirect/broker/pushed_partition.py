@@ -28,6 +28,8 @@ from kdirect.log.replica_marks import ReplicaMarks
 from kdirect.log.segment import Segment
 from kdirect.rdma.contract import Access, Memory
 
+LEAST_ENTRIES = 16
+
 
 class RingMemory:
     """What a ring needs of the leader's memory before the follower can grant anything: its
@@ -38,7 +40,8 @@ class RingMemory:
         while self.window < window:
             self.window *= 2
         self.domain = domain
-        entries = 2 * self.window
+        # Twice the window, and room for acknowledgements whose completions come late.
+        entries = max(LEAST_ENTRIES, 2 * self.window)
         # The follower WRITEs it; see kdirect.broker.push for when an entry may be read.
         self.acks = domain.register(
             Memory.anonymous(2 * entries * layout.ACK_BYTES, "kdirect-push-acks"),
@@ -85,6 +88,7 @@ class PushedPartition:
             self.marks,
             memory.window,
             memory.acks,
+            memory.ring.entries,
             memory.image,
             file_id=grant.file_id,
             address=grant.address,

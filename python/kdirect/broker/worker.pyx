@@ -127,8 +127,7 @@ cdef class ProduceWorker(PushTables):
     cdef object on_head
     cdef object on_broker_requests
     cdef object sync
-    cdef object on_push
-    cdef object on_moved
+    cdef public object on_push, on_moved
     cdef bint _head_news
     cdef bint _reap                # queue pairs were closed
     cdef int64_t _earliest_ns      # first deadline of a hole; 0: none
@@ -448,6 +447,8 @@ cdef class ProduceWorker(PushTables):
                 if peer != NULL and peer.untold:
                     peer.untold = 0
                     cut.append((qp_num, CutReason(peer.cut)))
+                    if peer.link != NULL:
+                        self._break_link(peer)
             self._cut_count = 0
         for i in range(self._appended_count):
             appended.append((self._appended[i],))
