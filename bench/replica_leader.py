@@ -36,9 +36,7 @@ def main() -> None:
     )
     with broker:
         nodes = [
-            RemoteNode(
-                n, Path(directory) / str(n), spin_us=spin_us, segment_bytes=segment_bytes
-            )
+            RemoteNode(n, Path(directory) / str(n), spin_us=spin_us, segment_bytes=segment_bytes)
             for n in range(1, followers + 1)
         ]
         print(f"broker {broker.bootstrap_servers} {' '.join(str(n.process.pid) for n in nodes)}")
@@ -61,7 +59,9 @@ def main() -> None:
             node.end()
 
 
-def _replicate(broker: Any, topic: str, nodes: list[Any], most: int, topics: dict[str, Any]) -> None:
+def _replicate(
+    broker: Any, topic: str, nodes: list[Any], most: int, topics: dict[str, Any]
+) -> None:
     """Push partition 0 of a topic, which all followers have to confirm."""
     from kdirect.model import TopicPartition
 
@@ -117,7 +117,19 @@ def _figures(broker: Any, topics: dict[str, Any], nodes: list[Any]) -> dict[str,
             "writes": sum(r.posted for r in pushed.pushing.rings),
             "slots": sum(r.slots_written for r in pushed.pushing.rings),
             "bytes": sum(r.bytes_pushed for r in pushed.pushing.rings),
-            "rings": [(r.state, r.pushed, r.posted, r.acknowledged, r.completed, r.wants_file, r.wants_source, r.confirmed) for r in pushed.pushing.rings],
+            "rings": [
+                (
+                    r.state,
+                    r.pushed,
+                    r.posted,
+                    r.acknowledged,
+                    r.completed,
+                    r.wants_file,
+                    r.wants_source,
+                    r.confirmed,
+                )
+                for r in pushed.pushing.rings
+            ],
             "nodes": [n.state() for n in nodes],
         }
     return out

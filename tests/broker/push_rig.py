@@ -181,8 +181,19 @@ class Node:
 
     def ring_debug(self) -> Any:
         return [
-            (b, r.pushed, r.posted, r.acknowledged, r.completed, r.freed, r.confirmed,
-             r.link.broken, r.wants_file, r.wants_source, r.link.requests_under_way)
+            (
+                b,
+                r.pushed,
+                r.posted,
+                r.acknowledged,
+                r.completed,
+                r.freed,
+                r.confirmed,
+                r.link.broken,
+                r.wants_file,
+                r.wants_source,
+                r.link.requests_under_way,
+            )
             for b, r in self.rings.items()
         ]
 

@@ -84,9 +84,9 @@ class World:
         for follower in self.followers:
             if follower.number in self.counted and high > self.first:
                 assert follower.partition.log_end_offset >= high
-            assert follower.partition.high_watermark <= max(
-                high, 0
-            ), "a follower shows more than its leader"
+            assert follower.partition.high_watermark <= max(high, 0), (
+                "a follower shows more than its leader"
+            )
             assert follower.partition.log_end_offset <= self.leader.partition.log_end_offset
 
     def run(self, until: Callable[[], bool], most: int = 60_000) -> None:
@@ -99,9 +99,7 @@ class World:
         )
 
     def append(self, count: int, size: int = 100) -> None:
-        self.leader.append(
-            [make_batch(value_bytes=size, timestamp_ms=NOW) for _ in range(count)]
-        )
+        self.leader.append([make_batch(value_bytes=size, timestamp_ms=NOW) for _ in range(count)])
 
     def end(self) -> int:
         return self.leader.partition.log_end_offset
@@ -413,9 +411,7 @@ class Producer:
         leader.worker.add_peer(
             broker_qp,
             16,
-            broker_domain.register(
-                Memory.anonymous(16 * layout.NOTICE_BYTES), Access.LOCAL_WRITE
-            ),
+            broker_domain.register(Memory.anonymous(16 * layout.NOTICE_BYTES), Access.LOCAL_WRITE),
         )
         kernel, head = leader.partition.kernel, leader.partition.segments[-1]
         self.head = leader.worker.open_head(

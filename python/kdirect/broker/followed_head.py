@@ -139,9 +139,7 @@ class FollowedHead:
             file = self._open(memory, view.end_position, int(kernel.capacity), segment.base_offset)
             file.segment = segment
             self._present = file
-            return self._granted(
-                file, int(kernel.capacity), view.end_position, view.log_end_offset
-            )
+            return self._granted(file, int(kernel.capacity), view.end_position, view.log_end_offset)
 
     def grant_ahead(self) -> FileGrant | None:
         """The file for the segment after the present one; None: there is one already, or this has

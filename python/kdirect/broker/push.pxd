@@ -15,7 +15,7 @@ cdef enum:
     RING_PUSHING = 0
     RING_REFUSED = 1          # the follower has refused a WRITE, or taken its grant back
     RING_DESYNCHRONISED = 2   # it acknowledged what it never got
-    RING_BROKEN = 3           # the queue pair is of no use any more
+    RING_BROKEN = 3           # the queue pair is in error
 
 cdef struct segment_source:   # a segment of the leader
     int64_t base
@@ -36,7 +36,7 @@ cdef struct segment_target:   # the same segment at the follower
 
 cdef class PushLink(AckRouter):
     cdef readonly int broker
-    cdef object _memory
+    cdef void* starved                 # the first of the rings that wait for others' credits
 
     cdef void* c_take(self, const work_completion* wc) noexcept nogil
     cdef void* c_send_completion(self, const work_completion* wc) noexcept nogil
@@ -50,6 +50,8 @@ cdef class PushRing(CreditRing):
     cdef readonly int error            # Kafka's code of the WRITE that was refused; 0: none was
     cdef readonly bint wants_file      # the next segment begins, and its file is not granted yet
     cdef readonly bint wants_source    # the head has grown past what is registered
+    cdef bint starved                  # it is in the list of its link
+    cdef void* next_starved
     cdef bint blocked                  # it lacked a credit, a slot or room in the send queue
     cdef readonly uint64_t bytes_pushed, batches_walked, slots_written
     cdef readonly int64_t confirmed    # offset below which the follower has everything
@@ -82,7 +84,8 @@ cdef class PushRing(CreditRing):
     cdef bint _next_segment(self) noexcept nogil
     cdef void _want_file(self) noexcept nogil
     cdef void _tell_owner(self) noexcept nogil
-    cdef uint32_t _piece(self, const segment_source* source, uint64_t limit, int64_t end_offset,
+    cdef segment_source* _source(self, const mark_t* end, mark_t* limit) noexcept nogil
+    cdef uint32_t _piece(self, const segment_source* source, const mark_t* limit,
                          mark_t* mark) noexcept nogil
     cdef int _take_ack(self, segment_target* target) noexcept nogil
     cdef int _confirm(self, int64_t offset, bint present) noexcept nogil

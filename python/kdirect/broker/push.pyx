@@ -134,7 +134,8 @@ cdef class PushRing(CreditRing):
     `position`, `offset`: where its log ends."""
 
     def __init__(self, PushLink link, ReplicaMarks marks, int window, MemoryRegion acks,
-                 uint64_t half_entries, MemoryRegion image, *, uint16_t file_id, uint64_t address, uint32_t rkey,
+                 uint64_t half_entries, MemoryRegion image, *, uint16_t file_id,
+                 uint64_t address, uint32_t rkey,
                  uint64_t length, int64_t segment_base_offset, uint64_t position, int64_t offset,
                  uint32_t most_bytes, uint64_t slot_address=0, uint32_t slot_rkey=0,
                  uint64_t slot_every=8):
@@ -246,8 +247,14 @@ cdef class PushRing(CreditRing):
 
     def end(self):
         """Detach it; what it has under way is dropped when it comes."""
+        cdef void** at = &self.link.starved
         for which in range(2):
             self.link.detach(self._targets[which].file_id)
+        while at[0] != NULL and at[0] != <void*> self:
+            at = &(<PushRing> at[0]).next_starved
+        if at[0] != NULL:
+            at[0] = self.next_starved
+            self.starved = False
         if self.state == RING_PUSHING:
             self.state = RING_REFUSED
         self.c_give_up()
@@ -297,40 +304,32 @@ cdef class PushRing(CreditRing):
         cdef target_t target
         cdef large_value_t none
         cdef mark_t mark
-        cdef uint64_t limit
-        cdef int64_t end_offset
-        cdef int i, rc
+        cdef mark_t limit
+        cdef int rc
         none.hole = 0
         self.blocked = False
         while self.state == RING_PUSHING:
             if self._pushed.offset >= end.offset and self._pushed.base == end.base:
                 return
-            s = NULL
-            for i in range(self._source_count):
-                if self._sources[i].base == self._pushed.base:
-                    s = &self._sources[i]
+            s = self._source(end, &limit)
             if s == NULL:
-                return                      # its owner has not named it yet
-            if s.size >= 0:
-                limit = <uint64_t> s.size
-                end_offset = s.end_offset
-            elif s.base == end.base:
-                limit = end.position
-                end_offset = end.offset
-            else:
-                return                      # rolled, and its owner has not said its size yet
-            if self._pushed.position >= limit:
+                return
+            if self._pushed.position >= limit.position:
                 if s.size < 0 or not self._next_segment():
                     return
                 continue
             if not self.c_may_post():
                 self.blocked = True
+                if self.link.requests_under_way >= self.link.limit and not self.starved:
+                    self.starved = True
+                    self.next_starved = self.link.starved
+                    self.link.starved = <void*> self
                 return
             t = &self._targets[self._present]
             source.data = <uint8_t*><uintptr_t> (s.address + self._pushed.position)
             source.address = s.address + self._pushed.position
             source.lkey = s.lkey
-            source.length = self._piece(s, limit, end_offset, &mark)
+            source.length = self._piece(s, &limit, &mark)
             if mark.position > s.length:
                 if not self.wants_source:
                     self.wants_source = True
@@ -353,6 +352,25 @@ cdef class PushRing(CreditRing):
             self._window[(self.posted - 1) & (self.window - 1)] = mark
             self._pushed = mark
             self.bytes_pushed += source.length
+
+    cdef segment_source* _source(self, const mark_t* end, mark_t* limit) noexcept nogil:
+        """The segment that is pushed now, and where its records end; NULL: its owner has not named
+        it yet, or not said how large it is since a roll."""
+        cdef segment_source* s = NULL
+        cdef int i
+        for i in range(self._source_count):
+            if self._sources[i].base == self._pushed.base:
+                s = &self._sources[i]
+        if s == NULL:
+            return NULL
+        if s.size >= 0:
+            limit.position = <uint64_t> s.size
+            limit.offset = s.end_offset
+        elif s.base == end.base:
+            limit[0] = end[0]
+        else:
+            return NULL
+        return s
 
     cdef bint _next_segment(self) noexcept nogil:
         """Everything of a segment is posted: go on in the next, if its file is granted."""
@@ -382,16 +400,16 @@ cdef class PushRing(CreditRing):
         if self.pushing != NULL:
             (<Pushing> self.pushing).news = True
 
-    cdef uint32_t _piece(self, const segment_source* source, uint64_t limit, int64_t end_offset,
+    cdef uint32_t _piece(self, const segment_source* source, const mark_t* limit,
                          mark_t* mark) noexcept nogil:
         """The length of the next WRITE, which ends with a batch, and its mark."""
         cdef uint64_t at = self._pushed.position
         cdef uint64_t n
         mark.base = source.base
-        if limit - at <= self._most:
-            mark.position = limit
-            mark.offset = end_offset
-            return <uint32_t> (limit - at)
+        if limit.position - at <= self._most:
+            mark.position = limit.position
+            mark.offset = limit.offset
+            return <uint32_t> (limit.position - at)
         # Whole batches, which the kernel has checked, so their lengths can be relied on.
         while True:
             n = BATCH_PREFIX + <uint64_t> kd_get32(
@@ -400,10 +418,10 @@ cdef class PushRing(CreditRing):
                 break
             at += n
             self.batches_walked += 1
-            if at >= limit:
+            if at >= limit.position:
                 break
         mark.position = at
-        mark.offset = (end_offset if at >= limit else
+        mark.offset = (limit.offset if at >= limit.position else
                        <int64_t> kd_get64(<const uint8_t*><uintptr_t> (source.address + at)))
         return <uint32_t> (at - self._pushed.position)
 

@@ -26,12 +26,13 @@ from cpython.ref cimport PyObject
 from libc.stdint cimport int16_t, int32_t, int64_t, uint8_t, uint16_t, uint32_t, uint64_t
 
 from kdirect.broker.order cimport (
-    HEAD_AHEAD, HEAD_OPEN, HEAD_WAITING, WHY_NO_ROOM, WHY_REFUSED, arrived_t, head_t, order_abort,
+    HEAD_OPEN, HEAD_WAITING, WHY_NO_ROOM, WHY_REFUSED, arrived_t, head_t, order_abort,
     order_done, order_go_on, order_next, order_wait)
 from kdirect.broker.produce_tables cimport (
-    BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, GRANT_ACTIVE, GRANT_RETIRED, ProduceHead, ProduceTables, grant_t,
-    peer_t, pthread_mutex_lock, pthread_mutex_unlock)
-from kdirect.broker.push cimport RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing
+    BATCH, CUT_DESYNCHRONISED, CUT_DISCONNECTED, GRANT_RETIRED, ProduceHead, ProduceTables,
+    grant_t, peer_t, pthread_mutex_lock, pthread_mutex_unlock)
+from kdirect.broker.push cimport (
+    RING_BROKEN, RING_DESYNCHRONISED, RING_PUSHING, Pushing, PushLink, PushRing)
 from kdirect.format.layout cimport ACK_FLAG_REVOKED, SLOT_UPDATE_COUNT
 from kdirect.log.kernel cimport (
     COMMIT_NO_HEAD, COMMIT_NO_SPACE, COMMIT_UNKNOWN_EPOCH, COMMIT_WRONG_POSITION, CommitKernel,
@@ -248,9 +249,15 @@ cdef class PushTables(ProduceTables):
         if (<PushRing> ring).state == RING_DESYNCHRONISED:
             self._cut_peer(peer, CUT_DESYNCHRONISED)
         self._touch(ring)
+        # What it gave back may be another's.
+        while (<PushLink> peer.link).starved != NULL:
+            ring = (<PushLink> peer.link).starved
+            (<PushLink> peer.link).starved = (<PushRing> ring).next_starved
+            (<PushRing> ring).starved = False
+            self._touch(ring)
 
     cdef void _touch(self, void* ring) noexcept nogil:
-        """Something has come for this ring: its partition is pushed on with, in `_after_answers`."""
+        """Something has come for this ring: its partition goes on in `_after_answers`."""
         cdef void* pushing = (<PushRing> ring).pushing
         if pushing != NULL and not (<Pushing> pushing).touched:
             (<Pushing> pushing).touched = True

@@ -110,9 +110,7 @@ class PushedPartition:
                     before = segment
             self._rings[ring] = (memory.domain, held)
             # Its log ends there: it has everything below, which the grant says.
-            self.marks.confirm(
-                link.broker, grant.offset, grant.position, grant.segment_base_offset
-            )
+            self.marks.confirm(link.broker, grant.offset, grant.position, grant.segment_base_offset)
             self._worker.start_push(self.pushing, ring)
         return ring
 
