@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import confluent_kafka
 import pytest
@@ -41,20 +41,24 @@ def coordinator_of(broker: Any, group: str) -> int:
     return found[0]
 
 
-def commit(broker: Any, group: str, tp: TopicPartition, offset: int) -> E:
+def commit_request(group: str, tp: TopicPartition, offset: int) -> Any:
     part = {
         "partition_index": tp.partition,
         "committed_offset": offset,
         "committed_leader_epoch": -1,
         "committed_metadata": None,
     }
-    request = build(
+    return build(
         p.OffsetCommitRequest,
         group_id=group,
         generation_id_or_member_epoch=-1,
         member_id="",
         topics=[{"name": tp.topic, "partitions": [part]}],
     )
+
+
+def commit(broker: Any, group: str, tp: TopicPartition, offset: int) -> E:
+    request = commit_request(group, tp, offset)
     return E(ask(broker, request, 8).topics[0].partitions[0].error_code)
 
 
@@ -210,6 +214,43 @@ def test_offsets_in_a_deleted_topic_are_forgotten_wherever_its_replicas_were(
 
 
 # -- real processes, stock clients -----------------------------------------------------------------
+
+
+class Node(NamedTuple):
+    """A broker of a cluster of processes, as `ask` wants one."""
+
+    bootstrap_servers: str
+
+
+def test_a_coordinator_that_was_deposed_while_it_hung_acknowledges_nothing(cluster: Any) -> None:
+    made = cluster(3)
+    nodes = {node_id: Node(made.address(node_id)) for node_id in made.node_ids}
+    with kdirect.connect(
+        {"bootstrap.servers": made.bootstrap_servers, "transport": "tcp"}
+    ) as session:
+        session.admin.create_topic("t", 1, 3)
+    tp = TopicPartition("t", 0)
+    old = coordinator_of(nodes[1], "g")
+    until_done(lambda: commit(nodes[old], "g", tp, 1), "it was committed")
+    connection = Raw(nodes[old].bootstrap_servers, timeout_s=60)
+    connection.send(commit_request("g", tp, 2), 8)
+    assert connection.receive().topics[0].partitions[0].error_code == E.NONE
+    made.pause(old)
+    connection.send(commit_request("g", tp, 3), 8)  # it is read when the broker goes on
+    other = next(node_id for node_id in nodes if node_id != old)
+    wait_until(lambda: coordinator_of(nodes[other], "g") != old, "another one coordinates", 60)
+    new = coordinator_of(nodes[other], "g")
+    until_done(lambda: committed(nodes[new], "g", tp)[0], "the groups were loaded")
+    assert committed(nodes[new], "g", tp) == (E.NONE, 2)
+    until_done(lambda: commit(nodes[new], "g", tp, 4), "it was committed")
+    made.resume(old)
+    assert connection.receive().topics[0].partitions[0].error_code in (
+        E.NOT_COORDINATOR,
+        E.COORDINATOR_NOT_AVAILABLE,
+    )
+    wait_until(lambda: committed(nodes[old], "g", tp)[0] == E.NOT_COORDINATOR, "it has resigned")
+    assert committed(nodes[new], "g", tp) == (E.NONE, 4)
+    connection.close()
 
 
 class Reader:
