@@ -37,6 +37,7 @@ ROWS ?=
 JSON ?= bench/out/bench.json
 PIN ?= 1
 QUICK ?=
+COUNT ?=
 
 .PHONY: help
 help: ## Name the targets
@@ -113,8 +114,9 @@ bench-compare: install ## Measure in turns with another installed checkout: BEFO
 
 .PHONY: bench-vs-kafka
 bench-vs-kafka: install ## Measure beside Apache Kafka and Spark's Kafka connector
-## (jars from Maven Central); ROWS, JSON, QUICK as bench; writes a report too
-	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick)
+## (jars from Maven Central); ROWS, JSON, QUICK as bench, COUNT for failover; writes a report too
+	$(BIN)/python bench/vs_kafka.py --rows "$(ROWS)" --json "$(JSON)" $(if $(QUICK),--quick) \
+		$(if $(COUNT),--count "$(COUNT)")
 
 .PHONY: bench-list
 bench-list: ## Name the rows of bench, bench-vs-kafka and bench-rdma

@@ -339,19 +339,22 @@ def measure(rows: list[Row], target: Path, seconds: float, quick: bool, *, pin: 
 
 def complete(row: Row, figure: dict[str, Any], shared: dict[str, Any]) -> dict[str, Any]:
     """The figure with every key of `FIGURE` in that order and the machine in its settings;
-    ValueError when it is malformed."""
+    ValueError when it is malformed.  Its value may be None if `not_measured` in its settings says
+    why."""
     unknown = set(figure) - set(FIGURE)
+    value = figure.get("value")
+    why = figure.get("settings", {}).get("not_measured")
     if (
         unknown
         or not isinstance(figure.get("unit"), str)
-        or not isinstance(figure.get("value"), int | float)
+        or not (isinstance(value, int | float) or (value is None and isinstance(why, str)))
     ):
         raise ValueError(
-            f"row {row.name}: figure {figure!r} needs a value and a unit, and no keys except"
-            f" {', '.join(FIGURE)}"
+            f"row {row.name}: figure {figure!r} needs a unit, a value (or settings with the reason"
+            f" why it was not_measured), and no keys except {', '.join(FIGURE)}"
         )
     out = {"row": row.name, "against": None, "against_value": None, "ratio": None, **figure}
-    if out["ratio"] is None and out["against_value"]:
+    if out["ratio"] is None and out["value"] is not None and out["against_value"]:
         out["ratio"] = out["value"] / out["against_value"]
     if not all(
         math.isfinite(out[key])
@@ -460,6 +463,11 @@ def table(figures: list[dict[str, Any]]) -> str:
         for line in shown
     ]
     lines.insert(1, "  ".join("-" * w for w in widths))
+    missing: dict[str, list[str]] = {}
+    for f in figures:
+        if f["value"] is None:
+            missing.setdefault(f["settings"]["not_measured"], []).append(f["row"])
+    lines += [f"not measured: {' '.join(dict.fromkeys(r))}: {why}" for why, r in missing.items()]
     return "\n".join(lines)
 
 

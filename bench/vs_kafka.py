@@ -7,11 +7,16 @@ turns, in one run.
 The harness is bench/run.py's, and so are the objects of the JSON.  Beside it a report in Markdown
 with plots is written, with the same name: out.md, out-*.png.  Kafka comes as jars, kept in the
 user's cache; see versus/jars.py.  `--report out.json` writes the report alone.
+
+The rows replicate-* and failover start clusters of three and four brokers, one cluster at a time,
+and take several minutes each; `--count 5` lets failover lose a leader five times in place of 20.
 """
 
 from __future__ import annotations
 
 import atexit
+import json
+import os
 import sys
 from pathlib import Path
 
@@ -19,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))  # where PYTHONSAFEPATH
 
 from run import Row, main
 
+CLUSTERS_S = 1800.0  # a row over clusters may take so long: they start anew for each round
 ROWS = (
     Row(
         "produce-latency",
@@ -107,6 +113,41 @@ ROWS = (
         "seconds a GB while the backlog grows, and over more partitions",
         8,
     ),
+    Row(
+        "replicate-latency",
+        "versus.rows_replicate",
+        4,
+        "acks=all with three replicas, one record at a time, by size",
+        patience_s=CLUSTERS_S,
+    ),
+    Row(
+        "replicate-bandwidth",
+        "versus.rows_replicate",
+        4,
+        "acks=all with three replicas, unbatched and pipelined, by size",
+        patience_s=CLUSTERS_S,
+    ),
+    Row(
+        "replicate-factor",
+        "versus.rows_replicate",
+        5,
+        "the same at 32 KiB with one to four replicas",
+        patience_s=CLUSTERS_S,
+    ),
+    Row(
+        "replicate-slow",
+        "versus.rows_replicate",
+        4,
+        "acks=1 while one of three replicas is stopped",
+        patience_s=CLUSTERS_S,
+    ),
+    Row(
+        "failover",
+        "versus.rows_failover",
+        4,
+        "from the loss of a leader until a record is acknowledged elsewhere (p90)",
+        patience_s=2 * CLUSTERS_S,
+    ),
 )
 
 
@@ -121,6 +162,12 @@ def start(arguments: list[str]) -> int:
 
         atexit.register(systems.stop_all)
         return main(arguments, ROWS)
+    if "--count" in arguments:  # children inherit it
+        from versus.rows_failover import COUNT
+
+        at = arguments.index("--count")
+        os.environ[COUNT] = str(int(arguments[at + 1]))
+        arguments = arguments[:at] + arguments[at + 2 :]
     status = main(arguments, ROWS, Path(__file__).resolve(), together=True)
     target = (
         Path(arguments[arguments.index("--json") + 1])
@@ -130,7 +177,12 @@ def start(arguments: list[str]) -> int:
     if status != 2 and "--list" not in arguments and target.exists():
         from versus import report
 
-        print(f"bench: the report is {report.write(target)}", file=sys.stderr)
+        figures = json.loads(target.read_text())
+        print(report.goals(figures))
+        if figures:
+            print(f"bench: the report is {report.write(target)}", file=sys.stderr)
+        if any(f["settings"].get("failed") for f in figures):
+            return 1
     return status
 
 

@@ -19,14 +19,17 @@ from __future__ import annotations
 import gc
 import statistics
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hdrh.histogram import HdrHistogram
 from memory import touch
 from versus.systems import Pair, System
 
+if TYPE_CHECKING:
+    from versus.lives import Found
+
 LONGEST_NS = 3600 * 10**9
-_told: list[Pair] = []
+_told: list[Pair | Found] = []
 PERCENTILES = {"50pct": 50, "75pct": 75, "95pct": 95, "99pct": 99, "999pct": 99.9, "9999pct": 99.99}
 
 
@@ -74,16 +77,21 @@ def latency_figure(
     row: str,
     kind: str,
     samples: Mapping[str, list[list[int]]],
-    pair: Pair,
+    pair: Pair | Found,
     *,
     bar: float | None = None,
     **settings: Any,
 ) -> dict[str, Any]:
     """A figure of medians: the median over the rounds of each round's p50, in microseconds."""
     results = {key: latencies(kind, rounds) for key, rounds in samples.items()}
-    value, against = (statistics.median(results[s.key]["medians_us"]) for s in pair.both)
+    value, against = (
+        statistics.median(results[s.key]["medians_us"]) if s.key in results else None
+        for s in pair.both
+    )
     p99 = {
-        f"{s.key}_p99_us": round(results[s.key][f"{kind}Latency99pct"] * 1e3, 1) for s in pair.both
+        f"{s.key}_p99_us": round(results[s.key][f"{kind}Latency99pct"] * 1e3, 1)
+        for s in pair.both
+        if s.key in results
     }
     return figure(
         row, "us", value, against, pair, results, lower_is_better=True, bar=bar, **p99, **settings
@@ -95,7 +103,7 @@ def rate_figure(
     unit: str,
     field: str,
     rates: Mapping[str, list[float]],
-    pair: Pair,
+    pair: Pair | Found,
     *,
     bar: float | None = None,
     per_record: float = 1,
@@ -108,15 +116,21 @@ def rate_figure(
         for key, runs in rates.items()
         if runs
     }
-    value, against = (statistics.median(rates[s.key]) for s in pair.both)
+    value, against = (
+        statistics.median(rates[s.key]) if s.key in rates else None for s in pair.both
+    )
     return figure(row, unit, value, against, pair, results, bar=bar, **settings)
 
 
 def figure(
-    row: str, unit: str, value: float, against: float | None, pair: Pair,
+    row: str, unit: str, value: float | None, against: float | None, pair: Pair | Found,
     results: Mapping[str, Any], *,
-    lower_is_better: bool = False, bar: float | None = None, **settings: Any,
+    lower_is_better: bool = False, bar: float | None = None,
+    limit: tuple[str, float] | None = None, **settings: Any,
 ) -> dict[str, Any]:  # fmt: skip
+    """`bar`: how many times better kdirect shall be.  `limit`: what kdirect's own value shall be,
+    as ("at least" or "at most", a value).  `value`: None if kdirect was not measured, for the
+    reason in `settings` under `not_measured`."""
     factor = (
         None
         if not against or not value
@@ -128,6 +142,10 @@ def figure(
         out["set_up"] = {s.key: s.settings for s in pair.both}
     if bar is not None:
         out |= {"bar": bar, "bar_met": factor is not None and factor >= bar}
+    if limit is not None:
+        word, bound = limit
+        met = value is not None and (value <= bound if word == "at most" else value >= bound)
+        out |= {"limit": f"{word} {bound:g} {unit}", "limit_met": met}
     return {
         "row": row,
         "value": value,
@@ -136,6 +154,28 @@ def figure(
         "against_value": against,
         "settings": {**settings, **out, "results": dict(results)},
     }
+
+
+def rounds_figure(
+    row: str,
+    unit: str,
+    field: str,
+    runs: Mapping[str, list[float]],
+    pair: Pair | Found,
+    *,
+    scale: float = 1,
+    lower_is_better: bool = False,
+    **settings: Any,
+) -> dict[str, Any]:
+    """A figure of one number a round: the medians.  `scale` turns the unit into that of `field`."""
+    results = {
+        key: {field: statistics.median(found) * scale, "runs": [round(r, 3) for r in found]}
+        for key, found in runs.items()
+    }
+    value, against = (statistics.median(runs[s.key]) if s.key in runs else None for s in pair.both)
+    return figure(
+        row, unit, value, against, pair, results, lower_is_better=lower_is_better, **settings
+    )
 
 
 def warm(rounds: int, runs: Mapping[str, Callable[[], Any]]) -> None:

@@ -47,9 +47,19 @@ TITLES = {
     "consumer-scaling": "CPU of the broker for 1 to 64 consumers",
     "backlog": "Seconds a GB while the backlog grows",
     "backlog.partitions": "Seconds a GB over more partitions",
+    "replicate-latency": "Produce with acks=all and three replicas, one record at a time (p50)",
+    "replicate-latency.p99": "Produce with acks=all and three replicas, one at a time (p99)",
+    "replicate-bandwidth": "Produce with acks=all and three replicas, unbatched and pipelined",
+    "replicate-factor": "Produce with acks=all over the number of replicas, unbatched and pipelined",
+    "replicate-factor.three-of-one": "Bandwidth with three replicas over that with one",
+    "replicate-slow": "Produce with acks=1 while one of three replicas is stopped (p50)",
+    "replicate-slow.all-running": "Produce with acks=1 while all of three replicas run (p50)",
+    "replicate-slow.times": "p50 with one replica stopped over that with all running",
+    "failover": "From SIGKILL of the leader to an acknowledged record (p90)",
+    "failover.stopped": "From SIGSTOP of the leader to an acknowledged record (p90)",
 }
 # The setting by which the figures of a row differ, and what to call it.
-AXES = {"record_bytes": "bytes a record", "value_bytes": "bytes a value",
+AXES = {"replicas": "replicas", "record_bytes": "bytes a record", "value_bytes": "bytes a value",
         "partitions": "partitions", "consumers": "consumers",
         "backlog_bytes": "bytes of backlog"}  # fmt: skip
 PANELS = {
@@ -60,6 +70,10 @@ PANELS = {
                 "consumer-scaling", "backlog"),
     "spark": ("spark-read", "spark-available-now", "spark-sink", "micro-batch", "event-delay",
               "event-delay.bursts"),
+    "replicate": ("replicate-latency", "replicate-latency.tcp-push", "replicate-latency.tcp-fetch",
+                  "replicate-bandwidth", "replicate-bandwidth.tcp-push",
+                  "replicate-bandwidth.tcp-fetch", "replicate-factor",
+                  "replicate-factor.tcp-fetch", "failover", "failover.tcp-fetch"),
 }  # fmt: skip
 NOT_MEASURED = """\
 - **RDMA hardware.** No RNIC was there. kdirect ran over its `shm` transport, whose READs and WRITEs
@@ -67,16 +81,17 @@ NOT_MEASURED = """\
   a network, so no figure here is one of InfiniBand or RoCE, and `ib_read_bw` is no limit of it.
   `make bench-rdma` holds kdirect's READs over `verbs` beside `ib_read_bw` and `ib_read_lat`, in a
   guest with soft-RoCE; docs/rdma.md has its figures.
-- **Replication.** One broker on both sides, so the paper's figures 14 to 17 have no counterpart
-  here.
+- **Replication between machines.** The rows `replicate-*` and `failover` have all brokers of a
+  cluster on this machine's cores; a leader and its followers share them, which the paper's did not.
 - **OSU's RDMA-Kafka and the original KafkaDirect.** Both need an RNIC; the paper has their figures.
 - **Several machines and many cores.** Broker and clients share this machine's cores; with more than
   two the brokers get the upper half.
 - **Security, compression, transactions.** Off on both sides.
 - **Spark in a cluster.** One JVM, one task slot (`local[1]`)."""
-METHOD = """Both brokers run at the same time, each in a process of its own, with their logs on
-tmpfs, and take turns (A B A B) within each figure; a figure is the median of its rounds, and the
-rounds are in the JSON. What is idle costs nothing (kdirect) or about a hundredth of a core (Kafka).
+METHOD = """Except in the rows over clusters, both brokers run at the same time, in processes of
+their own with their logs on tmpfs, and take turns (A B A B) within each figure; a figure is the
+median of its rounds, and the rounds are in the JSON. What is idle costs nothing (kdirect) or about
+a hundredth of a core (Kafka).
 Everything is warmed up first: connections, topics, the brokers' JVM, and the JVM of Kafka's own
 perf tools, which stays the same for a whole row. Latencies are in HDR histograms of three digits;
 those of paced work count from the moment a record was due (no coordinated omission), those of
@@ -92,7 +107,16 @@ broker asks the kernel for huge pages for its segments, as it does for every use
 have what the mount gives. Topics are emptied between turns; before a turn of the sink twice the
 memory that it writes is touched and freed, since a virtual machine's host takes free memory back.
 Both connectors run in one Spark session with the settings of `kdirect_spark.session_builder`, which
-serve both, unless a row says otherwise."""
+serve both, unless a row says otherwise.
+
+The rows over clusters (`replicate-*`, `failover`) run one cluster at a time, with three brokers of
+each and four where four replicas are shown, and ZooKeeper beside kdirect's. Every round starts both
+with empty directories, Kafka's first in the first round and kdirect's in the next; the warm-up
+before (seconds in the JSON) is not counted. Kafka's brokers are three voters with heaps of 512 MiB.
+A row without a suffix is kdirect's own way: its client over shm, and replicas that the leader
+pushes to (failover: a stock client). `tcp-push` has a stock client over TCP instead, `tcp-fetch`
+and `shm-fetch` have replicas that fetch over TCP. Before a path counts it is shown that it is the
+one that its name says, and that acks=all waits for a replica in sync that stands still."""
 
 
 def write(target: Path) -> Path:
@@ -136,7 +160,8 @@ def text(figures: list[Figure], name: str, plots: list[str]) -> str:
         "`factor`: how many times better kdirect is. `spread`: lowest and highest round.",
     ]
     for row in dict.fromkeys(f["row"] for f in figures):
-        parts += [f"### {TITLES.get(row, row)}", _rows([f for f in figures if f["row"] == row])]
+        of_row = [f for f in figures if f["row"] == row]
+        parts += [f"### {title(of_row[0])}", _rows(of_row)]
     parts += [
         "## How it was measured",
         METHOD,
@@ -147,12 +172,51 @@ def text(figures: list[Figure], name: str, plots: list[str]) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+def title(figure: Figure) -> str:
+    """What a reader calls its row; that of a path of replication, the path too."""
+    row, settings = figure["row"], figure["settings"]
+    if "path" not in settings:
+        return TITLES.get(row, row)
+    row = row.removesuffix(f".{settings['path']}")
+    return f"{TITLES.get(row, row)}, {settings['path_means']}"
+
+
+def goals(figures: list[Figure]) -> str:
+    """Every bar and limit in a line of text, with what was reached."""
+    lines = []
+    for f in figures:
+        s = f["settings"]
+        what = f"{f['row']} ({_at(s)})" if _at(s) else f["row"]
+        if "bar" in s:
+            reached = f"{_factor(s['factor']) or 'nothing'} against Kafka"
+            lines.append(f"goal: {what}: {reached}, goal {s['bar']:g}x: {_outcome(f, 'bar')}")
+        if "limit" in s:
+            reached = quantity(f["value"], f["unit"]) or "nothing"
+            lines.append(f"goal: {what}: {reached}, goal {s['limit']}: {_outcome(f, 'limit')}")
+    return "\n".join(lines)
+
+
+def _outcome(figure: Figure, goal: str) -> str:
+    if figure["value"] is None:
+        return "not measured"
+    return "reached" if figure["settings"][f"{goal}_met"] else "missed"
+
+
 def _bars(figures: list[Figure]) -> str:
     lines = []
     for f in figures:
         s = f["settings"]
+        if f["value"] is None and ("bar" in s or "limit" in s):
+            goal = s.get("limit") or f"{s['bar']:g}x"
+            lines.append((title(f), _at(s), "", quantity(f["against_value"], f["unit"]), "", goal,
+                          f"not measured: {s['not_measured']}"))  # fmt: skip
+            continue
+        if "limit" in s:
+            lines.append((title(f), _at(s), quantity(f["value"], f["unit"]),
+                          quantity(f["against_value"], f["unit"]), _factor(s["factor"]),
+                          s["limit"], _verdict(s["limit_met"])))  # fmt: skip
         if "bar" in s:
-            lines.append((TITLES.get(f["row"], f["row"]), _at(s), quantity(f["value"], f["unit"]),
+            lines.append((title(f), _at(s), quantity(f["value"], f["unit"]),
                           quantity(f["against_value"], f["unit"]),
                           _factor(s["factor"]), f"{s['bar']:g}x",
                           _verdict(s["bar_met"])))  # fmt: skip
@@ -187,7 +251,10 @@ def _bounds(figures: list[Figure]) -> str:
     missed = []
     for f in figures:
         s = f["settings"]
-        names = [f["row"]] if s.get("bar_met") is False else []
+        if f["value"] is None:
+            continue
+        missed_one = s.get("bar_met") is False or s.get("limit_met") is False
+        names = [f["row"]] if missed_one else []
         names += [f["row"] + ".memcpy"] if s.get("memcpy_bar_met") is False else []
         names += [f["row"] + ".ready"] if s.get("ratio_to_ready", 1) < 0.95 else []
         names += [f["row"] + ".cpu"] if s.get("cpu_bar_met") is False else []
@@ -199,7 +266,8 @@ def _rows(figures: list[Figure]) -> str:
     lines = []
     for f in figures:
         s = f["settings"]
-        more = [f"`{k}={v}`" for k, v in s.get("settings_of_kdirect", {}).items()]
+        more = [f"not measured: {s['not_measured']}"] if f["value"] is None else []
+        more += [f"`{k}={v}`" for k, v in s.get("settings_of_kdirect", {}).items()]
         more += [
             f"{k.removesuffix('_us').replace('_', ' ')} {v:g} us"
             for k, v in s.items()
@@ -297,7 +365,7 @@ def draw(figures: list[Figure], target: Path) -> list[str]:
             down, across, figsize=(4.6 * across, 3.3 * down), squeeze=False
         )
         for panel, row in zip(axes.flat, present, strict=False):
-            _panel(panel, [f for f in figures if f["row"] == row], row)
+            _panel(panel, [f for f in figures if f["row"] == row])
         for panel in list(axes.flat)[len(present) :]:
             panel.set_visible(False)
         canvas.tight_layout()
@@ -308,7 +376,7 @@ def draw(figures: list[Figure], target: Path) -> list[str]:
     return names
 
 
-def _panel(panel: Any, figures: list[Figure], row: str) -> None:
+def _panel(panel: Any, figures: list[Figure]) -> None:
     axis = next(
         (a for a in AXES if len({f["settings"].get(a) for f in figures}) == len(figures) > 1), None
     )
@@ -332,7 +400,7 @@ def _panel(panel: Any, figures: list[Figure], row: str) -> None:
         + (", less is better" if figures[0]["settings"]["lower_is_better"] else ""),
         fontsize=8,
     )
-    panel.set_title(TITLES.get(row, row), fontsize=8)
+    panel.set_title(title(figures[0]), fontsize=8)
     if axis:
         panel.set_xlabel(AXES[axis], fontsize=8)
     panel.tick_params(axis="y", labelsize=7)

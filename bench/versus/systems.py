@@ -155,6 +155,24 @@ def format_arguments(cluster: str, file: str) -> list[str]:
     return ["format", f"--cluster-id={cluster}", f"--config={file}"]
 
 
+def java(directory: Path) -> list[str]:
+    """How a JVM with Kafka's jars is called that logs nothing; options go in after the third."""
+    logging = directory / "log4j2.yaml"
+    logging.write_text("Configuration:\n  status: off\n  Loggers:\n    Root:\n      level: off\n")
+    path = os.pathsep.join(str(jar) for jar in jars.jars("broker"))
+    return ["java", "-cp", path, f"-Dlog4j2.configurationFile={logging}"]
+
+
+def format_storage(command: list[str], cluster: str, file: str) -> None:
+    """Prepare the log directories that a file of properties names."""
+    tool = ["-XX:TieredStopAtLevel=1", "kafka.tools.StorageTool", *format_arguments(cluster, file)]
+    run = subprocess.run([*command, *tool], capture_output=True, text=True, check=False)
+    if run.returncode:
+        raise RuntimeError(
+            f"Kafka's storage was not formatted: {run.stdout[-1000:]}{run.stderr[-1000:]}"
+        )
+
+
 class Kafka(System):
     key = "kafka"
 
@@ -162,7 +180,7 @@ class Kafka(System):
         from confluent_kafka.admin import AdminClient
 
         self.label = f"Apache Kafka {jars.version('kafka_2.13')}"
-        client_port, controller_port = _free_ports(2)
+        client_port, controller_port = free_ports(2)
         self.address = f"127.0.0.1:{client_port}"
         properties = {
             **KAFKA,
@@ -174,28 +192,13 @@ class Kafka(System):
         self.settings = {"jvm": " ".join(JVM), **KAFKA}
         file = Path(directory, "server.properties")
         file.write_text("".join(f"{k}={v}\n" for k, v in properties.items()))
-        logging = Path(directory, "log4j2.yaml")
-        logging.write_text(
-            "Configuration:\n  status: off\n  Loggers:\n    Root:\n      level: off\n"
-        )
-        path = os.pathsep.join(str(jar) for jar in jars.jars("broker"))
-        java = ["java", "-cp", path, f"-Dlog4j2.configurationFile={logging}"]
+        command = java(Path(directory))
         cluster = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
-        format_ = [
-            *java,
-            "-XX:TieredStopAtLevel=1",
-            "kafka.tools.StorageTool",
-            *format_arguments(cluster, str(file)),
-        ]
-        run = subprocess.run(format_, capture_output=True, text=True, check=False)
-        if run.returncode:
-            raise RuntimeError(
-                f"Kafka's storage was not formatted: {run.stdout[-1000:]}{run.stderr[-1000:]}"
-            )
+        format_storage(command, cluster, str(file))
         self.errors = Path(directory, "kafka.err")
         with self.errors.open("w") as errors:
             self.process = subprocess.Popen(
-                [*java[:3], *JVM, *java[3:], "kafka.Kafka", str(file)],
+                [*command[:3], *JVM, *command[3:], "kafka.Kafka", str(file)],
                 stdout=errors, stderr=errors, text=True, preexec_fn=_broker_cores,
             )  # fmt: skip
         self.admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
@@ -319,7 +322,8 @@ def _broker_cores() -> None:
     os.sched_setaffinity(0, cores()[1])
 
 
-def _free_ports(count: int) -> list[int]:
+def free_ports(count: int) -> list[int]:
+    """TCP ports that were free a moment ago."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for s in sockets:
