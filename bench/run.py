@@ -463,11 +463,14 @@ def table(figures: list[dict[str, Any]]) -> str:
         for line in shown
     ]
     lines.insert(1, "  ".join("-" * w for w in widths))
-    missing: dict[str, list[str]] = {}
+    missing: dict[tuple[str, str], list[str]] = {}  # what a line says, and ways of doing it
     for f in figures:
         if f["value"] is None:
-            missing.setdefault(f["settings"]["not_measured"], []).append(f["row"])
-    lines += [f"not measured: {' '.join(dict.fromkeys(r))}: {why}" for why, r in missing.items()]
+            said = missing.setdefault((f["row"].split(".")[0], f["settings"]["not_measured"]), [])
+            said += [way for way in [f["settings"].get("path")] if way and way not in said]
+    for (row, why), ways in missing.items():
+        which = f" ({', '.join(ways)})" if ways else ""
+        lines.append(f"{row} was not measured{which}: {why}")
     return "\n".join(lines)
 
 

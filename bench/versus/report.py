@@ -50,7 +50,7 @@ TITLES = {
     "replicate-latency": "Produce with acks=all and three replicas, one record at a time (p50)",
     "replicate-latency.p99": "Produce with acks=all and three replicas, one at a time (p99)",
     "replicate-bandwidth": "Produce with acks=all and three replicas, unbatched and pipelined",
-    "replicate-factor": "Produce with acks=all over the number of replicas, unbatched and pipelined",
+    "replicate-factor": "Produce with acks=all, unbatched and pipelined, over replicas",
     "replicate-factor.three-of-one": "Bandwidth with three replicas over that with one",
     "replicate-slow": "Produce with acks=1 while one of three replicas is stopped (p50)",
     "replicate-slow.all-running": "Produce with acks=1 while all of three replicas run (p50)",
