@@ -21,6 +21,7 @@ from versus.clusters import Cluster, KafkaCluster, KdirectCluster, NotPossibleEr
 from versus.worker import LOW_LATENCY
 
 HOLD_S = 0.5  # how long a follower stands still for the proof
+GIVE_UP_MS = 15_000  # a record that is not acknowledged by then is a failure
 STOCK_UNBATCHED = {
     "batch.num.messages": 1, "linger.ms": 0, "max.in.flight": 5,
     "queue.buffering.max.messages": 1000, "socket.nagle.disable": True, "log_level": 0,
@@ -218,13 +219,16 @@ def open_sender(
         import kdirect
 
         ours = kdirect.Producer(
-            {"bootstrap.servers": cluster.address, "transport": "shm", "acks": acks}
-        )
+            {"bootstrap.servers": cluster.address, "transport": "shm", "acks": acks,
+             "delivery.timeout.ms": GIVE_UP_MS}
+        )  # fmt: skip
         return lambda value: ours.produce_sync(topic, value, None, partition=0), ours.close
     from confluent_kafka import Producer
 
-    settings = {"bootstrap.servers": cluster.address, **LOW_LATENCY, "acks": acks, "log_level": 0}
-    theirs = Producer(settings)
+    theirs = Producer(
+        {"bootstrap.servers": cluster.address, **LOW_LATENCY, "acks": acks,
+         "message.timeout.ms": GIVE_UP_MS, "log_level": 0}
+    )  # fmt: skip
     done: list[Any] = []
 
     def send(value: bytes) -> None:
