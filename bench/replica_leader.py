@@ -4,8 +4,8 @@
 
 The broker is a whole one, so that real clients produce; its followers are brokers' cores (produce
 worker, log, queue pairs) in processes of their own.  The control plane of a cluster has no part in
-this: what it would decide is fixed here.  Prints ``ready HOST:PORT PID PID...`` once a client has
-asked for RDMA access; answers each line on standard input by one of figures as JSON.
+this: what it would decide is fixed here.  Prints ``broker HOST:PORT PID...``; then answers each
+line on standard input by one of figures as JSON.  ``replicate TOPIC`` has its partition 0 pushed.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))
 
 from kdirect.broker.broker import Broker
+from kdirect.broker.followed_head import FileGrant
 from kdirect.broker.push import PushLink
 from kdirect.broker.pushed_partition import PushedPartition, RingMemory
 from tests.broker.push_rig import RECEIVES, RemoteNode
@@ -87,8 +88,6 @@ def _replicate(
         link, domain = engine.links[node.number]
         node.new_topic(topic)
         memory = RingMemory(domain, WINDOW)
-        from kdirect.broker.followed_head import FileGrant
-
         ring = pushed.start(link, memory, FileGrant(*node.follow(memory.ring, WINDOW, 0)))
         ring.owner = topic
 
@@ -117,20 +116,6 @@ def _figures(broker: Any, topics: dict[str, Any], nodes: list[Any]) -> dict[str,
             "writes": sum(r.posted for r in pushed.pushing.rings),
             "slots": sum(r.slots_written for r in pushed.pushing.rings),
             "bytes": sum(r.bytes_pushed for r in pushed.pushing.rings),
-            "rings": [
-                (
-                    r.state,
-                    r.pushed,
-                    r.posted,
-                    r.acknowledged,
-                    r.completed,
-                    r.wants_file,
-                    r.wants_source,
-                    r.confirmed,
-                )
-                for r in pushed.pushing.rings
-            ],
-            "nodes": [n.state() for n in nodes],
         }
     return out
 

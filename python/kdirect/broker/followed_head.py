@@ -120,10 +120,14 @@ class FollowedHead:
         self.refused = False  # nothing more is taken; `end` follows
         self.ended = False
         self.vacated = True  # False: the leader may still be inside a copy into the file
+        partition.before_give_back.append(self._may_give_back)
         self._slot = domain.register(
             Memory.anonymous(layout.SLOT_BYTES, "kdirect-followed"),
             Access.LOCAL_WRITE | Access.REMOTE_WRITE,
         )
+
+    def _may_give_back(self, partition: Partition) -> bool:
+        return self.ended  # until then the leader may write all of the head
 
     # -- granting ----------------------------------------------------------------------------------
 
@@ -302,6 +306,7 @@ class FollowedHead:
             if self.ended:
                 return self.vacated
             self.ended = True
+            self.partition.before_give_back.remove(self._may_give_back)
             files = [f for f in (self._present, self._next) if f is not None]
             for file in files:
                 self._worker.close_head(file.requests, False)

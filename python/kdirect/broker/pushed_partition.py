@@ -73,6 +73,7 @@ class PushedPartition:
         self._ahead: dict[PushRing, FileGrant] = {}  # granted, and not taken yet
         self._left: list[Segment] = []  # of rings that have ended
         partition.on_roll.append(self._rolled)
+        partition.before_give_back.append(self._may_give_back)
         worker.lead(self.pushing)
 
     def set_counted(self, brokers: Iterable[int], *, stands_still: bool = False) -> None:
@@ -132,6 +133,9 @@ class PushedPartition:
             size_before=before.size if before is not None else -1,
             end_before=before.end_offset if before is not None else -1,
         )
+
+    def _may_give_back(self, partition: Partition) -> bool:
+        return not self._rings  # a transport may have the head pinned
 
     def _rolled(self, partition: Partition, old: Segment, new: Segment) -> None:
         with self._lock:
@@ -193,6 +197,7 @@ class PushedPartition:
     def close(self) -> None:
         """The leadership is over.  Once the queue pairs have nothing under way."""
         self.partition.on_roll.remove(self._rolled)
+        self.partition.before_give_back.remove(self._may_give_back)
         self._worker.resign(self.pushing)
         with self._lock:
             for _, held in self._rings.values():
