@@ -107,8 +107,7 @@ def _figures(broker: Any, topics: dict[str, Any], nodes: list[Any]) -> dict[str,
     out: dict[str, Any] = {"now": time.monotonic(), "pid": os.getpid()}
     if engine is not None:
         out |= engine.worker.statistics()
-        for name, thread in _threads().items():
-            out[f"thread_{name}_s"] = thread
+        out["cpu_s"] = time.process_time()
     for topic, pushed in topics.items():
         out[topic] = {
             "end": pushed.partition.log_end_offset,
@@ -117,16 +116,6 @@ def _figures(broker: Any, topics: dict[str, Any], nodes: list[Any]) -> dict[str,
             "slots": sum(r.slots_written for r in pushed.pushing.rings),
             "bytes": sum(r.bytes_pushed for r in pushed.pushing.rings),
         }
-    return out
-
-
-def _threads() -> dict[str, float]:
-    """CPU seconds of this process's threads, by name."""
-    out: dict[str, float] = {}
-    for task in Path("/proc/self/task").iterdir():
-        name = (task / "comm").read_text().strip()
-        seconds = int((task / "schedstat").read_text().split()[0]) / 1e9
-        out[name] = out.get(name, 0) + seconds
     return out
 
 
