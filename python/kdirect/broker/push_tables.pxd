@@ -14,9 +14,11 @@ cdef class PushTables(ProduceTables):
     cdef int _link_count
     cdef void* _touched_pushings         # Pushing: the first of a list
     cdef int _follow_ms                  # until the slots that leaders write are looked at next
+    cdef int _cores                      # that this process may run on
     cdef bint _push_news                 # of some ring or mark
     cdef uint64_t _stamped_commits, _follow_moves
 
+    cdef bint _crowded(self) noexcept nogil
     cdef void _take_from_link(self, peer_t* peer, work_completion* wc) noexcept nogil
     cdef void _touch(self, void* ring) noexcept nogil
     cdef void _drain_links(self) noexcept nogil

@@ -40,6 +40,8 @@ from kdirect.log.kernel cimport (
 from kdirect.log.replica_marks cimport follow_slot
 from kdirect.rdma.contract cimport WC_SUCCESS, CompletionQueue, MemoryRegion, work_completion
 
+import os
+
 from kdirect.errors import AccessDeniedError
 
 cdef enum:
@@ -55,6 +57,15 @@ cdef class PushTables(ProduceTables):
 
     def __cinit__(self):
         self._follow_ms = 1
+        self._cores = len(os.sched_getaffinity(0))
+
+    cdef bint _crowded(self) noexcept nogil:
+        """Would this thread, those of the other replicas and a producer, if they all spun, be more
+        than the cores?  Then each waits for another that spins, and replication takes many times
+        as long; so it sleeps at once.  A follower does not know how many there are: four."""
+        if self._link_count == 0 and self._followed == 0:
+            return False
+        return self._cores < max(4, self._link_count + 2)
 
     # -- the leader's side: links and partitions ---------------------------------------------------
 

@@ -614,7 +614,7 @@ cdef class ProduceWorker(PushTables):
                     else:
                         now = kd_now_ns()
                         if spin_until == 0:
-                            spin_until = now + self._spin_ns
+                            spin_until = now if self._crowded() else now + self._spin_ns
                         elif now >= spin_until:
                             break
                         kd_pause()
