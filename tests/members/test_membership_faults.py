@@ -26,9 +26,10 @@ from kdirect.errors import (
     TimedOutError,
 )
 from kdirect.log import checkpoint
-from kdirect.member import identity
+from kdirect.member import identity, membership
+from kdirect.store.zookeeper import ZookeeperStore
 from kdirect.store.zookeeper_server import ZookeeperServer, free_port
-from tests.members.company import Company, run_company, state_of
+from tests.members.company import SESSION_MS, Company, run_company, state_of
 
 
 @pytest.fixture
@@ -116,6 +117,44 @@ def test_a_chroot_that_is_not_there(zookeeper: ZookeeperServer, tmp_path: Path) 
             await company.member(1).start()
 
     run_company(zookeeper.connect + "/nowhere", tmp_path, test)
+
+
+def test_a_store_that_refuses_the_next_session(
+    zookeeper_connect: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The broker tries again, now and then, and is back when somebody has mended it."""
+    monkeypatch.setattr(membership, "TICK_S", 0.1)
+    opened: list[str] = []
+
+    def open_store() -> ZookeeperStore:
+        opened.append(zookeeper_connect + ("/gone" if 1 <= len(opened) <= 2 else ""))
+        return ZookeeperStore(opened[-1], session_timeout_ms=SESSION_MS)
+
+    async def test(company: Company) -> None:
+        member = await company.member(1, open_store=open_store).start()
+        before = member.metadata.incarnation
+        await member.lose_session()
+        await company.until(lambda: member.metadata.incarnation > before)
+        assert len(opened) == 4
+        assert any("has no node" in told for told in member.membership.reports.told)
+        await member.create("after", factor=1)
+
+    run_company(zookeeper_connect, tmp_path, test)
+
+
+def test_a_broker_stops_soon_while_the_store_is_away(
+    own_server: ZookeeperServer, tmp_path: Path
+) -> None:
+    async def test(company: Company) -> None:
+        members = await company.start(2)
+        await members[0].create("t", factor=2)
+        await asyncio.to_thread(own_server.kill)
+        with pytest.raises(TimedOutError):  # by then the session is known to be suspended
+            await members[0].ask(_create("never"), timeout_s=0.3)
+        await asyncio.wait_for(members[0].membership.shut_down_in_order(), 1)
+        await asyncio.wait_for(members[0].stop(), 10)
+
+    run_company(own_server.connect, tmp_path, test)
 
 
 def test_every_session_expires(run: Any) -> None:

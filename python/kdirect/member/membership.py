@@ -202,6 +202,9 @@ class Membership:
         moved is logged."""
         if not self._config["controlled.shutdown.enable"] or self.metadata.incarnation == -1:
             return
+        if self._session is None or not self._session.connected.is_set():
+            log.warning("the metadata store does not answer: this broker stops as it is")
+            return
         await self._asking.shut_down_in_order(
             retries=self._config["controlled.shutdown.max.retries"],
             backoff_s=self._config["controlled.shutdown.retry.backoff.ms"] / 1000,
@@ -336,7 +339,8 @@ class Membership:
         if old is not None:
             self._closing = [task for task in self._closing if not task.done()]
             self._closing.append(asyncio.get_running_loop().create_task(old.close()))
-        self._open_again()
+        if old is None or old.was_connected:
+            self._open_again()  # else the store refuses: the next tick is soon enough
 
     def _open_again(self) -> None:
         try:

@@ -66,6 +66,7 @@ class Session:
     ) -> None:
         self.store = store
         self.connected = asyncio.Event()  # while the store answers
+        self.was_connected = False  # ever
         self.has_ended = False
         self.picture = Picture(store, reports, self._picture_changed)
         self.registration = Registration(store, node_id, past, reports, wait_s=wait_s)
@@ -109,6 +110,7 @@ class Session:
     def _on_event(self, event: Event) -> None:
         match event:
             case SessionState.CONNECTED:
+                self.was_connected = True
                 self.connected.set()
                 self._join()
             case SessionState.SUSPENDED:
