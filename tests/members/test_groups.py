@@ -12,6 +12,7 @@ import pytest
 from confluent_kafka.admin import AdminClient
 
 import kdirect
+from kdirect.broker import state_topic
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.format import protocol as p
 from kdirect.format.group_records import partition_of
@@ -211,6 +212,43 @@ def test_offsets_in_a_deleted_topic_are_forgotten_wherever_its_replicas_were(
             lambda g=group, n=node: committed(three[n - 1], g, gone) == (E.NONE, -1), "forgotten"
         )
         assert committed(three[node - 1], group, kept) == (E.NONE, 5)
+
+
+def test_a_rewritten_log_of_groups_is_the_same_on_all_replicas(
+    brokers: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(state_topic, "REWRITE_RECORDS", 100)
+    ours = brokers(3)
+    assert create(ours[0], "t", partitions=1, factor=3).error_code == 0
+    tp, log = TopicPartition("t", 0), TopicPartition(OFFSETS_TOPIC, 0)
+    node = coordinator_of(ours[0], "g0")
+    until_done(lambda: commit(ours[node - 1], "g0", tp, 1), "it was committed")
+    connection = Raw(ours[node - 1].bootstrap_servers, timeout_s=30)
+    for offset in range(400):
+        answer = connection.call(commit_request(f"g{offset % 5}", tp, offset), 8)
+        assert answer.topics[0].partitions[0].error_code == E.NONE
+    connection.close()
+    copies = [broker.server.logs.partitions[log] for broker in ours]
+    led = copies[node - 1]
+    wait_until(lambda: led.log_end_offset - led.log_start_offset < 200, "it was rewritten")
+    wait_until(
+        lambda: (
+            len({c.log_end_offset for c in copies}) == 1
+            and len({c.log_start_offset for c in copies}) == 1
+        ),
+        "the copies followed",
+    )
+    assert led.log_start_offset > 100
+    assert len({tuple(s.base_offset for s in c.segments) for c in copies}) == 1
+    wait_until(lambda: len({c.high_watermark for c in copies}) == 1, "all may read it")
+    contents = {b"".join(c.read(led.log_start_offset, 1 << 20)) for c in copies}
+    assert len(contents) == 1, "the copies hold the same bytes"
+    ours[node - 1].stop()
+    other = ours[node % 3]
+    wait_until(lambda: coordinator_of(other, "g0") != node, "another one coordinates")
+    new = ours[coordinator_of(other, "g0") - 1]
+    until_done(lambda: committed(new, "g0", tp)[0], "the groups were loaded")
+    assert [committed(new, f"g{i}", tp) for i in range(5)] == [(E.NONE, 395 + i) for i in range(5)]
 
 
 # -- real processes, stock clients -----------------------------------------------------------------
