@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import uuid
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,11 @@ from kdirect.broker.group_partitions import GroupPartitions
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.cluster import paths
+from kdirect.cluster.image import Image, Topic
+from kdirect.cluster.records import TopicAssignment
 from kdirect.errors import (
+    CorruptMetadataError,
     LogError,
     NotEnoughReplicasError,
     NotLeaderError,
@@ -34,6 +39,7 @@ from kdirect.format.protocol import ErrorCode as E
 from kdirect.log.config import LogConfig
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
+from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
 
 LOG = TopicPartition(OFFSETS_TOPIC, 0)
@@ -339,6 +345,34 @@ def test_a_damaged_partition_is_not_coordinated(world) -> None:
     w.settle()
     assert w.state is State.FAILED
     assert w.partitions.refusal("g") == E.COORDINATOR_NOT_AVAILABLE
+
+
+def test_offsets_are_forgotten_in_topics_that_are_deleted_and_in_no_others(world) -> None:
+    """A node that is damaged or not read yet says nothing, and an id that a topic gets later does
+    not make it another one."""
+    w = world
+    active(w, 1)
+    ids = [uuid.UUID(int=i) for i in range(2)]
+
+    def topics(topic_id: uuid.UUID | None) -> dict[str, Topic]:
+        return {"t": Topic(TopicAssignment(topic_id, ((1,),)), ())}
+
+    def seen(before: dict[str, Topic], image: Image, generation: int = 7) -> int | None:
+        w.commit("g", 5)
+        w.settle()
+        old = Metadata("c", 1, image=Image(1, 1, topics=before), generation=6)
+        new = Metadata("c", 1, image=image, generation=generation)
+        w.on_loop(lambda: w.partitions.follow(old, new))
+        w.settle()
+        return w.seen("g")
+
+    damaged = {paths.topic("t"): CorruptMetadataError("what is this")}
+    assert seen(topics(ids[0]), Image(1, 1, damaged=damaged)) == 5
+    assert seen(topics(ids[0]), Image(-1, -1), generation=-1) == 5
+    assert seen(topics(None), Image(1, 1, topics=topics(ids[0]))) == 5
+    assert seen(topics(ids[0]), Image(1, 1, topics=topics(ids[0]))) == 5
+    assert seen(topics(ids[0]), Image(1, 1, topics=topics(ids[1]))) == -1
+    assert seen(topics(ids[0]), Image(1, 1)) == -1
 
 
 def other_coordinator(log: Partition, group: str, offset: int) -> None:

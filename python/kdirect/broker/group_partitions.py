@@ -25,6 +25,8 @@ from kdirect.broker.group_partition import Effect, Event, GroupPartition, State
 from kdirect.broker.offsets import GroupTable, LoadedGroup, OffsetStore
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
+from kdirect.cluster import paths
+from kdirect.cluster.image import Topic
 from kdirect.errors import KdirectError
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
@@ -240,7 +242,16 @@ class GroupPartitions:
             return
         for name, topic in old.items():
             now = new.get(name)
-            if now is not topic and (now is None or now.record.topic_id != topic.record.topic_id):
+            if now is not topic and _is_deleted(name, topic, now, after):
                 task = asyncio.ensure_future(self._store.forget_topic(name))
                 self._forgetting.add(task)
                 task.add_done_callback(self._forgetting.discard)
+
+
+def _is_deleted(name: str, topic: Topic, now: Topic | None, metadata: Metadata) -> bool:
+    """Is a topic gone, or another one of its name there?  One whose node is damaged, or is not read
+    yet, is not gone; one that was written without an id gets one later."""
+    if now is None:
+        return metadata.generation >= 0 and paths.topic(name) not in metadata.image.damaged
+    ids = topic.record.topic_id, now.record.topic_id
+    return None not in ids and ids[0] != ids[1]
