@@ -156,6 +156,46 @@ def test_a_consumer_reads_on_when_leaders_stop_and_die(trio: Trio, transport: st
 
 
 @pytest.mark.timeout(180)
+def test_readers_notice_that_the_leader_hangs(trio: Trio) -> None:
+    """The slots that they look at stay as they are; they belong to a process that is stopped."""
+    cluster = trio.cluster
+    consumer = kdirect.Consumer(
+        {
+            "bootstrap.servers": cluster.bootstrap_servers,
+            "group.id": "g",
+            "enable.auto.commit": False,
+            **FAST,
+        }
+    )
+    got: list[int] = []
+
+    def read_all() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None:
+            got.append(int(message.value()))
+        return len(got) == trio.sent
+
+    with closing(consumer), closing(trio.producer(transport="tcp")) as producer:
+        consumer.assign({TP: 0})
+        trio.produce(producer, 10)
+        assert producer.flush(60) == 0
+        wait_until(read_all, "everything was read")
+        assert trio.session.latest_offsets([TP]) == {TP: 10}
+        leader = trio.leader()
+        cluster.pause(leader)
+        try:
+            wait_until(lambda: trio.leader() not in (leader, -1), "another leader", 60)
+            with closing(trio.producer()) as another:
+                trio.produce(another, 10)
+                assert another.flush(60) == 0
+            wait_until(read_all, "what the next leader has was read", 60)
+            wait_until(lambda: trio.session.latest_offsets([TP]) == {TP: 20}, "its end", 60)
+        finally:
+            cluster.resume(leader)
+    trio.check()
+
+
+@pytest.mark.timeout(180)
 def test_the_end_of_a_log_never_goes_back(trio: Trio) -> None:
     """As Spark's latestOffset sees it, by slots."""
     ends: list[int] = []
