@@ -37,7 +37,7 @@ class Broker:
         there = BrokerRegistration(endpoints, {"PLAINTEXT": "PLAINTEXT"})
         metadata = Metadata("cluster", 1, brokers={2: LiveNode(2, there, 5, 5)})
         self.peers = Peers(lambda: metadata, "PLAINTEXT", SYSTEM)
-        self.peers.on_lost = self.told.put_nowait
+        self.peers.listen_for_losses(self.told.put_nowait)
         return self.peers
 
     def hang_up(self) -> None:

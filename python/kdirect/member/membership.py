@@ -287,6 +287,7 @@ class Membership:
             where = str(self._log_dirs[0])
             check_cluster(cluster_id, self._own_cluster_id, where)
         self._own_cluster_id = cluster_id
+        self.may_come_from_elsewhere = False  # from here on it is this cluster's
         self._publish(cluster_id=cluster_id)
 
     def _registration(self) -> BrokerRegistration:

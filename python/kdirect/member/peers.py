@@ -10,8 +10,9 @@ of its requests, so what waits does not hold up what does not.
   `TimedOutError`, or `ProtocolError`.
 - A request that timed out ends its connection, for whatever follows it would wait, too.
 - **A lost broker.**  A connection that breaks is made again at once.  If the other side refuses
-  that, `on_lost` tells: a process that died refuses, whereas one that has closed an idle connection
-  does not.  One that keeps silent is not lost by this rule; the session timeout is for those.
+  that, whoever listens for losses is told: a process that died refuses, whereas one that has closed
+  an idle connection does not.  One that keeps silent is not lost by this rule; the session timeout
+  is for those.
 - Versions are not negotiated: all brokers of a cluster speak the highest versions of this build,
   or what the caller asks for.
 """
@@ -57,9 +58,7 @@ _LANES = {
 class Peers:
     """See the module.  `metadata_of`: the newest metadata, or None before there is any; it says
     where brokers are.  `listener`: name of the listener that brokers use among themselves.
-
-    `on_lost(node_id)`: a broker does not take connections any more; called on the event loop, as
-    are those that `listen_for_losses` adds."""
+    """
 
     def __init__(
         self,
@@ -76,12 +75,12 @@ class Peers:
         self._links: dict[tuple[int, Lane], _Link] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         self._closed = False
-        self.on_lost: Callable[[int], None] = lambda node_id: None
-        self._on_lost_too: list[Callable[[int], None]] = []
+        self._told_of_losses: list[Callable[[int], None]] = []
 
     def listen_for_losses(self, call: Callable[[int], None]) -> None:
-        """As `on_lost`, for one more."""
-        self._on_lost_too.append(call)
+        """Call `call(node_id)` on the event loop when a broker's process takes no connections any
+        more."""
+        self._told_of_losses.append(call)
 
     async def call(
         self, node_id: int, message: Any, *, timeout_s: float, version: int | None = None
@@ -103,7 +102,7 @@ class Peers:
             raise error from e
 
     async def reach(self, node_id: int) -> None:
-        """Connect to a broker, and so hear of its end (`on_lost`) although nothing is asked of it.
+        """Connect to a broker, and so hear of its end although nothing is asked of it.
         Does nothing where there is a connection; errors as those of `call`."""
         await self._link(node_id, Lane.CONTROL, CONNECT_S)
 
@@ -172,7 +171,7 @@ class Peers:
             log.info("the connection to broker %d was lost: %s", lost.node_id, e.message)
             refused = isinstance(e.__cause__, ConnectionRefusedError | ConnectionResetError)
             if refused and not self._closed:
-                for call in (self.on_lost, *self._on_lost_too):
+                for call in self._told_of_losses:
                     call(lost.node_id)
         except ClosedError:
             pass
