@@ -116,7 +116,7 @@ def test_topics_are_created_checked_grown_and_deleted_through_any_broker(brokers
 
 
 def test_missing_topics_are_created_for_whoever_asks_for_metadata(brokers: Any) -> None:
-    ours = brokers(2, default_replication_factor=2)
+    ours = brokers(2, default_replication_factor=2, auto_create_topics_enable=True)
     names = [{"topic_id": None, "name": name} for name in ("auto", "a b")]
     request = build(p.MetadataRequest, topics=names, allow_auto_topic_creation=True)
     rows = {t.name: t for t in ask(ours[1], request, 12).topics}
