@@ -16,6 +16,7 @@ from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
+from tests.broker.conftest import call_on_loop
 from tests.members.conftest import TEST_PROPERTIES, wait_for_members
 from tests.members.wire import RECORD, ask, create, fetch, metadata, partition_row, produce
 from tests.support import wait_until
@@ -208,6 +209,8 @@ def test_a_lone_broker_joins_a_cluster_that_is_there(brokers: Any, tmp_path: Pat
     with kdirect.Broker(tmp_path / "lone", node_id=2) as alone:
         create(alone, "mine", partitions=1, factor=1)
         assert code(produce(alone, mine)[0]) is E.NONE
+        # As in a log that was copied from another cluster.
+        call_on_loop(alone, lambda: alone.server.logs.partitions[mine].set_leader_epoch(5))
     (there,) = brokers(1)
     zookeeper = there.server.config["zookeeper.connect"]
     properties = {"zookeeper.connect": zookeeper, **TEST_PROPERTIES}
@@ -219,6 +222,8 @@ def test_a_lone_broker_joins_a_cluster_that_is_there(brokers: Any, tmp_path: Pat
         wait_for_members([there, joined])
         assert joined.server.logs.cluster_id == there.server.logs.cluster_id
         assert list(partition_row(there, mine).replica_nodes) == [2]
+        assert partition_row(there, mine).leader_epoch >= 5
+        wait_until(lambda: code(produce(joined, mine)[0]) is E.NONE, "it is led")
         wait_until(lambda: fetch(joined, mine).records, "its records are there")
 
 

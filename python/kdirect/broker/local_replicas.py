@@ -36,7 +36,7 @@ from kdirect.broker.member_topics import ASK_S, refusal, usable_configs
 from kdirect.broker.picture import Picture
 from kdirect.broker.topics import Registry, Topic
 from kdirect.cluster import paths
-from kdirect.cluster.codes import Code
+from kdirect.cluster.codes import Code, Outcome
 from kdirect.cluster.image import Topic as StoredTopic
 from kdirect.cluster.requests import CreateTopic
 from kdirect.errors import ConfigError, KdirectError, TimedOutError
@@ -48,6 +48,7 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker")
 
+AGAIN_S = 0.1  # until a controller that does not know this broker yet is asked again
 RETRY_S = 5.0  # after a replica could not be made: its disk is full, say
 JOINED_SUFFIX = ".joined"
 
@@ -210,6 +211,17 @@ class LocalReplicas:
             await self._bring(topic)
         await self._admin(_rename, file)
 
+    async def _ask(self, wanted: CreateTopic) -> Outcome:
+        """What becomes of a question that names this broker; the controller may not have heard yet
+        that it lives."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + ASK_S
+        while True:
+            outcome = (await self._picture.ask(wanted, ASK_S)).outcome
+            if outcome.code is not Code.INVALID_REPLICA_ASSIGNMENT or loop.time() >= deadline:
+                return outcome
+            await asyncio.sleep(AGAIN_S)
+
     async def _bring(self, topic: Topic) -> None:
         there = self._picture.metadata.topic(topic.name)
         if there is None:
@@ -226,7 +238,7 @@ class LocalReplicas:
                 config=topic.configs,
                 first_epoch=max(epochs, default=0),
             )
-            outcome = (await self._picture.ask(wanted, ASK_S)).outcome
+            outcome = await self._ask(wanted)
             if outcome.code not in (Code.NONE, Code.TOPIC_ALREADY_EXISTS):
                 raise refusal(outcome)
             if not await self._picture.until(lambda m: m.topic(topic.name) is not None, ASK_S):
