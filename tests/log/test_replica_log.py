@@ -1,5 +1,5 @@
-"""A log as one of several copies: it is led or follows, begins segments where its leader does, starts
-over, and shows no more than was confirmed."""
+"""A log as one of several copies: it is led or follows, begins segments where its leader does,
+starts over, and shows no more than was confirmed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_a_copy_deletes_what_the_leader_has_deleted(pair: list[Partition]) -> No
 
 @pytest.mark.parametrize("offset", [0, 7, 40, 41, 1000])
 def test_a_log_starts_over_anywhere(pair: list[Partition], offset: int) -> None:
-    leader, follower = pair
+    leader, _follower = pair
     leader.begin_epoch(1, replicated=True)
     fill(leader, 41)
     leader.follow_leader()

@@ -307,7 +307,7 @@ class Reader:
         self._leave()
 
     def _leave(self) -> None:
-        """The place is of no use any more."""
+        """The place is closed."""
         self._account()
         place, self._place = self._place, None
         self._before = {}
