@@ -156,6 +156,52 @@ def test_a_consumer_reads_on_when_leaders_stop_and_die(trio: Trio, transport: st
 
 
 @pytest.mark.timeout(180)
+def test_a_group_goes_on_when_each_broker_dies_in_turn(trio: Trio) -> None:
+    """Its coordinator among them; what it has committed is not read again."""
+    cluster = trio.cluster
+
+    def member() -> kdirect.Consumer:
+        return kdirect.Consumer(
+            {
+                "bootstrap.servers": cluster.bootstrap_servers,
+                "group.id": "g",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                **FAST,
+            }
+        )
+
+    got: list[int] = []
+
+    def read_all() -> bool:
+        message = consumer.poll(0.2)
+        if message is not None:
+            assert message.error() is None
+            got.append(int(message.value()))
+        return len(set(got)) == trio.sent
+
+    consumer = member()
+    with closing(trio.producer()) as producer:
+        consumer.subscribe([TP.topic])
+        for node_id in cluster.node_ids:
+            trio.produce(producer, 50)
+            wait_until(read_all, "everything was read", 60)
+            consumer.commit(asynchronous=False)
+            cluster.kill(node_id)
+            trio.produce(producer, 50)
+            assert producer.flush(60) == 0
+            wait_until(read_all, "everything was read after a broker's end", 60)
+            consumer.commit(asynchronous=False)
+            cluster.start(node_id)
+            wait_until(lambda: len(trio.in_sync()) == 3, "the replica came back", 60)
+    consumer.close()
+    assert got == list(range(trio.sent))
+    with closing(member()) as another:
+        assert another.committed([TP])[TP] == trio.sent
+    trio.check()
+
+
+@pytest.mark.timeout(180)
 def test_readers_notice_that_the_leader_hangs(trio: Trio) -> None:
     """The slots that they look at stay as they are; they belong to a process that is stopped."""
     cluster = trio.cluster

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kdirect.client.group import Membership
 from kdirect.client.reading import Reading
-from kdirect.errors import BrokerError, ConfigError, KdirectError
+from kdirect.errors import BrokerError, BrokerUnavailableError, ConfigError, KdirectError
 from kdirect.model import TopicPartition
 from kdirect.wire.connection import Pending
 
@@ -31,7 +31,7 @@ class Commits:
         self._membership = membership
         self._reading = reading
         self._auto_store = auto_store
-        self._sent: deque[tuple[Pending | BrokerError, dict[TopicPartition, int]]] = deque()
+        self._sent: deque[tuple[Pending | KdirectError, dict[TopicPartition, int]]] = deque()
         self._committed: dict[TopicPartition, int | None] = {}
         self._stored: dict[TopicPartition, int] = {}
 
@@ -62,10 +62,10 @@ class Commits:
 
     def send(self, offsets: dict[TopicPartition, int]) -> None:
         """Commit without waiting: `settle` takes the answer."""
-        sent: Pending | BrokerError
+        sent: Pending | KdirectError
         try:
             sent = self._membership.send_commit(offsets)
-        except BrokerError as e:
+        except (BrokerError, BrokerUnavailableError) as e:
             sent = e  # reported as if the coordinator had said it
         self._sent.append((sent, offsets))
 
@@ -79,12 +79,12 @@ class Commits:
         `on_commit`; without one, failures are logged."""
         while self._sent:
             sent, offsets = self._sent[0]
-            if not (wait or isinstance(sent, BrokerError) or sent.done):
+            if not (wait or isinstance(sent, KdirectError) or sent.done):
                 return
             self._sent.popleft()
             error: KdirectError | None = None
             try:
-                if isinstance(sent, BrokerError):
+                if isinstance(sent, KdirectError):
                     raise sent
                 self._membership.check_commit(sent.result())
                 self._committed.update({tp: o for tp, o in offsets.items() if tp in self._reading})

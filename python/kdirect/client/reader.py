@@ -307,7 +307,7 @@ class Reader:
         self._leave()
 
     def _leave(self) -> None:
-        """The place is closed."""
+        """Give the place up."""
         self._account()
         place, self._place = self._place, None
         self._before = {}
