@@ -547,7 +547,7 @@ def test_a_topic_is_deleted_though_there_can_be_no_checkpoint(tmp_path, caplog) 
         in_the_way = tmp_path / f"{checkpoint.RECOVERY_POINTS}.tmp"
         in_the_way.mkdir()
         assert m.delete_topic("t") == 1 and not m.partitions and not (tmp_path / "t-0").exists()
-        assert "no checkpoint after the deletion of topic t" in caplog.text
+        assert "no checkpoint after the deletion of t-0" in caplog.text
         in_the_way.rmdir()
         m.create_partition(TP)
 
