@@ -36,6 +36,7 @@ REPLICAS = 3
 LATENCY_BARS = {FIRST: (7.0, 3.0), STOCK_PUSH: (1.3, None)}  # of p50 and p99
 BANDWIDTH_BARS = {FIRST: 14.0}
 THREE_OF_ONE, STOPPED_LIMIT = 0.25, 1.1
+LEAST_RECORDS = 200
 MOST_BYTES = 256 << 20  # of a turn: there are three logs of it
 WARM_S = {"kafka": 15.0, "kdirect": 2.0}
 
@@ -122,8 +123,8 @@ def replicate_bandwidth(seconds: float, quick: bool) -> Figures:
 def _bandwidth(
     cluster: Cluster, path: Path, tools: PerfTools, size: int, replicas: int, turn_s: float
 ) -> float:
-    """Bytes a second of a turn, after one that is not counted and tells how many records a turn
-    has."""
+    """Bytes a second of a turn of about `turn_s`.  Shorter ones before it, which are not counted,
+    tell how many records that is; the start of the producer, a part of each, spoils them."""
     run = _own_flood if path.own else _stock_flood
 
     def turn(records: int) -> float:
@@ -133,13 +134,12 @@ def _bandwidth(
                 raise RuntimeError(f"{there} records are there, not the {records} acknowledged")
         return rate
 
-    rate = turn(200)
-    rate = turn(_records(rate, turn_s / 4, size))
-    return turn(_records(rate, turn_s, size)) * size
-
-
-def _records(rate: float, seconds: float, size: int) -> int:
-    return max(200, int(min(rate * seconds, MOST_BYTES / size)))
+    records, most = LEAST_RECORDS, MOST_BYTES // size
+    rate = turn(records)
+    while records / rate < 0.8 * turn_s and records < most:
+        records = min(most, int(records * min(10, max(2, turn_s * rate / records))))
+        rate = turn(records)
+    return rate * size
 
 
 def _stock_flood(cluster: Cluster, topic: str, tools: PerfTools, records: int, size: int) -> float:
@@ -164,6 +164,7 @@ def _own_flood(cluster: Cluster, topic: str, tools: PerfTools, records: int, siz
 
 def _rate_figure(row: str, found: Found, path: Path, key: Any, **told: Any) -> dict[str, Any]:
     told = _told(found, path, acks="all", batching="none", **told)
+    told["how"] = "the start of the producer is a part of each turn, on both sides"
     return rate_figure(
         path.row(row), "B/s", "publishRate", found.of(path, key), found,
         per_record=told["record_bytes"], **told,
