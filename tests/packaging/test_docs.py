@@ -37,7 +37,7 @@ def test_commands_are_found() -> None:
 def test_commands_have_the_options_that_the_pages_give_them(page: str, line: str) -> None:
     words = shlex.split(line.split(" | ")[0])[1:]
     program = [str(Path(sys.executable).parent / "kdirect"), words[0]]
-    if words[0] == "topic":
+    if words[0] in ("topic", "cluster", "partition"):
         program.append(words[1])
     shown = subprocess.run([*program, "--help"], capture_output=True, text=True, check=True).stdout
     lost = [w for w in words if w.startswith("--") and w not in re.findall(r"--[\w-]+", shown)]
