@@ -3,6 +3,8 @@ joining, through any broker."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +175,17 @@ def test_producer_ids_are_given_once(brokers: Any) -> None:
     request = build(p.InitProducerIdRequest, transactional_id=None, transaction_timeout_ms=1)
     given = [ask(broker, request, 4).producer_id for broker in ours for _ in range(3)]
     assert len(set(given)) == 6 and min(given) >= 0
+
+
+def test_a_lone_broker_loads_nothing_of_a_cluster() -> None:
+    program = """
+import sys, kdirect
+with kdirect.Broker():
+    rooms = ("kazoo", "kdirect.member", "kdirect.store", "kdirect.cluster.image")
+    print([name for name in sys.modules if name.startswith(rooms)])
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.stdout.strip(), done.returncode) == ("[]", 0), done.stderr
 
 
 def test_a_lone_broker_brings_its_topics_along(zookeeper_connect: str, tmp_path: Path) -> None:

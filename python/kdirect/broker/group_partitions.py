@@ -17,7 +17,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterable
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kdirect.broker import group_partition
 from kdirect.broker.files import OnThread
@@ -26,12 +26,14 @@ from kdirect.broker.offsets import GroupTable, LoadedGroup, OffsetStore
 from kdirect.broker.state_replication import StateReplication
 from kdirect.broker.topics import OFFSETS_TOPIC
 from kdirect.cluster import paths
-from kdirect.cluster.image import Topic
 from kdirect.errors import KdirectError
 from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
-from kdirect.member.metadata import Metadata
 from kdirect.model import TopicPartition
+
+if TYPE_CHECKING:  # a broker that is alone loads nothing of a cluster
+    from kdirect.cluster.image import Topic
+    from kdirect.member.metadata import Metadata
 
 log = logging.getLogger("kdirect.broker.groups")
 

@@ -10,7 +10,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.config import BrokerConfig
@@ -20,11 +20,13 @@ from kdirect.broker.listeners import Listeners
 from kdirect.broker.offsets import OffsetStore
 from kdirect.broker.topics import Registry
 from kdirect.broker.waiters import Waiters
-from kdirect.cluster.requests import Answer, Request
 from kdirect.log.manager import LogManager
 from kdirect.log.partition import Partition
 from kdirect.model import TopicPartition
 from kdirect.wire.environment import Environment
+
+if TYPE_CHECKING:  # a broker that is alone loads nothing of a cluster
+    from kdirect.cluster.requests import Answer, Request
 
 
 class Appender(Protocol):
