@@ -104,6 +104,7 @@ class World:
 
     def __init__(self, path: Path) -> None:
         self.loop = asyncio.new_event_loop()
+        asyncio.set_event_loop(self.loop)  # for tasks that are made while it does not run
         self.logs = LogManager([path], LogConfig(segment_bytes=1 << 16)).open()
         self.log = self.logs.create_partition(LOG)
         other_coordinator(self.log, "first", 1)  # so that the head is there
