@@ -27,6 +27,7 @@ from kdirect.errors import (
 from kdirect.format import protocol
 from kdirect.model import TopicPartition
 from kdirect.wire.cluster import Backoff, Cluster, parse_servers
+from kdirect.wire.metadata import PartitionMetadata, TopicMetadata
 
 METADATA = 3
 
@@ -398,3 +399,20 @@ def test_leaders_on_three_brokers(three_brokers):
         } == dict.fromkeys(tps, 2)
         admin.commit_offsets("g", {tps[2]: 1})
         assert admin.committed_offsets("g", tps[2:4]) == {tps[2]: 1, tps[3]: None}
+
+
+def told(epochs, topic_id="a"):
+    """What a broker tells of a topic: the leader of each partition has the number of its epoch."""
+    partitions = [PartitionMetadata(i, e, e, (1, 2), (1, 2)) for i, e in enumerate(epochs)]
+    return TopicMetadata("t", topic_id, False, tuple(partitions))
+
+
+def test_a_leader_of_an_older_epoch_is_not_believed():
+    """The broker that names it has not heard of the newer one."""
+    before = told([3, 5])
+    assert told([4, 4]).newest(before) == told([4, 5])
+    assert told([4, 4, 0]).newest(before) == told([4, 5, 0])
+    assert told([2, 2]).newest(None) == told([2, 2])
+    assert told([2, 2], "b").newest(before) == told([2, 2], "b"), "another topic of its name"
+    assert told([2, 2], None).newest(told([3, 5], None)) == told([2, 2], None)
+    assert told([-1, 6]).newest(before) == told([-1, 6]), "the broker knows no epochs"

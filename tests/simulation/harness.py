@@ -110,7 +110,9 @@ class SimSession:
         """There is nothing to forget."""
 
     def refresh(self, topics: list[str], timeout_ms: float | None = None) -> dict[str, Any]:
-        return {name: types.SimpleNamespace(topic_id=None) for name in topics}
+        known = {tp.topic for tp in self._simulation.logs.partitions}
+        found = types.SimpleNamespace(topic_id=None, partition=lambda number: None)
+        return {name: found for name in topics if name in known}
 
     has_several_brokers = False
 

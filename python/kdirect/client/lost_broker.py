@@ -28,6 +28,7 @@ from kdirect.errors import (
     TimedOutError,
     UnknownTopicError,
 )
+from kdirect.format.protocol import ErrorCode
 from kdirect.model import TopicPartition
 from kdirect.wire.attempt import Attempt
 from kdirect.wire.backoff import Backoff
@@ -45,9 +46,37 @@ NEWS_MS = 500  # for an answer where a leader is
 T = TypeVar("T")
 
 
+_MOVED = (
+    ErrorCode.LEADER_NOT_AVAILABLE,
+    ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ErrorCode.REPLICA_NOT_AVAILABLE,
+    ErrorCode.NOT_ENOUGH_REPLICAS,
+    ErrorCode.FENCED_LEADER_EPOCH,
+    ErrorCode.UNKNOWN_LEADER_EPOCH,
+    ErrorCode.OFFSET_NOT_AVAILABLE,
+)
+
+
 def has_moved(error: BaseException) -> bool:
     """Does this pass once the partition's leader was looked for again, or has become ready?"""
-    return isinstance(error, NotLeaderError) or (isinstance(error, BrokerError) and error.retriable)
+    return isinstance(error, NotLeaderError) or (
+        isinstance(error, BrokerError) and error.code in _MOVED
+    )
+
+
+def as_moved(cluster: Cluster, tp: TopicPartition, error: KdirectError) -> KdirectError:
+    """What the leader of `tp` refused: where this `has_moved`, the leader is asked for before it is
+    needed next.  That is so, too, of a partition which its leader does not know though others do:
+    it was made a moment ago."""
+    if has_moved(error):
+        cluster.forget(tp.topic)
+    elif isinstance(error, UnknownTopicError):
+        try:
+            look_again(cluster, tp, None)
+        except UnknownTopicError:
+            return error
+        return NotLeaderError(error.message, hint=error.hint)
+    return error
 
 
 def ask_leader(cluster: Cluster, *tps: TopicPartition) -> None:
@@ -63,6 +92,10 @@ def look_again(cluster: Cluster, tp: TopicPartition, topic_id: str | None) -> No
     cluster.forget(tp.topic)
     try:
         now = cluster.refresh([tp.topic], timeout_ms=NEWS_MS).get(tp.topic)
+        if now is not None:
+            now.partition(tp.partition)
+    except UnknownTopicError:
+        raise
     except KdirectError as e:
         log.debug("%s: its leader is not known yet: %s", tp, e)
         return

@@ -38,7 +38,7 @@ from kdirect.client.direct_append import (
 )
 from kdirect.client.direct_write import NO_ROOM_BUFFER, NO_ROOM_FILE, SENT, SENT_AND_ASK
 from kdirect.client.identities import Identities
-from kdirect.client.lost_broker import has_moved
+from kdirect.client.lost_broker import as_moved
 from kdirect.client.partition_writer import (
     Close,
     Closing,
@@ -568,9 +568,9 @@ class ProduceDriver:
             )
             return Opened(Way.TCP, denied=over_rdma)
         except KdirectError as e:
-            if has_moved(e):
-                self.session.cluster.forget(p.tp.topic)
-            return OpenFailed(e, self.session.closed)
+            closed = self.session.closed
+            error = e if closed else as_moved(self.session.cluster, p.tp, e)
+            return OpenFailed(error, closed)
 
     def _open_direct(self, p: WrittenPartition, timeout_ms: float | None) -> DirectAppender | None:
         """Access to `p`, or None when TCP has to do for now: it is refused, or the way is lost (for

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from kdirect.client.cursor import Cursor, DirectCursor
-from kdirect.client.lost_broker import has_moved, look_again
+from kdirect.client.lost_broker import as_moved, has_moved, look_again
 from kdirect.client.read_paths import ReadConnections, ReadPaths
 from kdirect.client.tcp_fetch import SinglePartition
 from kdirect.errors import (
@@ -286,8 +286,10 @@ class Reader:
             paths = ReadPaths(session, settings, lambda: SinglePartition(session.cluster, settings))
             try:
                 entered = paths.enter({self.tp: offset})
-                for error in [*entered.lost.values(), *entered.refused.values()]:
+                for error in entered.lost.values():
                     raise error
+                for error in entered.refused.values():
+                    raise as_moved(session.cluster, self.tp, error)
             except BaseException:
                 paths.close()
                 raise

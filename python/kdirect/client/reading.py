@@ -39,6 +39,7 @@ from kdirect.client.lost_broker import (
     CONNECT_MS_BESIDES,
     LOST,
     LostPartitions,
+    as_moved,
     has_moved,
     look_again,
 )
@@ -329,7 +330,6 @@ class Reading:
 
     def _look_elsewhere(self, tp: TopicPartition, error: KdirectError) -> None:
         """Another broker leads `tp`, or its leader is not ready: enter it again, in a moment."""
-        self._session.cluster.forget(tp.topic)
         self._lose([tp], error, MOVED_AGAIN_S)
 
     def _lose_each(self, lost: Mapping[TopicPartition, KdirectError]) -> None:
@@ -398,6 +398,7 @@ class Reading:
             self._lose_each(lost)
             for tp, error in refused.items():
                 self._stale.discard(tp)
+                error = as_moved(self._session.cluster, tp, error)
                 if has_moved(error):
                     self._look_elsewhere(tp, error)
                 else:

@@ -17,7 +17,7 @@ from typing import Any
 
 from kdirect.client.admin import Admin
 from kdirect.client.direct import DirectFetcher
-from kdirect.client.lost_broker import concerning, has_moved, look_again
+from kdirect.client.lost_broker import as_moved, concerning, has_moved, look_again
 from kdirect.client.read_paths import DirectPaths, ReadConnections
 from kdirect.errors import (
     AccessDeniedError,
@@ -153,8 +153,8 @@ class Watermarks:
         entered = self._direct.enter(dict.fromkeys(tps, LATEST_OFFSET))
         for error in entered.lost.values():
             raise concerning([tp for tp, e in entered.lost.items() if e is error], error) from error
-        for error in entered.refused.values():
-            raise error
+        for tp, error in entered.refused.items():
+            raise as_moved(self._connections.cluster, tp, error)
         for topic in {tp.topic for tp in tps}:
             topic_id = self._connections.cluster.topic_id(topic)
             if topic_id is not None:
