@@ -127,6 +127,7 @@ def test_a_consumer_reads_on_when_leaders_stop_and_die(trio: Trio, transport: st
             "transport": transport,
             "group.id": "g",
             "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
             **FAST,
         }
     )
