@@ -5,8 +5,10 @@ is told from the end of a connection.
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import pytest
 
@@ -23,7 +25,8 @@ WAIT_S = 10.0
 class Broker:
     """Answers AskController by its kind: with the body reversed, with rubbish, or not at all."""
 
-    def __init__(self) -> None:
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        self._host = host  # as it is registered
         self.connections = 0
         self.connected: asyncio.Queue[int] = asyncio.Queue()
         self.asked = asyncio.Event()
@@ -33,7 +36,7 @@ class Broker:
     async def start(self) -> Peers:
         self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
         port = self._server.sockets[0].getsockname()[1]
-        endpoints = (Endpoint("PLAINTEXT", "127.0.0.1", port),)
+        endpoints = (Endpoint("PLAINTEXT", self._host, port),)
         there = BrokerRegistration(endpoints, {"PLAINTEXT": "PLAINTEXT"})
         metadata = Metadata("cluster", 1, brokers={2: LiveNode(2, there, 5, 5)})
         self.peers = Peers(lambda: metadata, "PLAINTEXT", SYSTEM)
@@ -80,9 +83,9 @@ async def ask(peers: Peers, kind: str, body: bytes, node_id: int = 2, **limits: 
     return bytes(response.body)
 
 
-def run(test: Callable[[Broker, Peers], Awaitable[None]]) -> None:
+def run(test: Callable[[Broker, Peers], Awaitable[None]], host: str = "127.0.0.1") -> None:
     async def body() -> None:
-        broker = Broker()
+        broker = Broker(host)
         peers = await broker.start()
         try:
             await test(broker, peers)
@@ -145,6 +148,36 @@ def test_a_process_that_dies_is_told() -> None:
             await ask(peers, "turn", b"")
 
     run(test)
+
+
+def test_a_process_that_dies_is_told_where_its_host_has_several_addresses() -> None:
+    async def two(host: str, port: int, **wanted: Any) -> list[Any]:
+        assert host == "broker-2"
+        kind = (socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "")
+        return [(*kind, (address, port)) for address in ("127.0.0.2", "127.0.0.1")]
+
+    async def test(broker: Broker, peers: Peers) -> None:
+        asyncio.get_running_loop().getaddrinfo = two  # type: ignore[assignment,method-assign]
+        assert await ask(peers, "turn", b"ab") == b"ba"
+        broker.die()
+        assert await asyncio.wait_for(broker.told.get(), WAIT_S) == 2
+        with pytest.raises(BrokerUnavailableError, match="connection refused"):
+            await ask(peers, "turn", b"")
+
+    run(test, host="broker-2")
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 300, "a\0b"])
+def test_a_name_that_no_host_has(host: str) -> None:
+    """Somebody has edited the node of a broker."""
+
+    async def test(broker: Broker, peers: Peers) -> None:
+        for _ in range(2):
+            with pytest.raises(BrokerUnavailableError, match="does not take connections"):
+                await ask(peers, "turn", b"")
+        assert broker.told.empty()
+
+    run(test, host=host)
 
 
 @pytest.mark.parametrize(

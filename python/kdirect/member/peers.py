@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import ipaddress
 import logging
 import socket
 import struct
@@ -39,6 +40,37 @@ log = logging.getLogger("kdirect.member")
 CONNECT_S = 3.0  # for one attempt to connect
 MOST_RESPONSE_BYTES = 256 << 20
 _SIZE = struct.Struct(">i")
+
+
+async def connect(
+    make: Callable[[], asyncio.BaseProtocol], host: str, port: int
+) -> asyncio.BaseTransport:
+    """A connection to the first address of a host that takes one.  OSError: none does, or there is
+    no such host; ConnectionRefusedError only where every address refuses.
+
+    (Where a name has several addresses, asyncio says with one OSError that all have failed, and a
+    process that has died could not be told from a network that is down.)"""
+    errors: list[OSError] = []
+    for address in await _addresses(host, port):
+        try:
+            made, _ = await asyncio.get_running_loop().create_connection(make, address, port)
+            return made
+        except OSError as e:
+            errors.append(e)
+    raise next((e for e in errors if not isinstance(e, ConnectionRefusedError)), errors[0])
+
+
+async def _addresses(host: str, port: int) -> list[str]:
+    """Of a host, at least one.  OSError: there is no such host, or this cannot be one's name."""
+    try:
+        return [str(ipaddress.ip_address(host))]
+    except ValueError:
+        pass  # a name
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except ValueError as e:  # UnicodeError, too
+        raise OSError(f"{host[:80]!r} is no name of a host: {e}") from e
+    return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
 class Lane(enum.Enum):
@@ -213,10 +245,8 @@ class _Link(asyncio.Protocol):
 
     async def connect(self, timeout_s: float) -> None:
         """Connect, or set `error`."""
-        loop = asyncio.get_running_loop()
         try:
-            made = loop.create_connection(lambda: self, self.host, self.port)
-            await asyncio.wait_for(made, timeout_s)
+            await asyncio.wait_for(connect(lambda: self, self.host, self.port), timeout_s)
         except (OSError, asyncio.TimeoutError) as e:
             error = BrokerUnavailableError(
                 f"broker {self.node_id} does not take connections at {self.peer}: {reason_of(e)}",

@@ -27,6 +27,7 @@ from kdirect.errors import (
 )
 from kdirect.member.identity import Past
 from kdirect.member.loop_store import LoopStore
+from kdirect.member.peers import connect
 from kdirect.member.reports import Reports
 from kdirect.store.contract import (
     Committed,
@@ -215,10 +216,10 @@ def _refused(what: str, conflict: Conflict) -> KdirectError:
 async def _dial(host: str, port: int) -> OSError | None:
     """None if somebody takes connections there; else why not."""
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, port), DIAL_S)
+        made = await asyncio.wait_for(connect(asyncio.Protocol, host, port), DIAL_S)
     except asyncio.TimeoutError:
         return TimeoutError(f"{host}:{port} keeps silent")
     except OSError as e:
         return e
-    writer.transport.abort()
+    made.close()
     return None

@@ -56,6 +56,8 @@ def address_text(host: str, port: int) -> str:
 
 
 def reason_of(cause: BaseException) -> str:
+    if isinstance(cause, socket.gaierror):
+        return f"its name cannot be resolved: {cause.strerror}"  # its errno is no errno
     if isinstance(cause, OSError) and cause.errno:
         return os.strerror(cause.errno).lower() if cause.errno != errno.EPIPE else "broken pipe"
     return str(cause) or type(cause).__name__
