@@ -119,14 +119,18 @@ class ControllerHost:
         self._tell_brokers()
 
     def died(self, node_id: int) -> None:
-        """The process of a registered broker does not take connections any more."""
+        """The process of a registered broker does not take connections any more.  Each time that
+        this is seen the candidate hears of it: that the broker is controller it may have learned
+        since the last time."""
         there = self._registered.get(node_id)
-        if there is not None and node_id != self._node_id and node_id not in self.dead:
+        if there is None or node_id == self._node_id:
+            return
+        if node_id not in self.dead:
             self.dead[node_id] = there.incarnation
             if self.leads:
                 log.warning("broker %d refuses connections: it counts as gone", node_id)
             self._tell_brokers()
-            self._run(candidate_rules.ControllerDied(node_id))
+        self._run(candidate_rules.ControllerDied(node_id))
 
     def revived(self, node_id: int) -> None:
         """A broker that counted as gone takes connections."""
