@@ -21,7 +21,9 @@ from kdirect.cluster.requests import (
     GrowTopic,
     ShutDown,
 )
-from tests.members.company import Company, run_company, state_of
+from kdirect.store.contract import Create
+from kdirect.store.zookeeper import ZookeeperStore
+from tests.members.company import SESSION_MS, Company, run_company, state_of
 
 
 @pytest.fixture
@@ -41,6 +43,35 @@ def test_brokers_find_one_another_and_elect_one_controller(run: Any, nodes: Any)
             assert node[1].czxid == m.metadata.incarnation
             assert m.metadata.endpoint(2, "PLAINTEXT") == members[1].endpoints[0][1:]
             assert m.metadata.endpoint(2, "ELSEWHERE") is None
+
+    run(test)
+
+
+def test_what_a_broker_reads_is_no_older_than_its_registration(run: Any) -> None:
+    """A server that lags shows an older tree, without topics of which this broker has replicas;
+    after a write of its own session it shows what was there before."""
+    asked: list[Any] = []
+
+    class Recorder(ZookeeperStore):
+        def read(self, wanted: Any, done: Any, *, watch: bool = False) -> None:
+            asked.extend(wanted if len(wanted) == 1 else ())
+            super().read(wanted, done, watch=watch)
+
+        def commit(self, operations: Any, done: Any) -> None:
+            asked.extend(operations)
+            super().commit(operations, done)
+
+    async def test(company: Company) -> None:
+        await company.start(1)
+        await company.controller().create("t", factor=1)
+        asked.clear()
+        second = company.member(
+            2, open_store=lambda: Recorder(company.connect, session_timeout_ms=SESSION_MS)
+        )
+        await second.start()
+        assert second.metadata.topic("t") is not None
+        registered = [o for o in asked if isinstance(o, Create) and o.path == paths.broker(2)]
+        assert asked.index(registered[0]) < asked.index(paths.CHANGES)
 
     run(test)
 

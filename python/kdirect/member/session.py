@@ -1,8 +1,8 @@
 """One session of a broker with the metadata store, from its first connection to its end.
 
 At each connection, the first and those after a suspension, the same happens in the same order: the
-nodes that must be there are made sure of, the cluster's id is compared, the picture is brought up
-to date (watches were lost), the broker is registered or still is, and it runs for controller.  Each
+nodes that must be there are made sure of, the cluster's id is compared, the broker is registered or
+still is, the picture is brought up to date (watches were lost), and it runs for controller.  Each
 step may be cut short by a lost connection; the next connection begins with the first one again.
 """
 
@@ -160,12 +160,14 @@ class Session:
             await make_nodes(self.store)
             self._hooks.reached(await settle_cluster_id(self.store, self._cluster_id))
             await self._may_register.wait()
-            self.picture.look()
-            self.picture.look_for_brokers()
             before = self.registration.incarnation
             made = await self.registration.register(self._hooks.registration())
             if made != before:
                 self._hooks.registered()
+            # Not before: the server may lag, and what it shows after a write of this session is no
+            # older than that.  A broker removes replicas that the store does not name.
+            self.picture.look()
+            self.picture.look_for_brokers()
         except StoreLostError:
             return  # the next connection begins again
         except KdirectError as e:
