@@ -253,6 +253,22 @@ def test_a_directory_of_another_cluster_is_refused(
         kdirect.Broker(tmp_path / "one", properties=properties).start()
 
 
+def test_records_outlive_a_store_that_has_lost_its_topics(brokers: Any, nodes: KazooClient) -> None:
+    (broker,) = brokers(1)
+    tp = TopicPartition("t", 0)
+    assert code(create(broker, "t", partitions=1, factor=1)) is E.NONE
+    wait_until(lambda: code(produce(broker, tp)[0]) is E.NONE, "it serves")
+    directory = broker.server.logs.partitions[tp].directory
+    nodes.delete("/brokers/topics", recursive=True)
+    nodes.delete("/kdirect/changes")
+    kept = wait_until(lambda: list(directory.parent.glob("t-0.*-stray")), "it was put aside")
+    assert not directory.exists()
+    assert (kept[0] / f"{0:020}.log").stat().st_size
+    broker.stop()
+    broker.start()  # what was put aside is left alone
+    assert kept[0].is_dir() and not broker.server.logs.partitions
+
+
 def test_replicas_of_a_topic_whose_node_is_damaged_are_left_alone(
     brokers: Any, nodes: KazooClient
 ) -> None:
@@ -292,3 +308,4 @@ def test_records_of_a_deleted_topic_are_gone_with_its_name_reused(brokers: Any) 
         assert row.base_offset == 0
         assert code(ask(broker, delete, 6).responses[0]) is E.NONE
     assert RECORD
+    assert not list(broker.log_dirs[0].glob("*-stray"))

@@ -9,7 +9,9 @@ in the metadata                                         here
 the partition has a replica on this broker              it is made, if it is missing; its topic's
                                                         properties are applied
 it has none here any more (reassigned), or its topic    it is removed with all its files
-is being deleted, is gone, or has another id
+is being deleted, or was seen to be deleted
+its topic is not there, or has another id, and nobody   its directory gets another name, and all
+has seen it deleted: the store may have lost it         its files stay
 the topic's node is damaged                             it is left alone
 ======================================================  ==========================================
 
@@ -27,6 +29,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
@@ -83,6 +86,7 @@ class LocalReplicas:
         self._remove = remove
         self._changed: dict[str, None] = {}  # topics to look at, in order
         self._told: set[TopicPartition] = set()  # `made`, and not `gone`
+        self._deleted: set[uuid.UUID | None] = set()  # topics of which there are replicas here yet
         self._task: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
         self._started = False
@@ -115,6 +119,15 @@ class LocalReplicas:
             return
         old = before.image.topics if before is not None else {}
         new = after.image.topics
+        for name, topic in old.items():
+            now = new.get(name)
+            if now is topic:
+                continue
+            gone = now is None or now.record.topic_id != topic.record.topic_id
+            if topic.deleting or (
+                gone and before is not None and before.readings == after.readings
+            ):
+                self._deleted |= {p.topic_id for p in self._logs.partitions_of(name)}
         changed = [n for n, topic in new.items() if _differs(old.get(n), topic)]
         changed += [n for n in old if n not in new]
         self._look_at(changed)
@@ -154,6 +167,14 @@ class LocalReplicas:
         topic_id = topic.record.topic_id
         return here is None or topic_id is None or here.topic_id == topic_id
 
+    def _is_decided(self, metadata: Metadata, here: Partition) -> bool:
+        """Has the controller decided that a replica goes, which is not wanted any more?"""
+        tp = here.topic_partition
+        topic = metadata.image.topics.get(tp.topic)
+        if topic is not None and topic.record.topic_id in (None, here.topic_id):
+            return topic.deleting or tp.partition < len(topic.partitions)
+        return here.topic_id in self._deleted
+
     async def _settle(self, name: str) -> None:
         metadata = self._picture.metadata
         if paths.topic(name) in metadata.image.damaged:
@@ -161,8 +182,11 @@ class LocalReplicas:
             return
         here = {p.topic_partition: p for p in self._logs.partitions_of(name)}
         doomed = [tp for tp, found in here.items() if not self._is_wanted(metadata, tp, found)]
-        if doomed:
-            await self._remove_replicas(doomed)
+        strays = [tp for tp in doomed if not self._is_decided(metadata, here[tp])]
+        for tps in (strays, [tp for tp in doomed if tp not in strays]):
+            if tps:
+                await self._remove_replicas(tps, keep=tps is strays)
+        self._deleted -= {found.topic_id for found in here.values()}
         topic = metadata.topic(name)
         if topic is None:
             return
@@ -192,7 +216,7 @@ class LocalReplicas:
         for tp in missing:
             self._logs.create_partition(tp, configs, topic.record.topic_id)
 
-    async def _remove_replicas(self, doomed: list[TopicPartition]) -> None:
+    async def _remove_replicas(self, doomed: list[TopicPartition], *, keep: bool) -> None:
         log.info("removing the replicas of %s", ", ".join(map(str, doomed)))
         for tp in doomed:
             if tp in self._told:
@@ -200,7 +224,7 @@ class LocalReplicas:
                 ended = self._gone(tp)
                 if ended is not None:
                     await ended
-        await self._remove(doomed, partial(self._logs.delete_partitions, doomed))
+        await self._remove(doomed, partial(self._logs.delete_partitions, doomed, keep=keep))
 
     # -- a broker that was alone -------------------------------------------------------------------
 

@@ -409,14 +409,17 @@ class LogManager:
         with self._change_lock:
             return self.delete_partitions([p.topic_partition for p in self.partitions_of(topic)])
 
-    def delete_partitions(self, topic_partitions: Sequence[TopicPartition]) -> int:
-        """The same for some partitions, of which those that are not here are left out."""
+    def delete_partitions(
+        self, topic_partitions: Sequence[TopicPartition], *, keep: bool = False
+    ) -> int:
+        """The same for some partitions, of which those that are not here are left out.  `keep` as
+        in `Partition.delete`."""
         with self._change_lock:
             self._check_open()
             found = [self.partitions.get(tp) for tp in topic_partitions]
             doomed = [partition for partition in found if partition is not None]
             for partition in doomed:
-                partition.delete()  # when this fails, the next try finds it here
+                partition.delete(keep=keep)  # when this fails, the next try finds it here
                 self._remove(partition)
             try:
                 if doomed:

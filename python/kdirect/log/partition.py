@@ -645,13 +645,23 @@ class Partition(ReplicaLog):
         if cut_failure is not None:
             raise cut_failure
 
-    def delete(self) -> None:
-        """The topic is gone: tell the slots, close, remove the directory."""
+    def delete(self, *, keep: bool = False) -> None:
+        """The topic is gone: tell the slots, close, remove the directory; with `keep`, give it a
+        name by which no broker loads it, Kafka's for what no topic is known of."""
         self.kernel.revoke_slots()
-        self.close(clean=False)
-        gone = self.directory.with_name(f"{self.directory.name[:200]}.{uuid.uuid4().hex}-delete")
+        self.close(clean=keep)
+        suffix = "stray" if keep else "delete"
+        gone = self.directory.with_name(f"{self.directory.name[:200]}.{uuid.uuid4().hex}-{suffix}")
         with self._roll_lock:
-            for segment in self._segments:
+            for segment in () if keep else self._segments:
                 segment.delete()
             os.rename(self.directory, gone)
-        shutil.rmtree(gone, ignore_errors=True)
+        if keep:
+            log.error(
+                "%s has the records of %s, which the cluster does not know; delete the"
+                " directory, or restore the topic and give it back its name",
+                gone,
+                self.directory,
+            )
+        else:
+            shutil.rmtree(gone, ignore_errors=True)

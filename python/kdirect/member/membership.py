@@ -318,6 +318,7 @@ class Membership:
             changes["brokers"] = session.picture.brokers
             changes["image"] = session.picture.image
             changes["generation"] = session.picture.generation
+            changes["readings"] = self.sessions_expired << 32 | session.picture.times_read_whole
         self._publish(**changes)
         self._reach_brokers()
 

@@ -45,7 +45,9 @@ class LiveNode(NamedTuple):
 class Metadata:
     """See the module.  `incarnation`: this broker's own, -1 while it is not registered.
     `controller_id`: -1 while nobody is known to be.  `generation`: of ``/kdirect/changes`` up to
-    which `image` was read; `image` may hold newer values."""
+    which `image` was read; `image` may hold newer values.  `readings`: number of the reading of all
+    nodes that `image` began with; a topic that is in one metadata of a reading and not in a later
+    one was deleted by the controller, and one that a new reading lacks may have been lost."""
 
     cluster_id: str
     node_id: int
@@ -54,6 +56,7 @@ class Metadata:
     brokers: Mapping[int, LiveNode] = field(default_factory=dict)
     image: Image = NO_IMAGE
     generation: int = -1
+    readings: int = 0
 
     def replace(self, **changes: Any) -> Metadata:
         """The same with other values; this one if nothing is another value.  (Images are not
