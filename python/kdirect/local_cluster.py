@@ -165,7 +165,8 @@ class Cluster:
         BrokerUnavailableError has the end of a broker's log."""
         if node_id is not None:
             process = self._process(node_id)
-            if process.process is None:
+            if node_id not in self.running:
+                process.end(signal.SIGKILL)  # one that has ended by itself leaves its pipe
                 process.launch()
                 process.wait_ready(time.monotonic() + START_TIMEOUT_S)
         elif not self._processes:
@@ -202,7 +203,7 @@ class Cluster:
         """Wait until every broker that runs tells of all that run, and of a controller."""
         from kdirect.client.session import connect
 
-        running = sorted(p.node_id for p in self._processes.values() if p.process is not None)
+        running = self.running
         deadline = time.monotonic() + timeout_s
         for node_id in running:
             settings = {"bootstrap.servers": self.address(node_id), "transport": "tcp"}

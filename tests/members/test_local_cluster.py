@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
@@ -27,6 +28,19 @@ def kdirect_command(*arguments: object) -> tuple[int, str, str]:
         timeout=60,
     )
     return run.returncode, run.stdout, run.stderr
+
+
+def test_a_broker_that_has_ended_by_itself_is_started_again(
+    cluster: Callable[..., kdirect.Cluster],
+) -> None:
+    brokers = cluster(1)
+    pid = brokers.pid(1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    assert brokers.running == []
+    brokers.start(1)
+    assert brokers.running == [1] and brokers.pid(1) != pid
+    brokers.wait_for_members()
 
 
 def test_a_broker_is_killed_and_comes_back(cluster: Callable[..., kdirect.Cluster]) -> None:
