@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
-from kdirect.cluster import paths, records
+from kdirect.cluster import controller, paths, records
 from kdirect.cluster.image import Settings
 from kdirect.cluster.records import BrokerRegistration, Endpoint
+from kdirect.cluster.requests import AlterConfig, ConfigOf, ShutDown
 from kdirect.member.controller_host import ControllerHost
 from kdirect.member.metadata import LiveNode
 from kdirect.member.reports import Reports
@@ -73,5 +74,27 @@ def test_a_broker_that_died_before_it_was_known_to_be_controller() -> None:
         delete, create, _ = store.operations
         assert delete == Delete(paths.CONTROLLER, 0)
         assert isinstance(create, Create) and create.path == paths.CONTROLLER
+
+    run(test)
+
+
+def test_questions_of_those_who_gave_up_do_not_pile_up() -> None:
+    async def test(store: Asked, host: ControllerHost) -> None:
+        nodes = {paths.CONTROLLER_EPOCH: Node(records.encode_controller_epoch(1), 1, 1)}
+        host._controller, _ = controller.begin(nodes, 1, Settings(), now_ms=0)
+        begun = host.ask(AlterConfig(None, ConfigOf.BROKER, "1", {"broker.rack": "a"}))
+        assert store.operations  # and the store does not answer
+        for tag in (None, "of the asker"):
+            waiting = [
+                host.ask(AlterConfig(tag, ConfigOf.BROKER, "2", {"broker.rack": "b"})),
+                host.ask(ShutDown(tag, 2, 2)),
+            ]
+            await asyncio.sleep(0)
+            for future in waiting:
+                future.cancel()
+            await asyncio.wait(waiting)
+            await asyncio.sleep(0)
+            assert host._controller.queue == () and host._controller.shutdowns == ()
+            assert len(host._asked) == 1 and not begun.done()
 
     run(test)

@@ -20,6 +20,7 @@ says which, because nobody but a controller of this epoch writes it, and that is
 event               what it does
 ==================  ================================================================================
 a request           it is carried out with the next commit; see `requests`
+`Withdrawn`         a request that has not been begun is forgotten
 `BrokersChanged`    partitions of brokers that came or went are reviewed; see `election`
 `CommitAnswered`    committed: answers go out; conflict: read again what was in the way; unknown:
                     read back
@@ -91,6 +92,12 @@ class BrokersChanged(NamedTuple):
     live: Mapping[int, LiveBroker]
 
 
+class Withdrawn(NamedTuple):
+    """Nobody waits for the answer to the request with this tag any more."""
+
+    tag: Tag
+
+
 class CommitAnswered(NamedTuple):
     """What the store said to the commit with this tag."""
 
@@ -119,7 +126,7 @@ class Deposed(NamedTuple):
 
 
 Event: TypeAlias = (
-    Request | BrokersChanged | CommitAnswered | ReadBack | Connected | Ticked | Deposed
+    Request | Withdrawn | BrokersChanged | CommitAnswered | ReadBack | Connected | Ticked | Deposed
 )
 
 
@@ -255,6 +262,10 @@ def _take(controller: Controller, event: Event) -> _Stepped:
     match event:
         case BrokersChanged(live):
             return _brokers_changed(controller, live), []
+        case Withdrawn(tag):
+            queue = tuple(q for q in controller.queue if q.request.tag != tag)
+            shutdowns = tuple(r for r in controller.shutdowns if r.tag != tag)
+            return controller._replace(queue=queue, shutdowns=shutdowns), []
         case CommitAnswered(tag, answer):
             return _commit_answered(controller, tag, answer)
         case ReadBack(answer):

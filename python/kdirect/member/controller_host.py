@@ -20,6 +20,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from kdirect.cluster import candidate as candidate_rules
@@ -162,10 +163,17 @@ class ControllerHost:
         tag = next(self._tags)
         asked = request.tag
         self._asked[tag] = future
+        future.add_done_callback(partial(self._withdraw, tag))
         self._feed(request._replace(tag=tag))
         if asked is None:
             return future
         return asyncio.ensure_future(_tagged(future, asked))
+
+    def _withdraw(self, tag: int, future: asyncio.Future[tuple[Answer, int]]) -> None:
+        """Whoever has given up asks again: while the store is away, what all of them ask would
+        pile up."""
+        if future.cancelled() and self._asked.pop(tag, None) is not None:
+            self._feed(controller_rules.Withdrawn(tag))
 
     def _answer(self, answer: Answer) -> None:
         assert isinstance(answer.tag, int)
