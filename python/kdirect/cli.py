@@ -279,7 +279,19 @@ async def _serve(server: Any) -> int:
         kdirect.__version__,
         ", ".join(str(d) for d in server.logs.log_dirs),
     )
-    await server.start()
+    starting = asyncio.ensure_future(server.start())
+    if server.member is not None:
+        # It may wait for the metadata store, or for a node of its own name to go, without end.
+        ending = asyncio.ensure_future(stop.wait())
+        await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
+        ending.cancel()
+        if not starting.done():
+            log.info("stopping before it has joined its cluster")
+            starting.cancel()
+            await asyncio.wait((starting,))
+            if starting.cancelled():
+                return 0
+    await starting
     # What there is by now stays: a collector that walked it again and again would hold everybody up
     # for 20 ms each time.
     gc.collect()

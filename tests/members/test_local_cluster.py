@@ -16,6 +16,7 @@ import pytest
 import kdirect
 from kdirect.errors import ConfigError
 from kdirect.model import TopicPartition
+from kdirect.store.zookeeper_server import free_port
 from tests.support import wait_until
 
 
@@ -28,6 +29,26 @@ def kdirect_command(*arguments: object) -> tuple[int, str, str]:
         timeout=60,
     )
     return run.returncode, run.stdout, run.stderr
+
+
+def test_a_broker_that_waits_for_its_cluster_is_stopped(tmp_path: Path) -> None:
+    nobody = f"127.0.0.1:{free_port('127.0.0.1')}"
+    at = ("--zookeeper-connect", nobody, "--zookeeper-connection-timeout-ms", "600000")
+    with subprocess.Popen(
+        [sys.executable, "-m", "kdirect.cli", "broker", "--log-dirs", tmp_path, *at],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as broker:
+        try:
+            assert broker.stdout is not None
+            next(line for line in broker.stdout if "log directories" in line)
+            broker.terminate()
+            said = broker.communicate(timeout=20)[0]
+            assert broker.returncode == 0, said
+            assert "before it has joined" in said and "Traceback" not in said
+        finally:
+            broker.kill()
 
 
 def test_a_broker_that_has_ended_by_itself_is_started_again(

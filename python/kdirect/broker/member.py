@@ -104,6 +104,7 @@ class Member:
         self._appends: Appends | None = None
         self._waiters: Waiters | None = None
         self._access: Any = None
+        self._replicates = False  # `replicas` was started
         self._joined = asyncio.Event()
         self._own: Registry | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -179,6 +180,7 @@ class Member:
         if self._own is not None:
             await self._local.bring_along(self._own, self._own_file)
             self._own = None
+        self._replicates = True
         await self.replicas.start()
         await self._local.start()
         self._joined.set()
@@ -234,7 +236,7 @@ class Member:
         """End replication and the session."""
         if self._local is not None:
             await self._local.stop()
-        if self.is_joined:
+        if self._replicates:
             await self.replicas.stop()
         await self.membership.stop()
 
