@@ -47,6 +47,25 @@ def test_brokers_find_one_another_and_elect_one_controller(run: Any, nodes: Any)
     run(test)
 
 
+def test_nothing_is_remembered_of_topics_that_were_deleted(run: Any) -> None:
+    async def test(company: Company) -> None:
+        (member,) = await company.start(1)
+
+        def known() -> set[str]:
+            return set(member.session.picture.image.versions)
+
+        await member.create("stays", factor=1)
+        before = known()
+        for number in range(3):
+            await member.create(f"t{number}", factor=1, partitions=5)
+            answer = await member.ask(DeleteTopic(None, f"t{number}"))
+            assert answer.outcome.code is Code.NONE
+        await company.until(lambda: set(member.metadata.image.topics) == {"stays"})
+        assert {path for path in known() - before if "/t" in path.replace("/topics", "")} == set()
+
+    run(test)
+
+
 def test_what_a_broker_reads_is_no_older_than_its_registration(run: Any) -> None:
     """A server that lags shows an older tree, without topics of which this broker has replicas;
     after a write of its own session it shows what was there before."""

@@ -177,13 +177,20 @@ def _rank(path: str) -> tuple[int, int, str]:
 def _forget(image: Image, nodes: Mapping[str, Node | None]) -> Image:
     """The image without topics that are gone, or that are others of the same name by now."""
     topics = dict(image.topics)
+    gone: set[str] = set()  # nodes of which the changes name the topic's alone
     for path, node in nodes.items():
         name = paths.name_below(path, paths.TOPICS)
         if name is None or name not in topics:
             continue
         if node is None or _is_another(topics[name].record, path, node):
             del topics[name]
-    return image if len(topics) == len(image.topics) else image._replace(topics=topics)
+            gone |= {paths.topic_config(name), paths.deletion(name)}
+            gone |= {p for p in image.versions if p.startswith(path + "/")}
+    if len(topics) == len(image.topics):
+        return image
+    versions = {p: version for p, version in image.versions.items() if p not in gone}
+    damaged = {p: error for p, error in image.damaged.items() if p not in gone}
+    return image._replace(topics=topics, versions=versions, damaged=damaged)
 
 
 def _is_another(record: records.TopicAssignment, path: str, node: Node) -> bool:
