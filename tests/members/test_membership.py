@@ -21,9 +21,10 @@ from kdirect.cluster.requests import (
     GrowTopic,
     ShutDown,
 )
+from kdirect.member import membership
 from kdirect.store.contract import Create
 from kdirect.store.zookeeper import ZookeeperStore
-from tests.members.company import SESSION_MS, Company, run_company, state_of
+from tests.members.company import SESSION_MS, WAIT_S, Company, run_company, state_of
 
 
 @pytest.fixture
@@ -63,6 +64,27 @@ def test_nothing_is_remembered_of_topics_that_were_deleted(run: Any) -> None:
         await company.until(lambda: set(member.metadata.image.topics) == {"stays"})
         assert {path for path in known() - before if "/t" in path.replace("/topics", "")} == set()
 
+    run(test)
+
+
+def test_a_start_that_has_failed_within_is_told_and_tried_again(
+    run: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(company: Company) -> None:
+        member = company.member(1)
+        registration, failed = member.membership._registration, []
+
+        def fail_once() -> Any:
+            if not failed:
+                failed.append(1)
+                raise ZeroDivisionError
+            return registration()
+
+        monkeypatch.setattr(member.membership, "_registration", fail_once)
+        await asyncio.wait_for(member.start(), WAIT_S)
+        assert failed and "ZeroDivisionError" in caplog.text
+
+    monkeypatch.setattr(membership, "TICK_S", 0.1)
     run(test)
 
 

@@ -169,12 +169,12 @@ class Membership:
         if self._session is None:
             await self.connect()
         self._may_register.set()
+        self._tick()
         try:
             await self._until(self._takes_part)
         except BaseException:
             await self.stop()
             raise
-        self._tick()
 
     def _takes_part(self) -> bool:
         here = self.metadata.brokers.get(self.node_id)

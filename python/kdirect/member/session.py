@@ -173,6 +173,9 @@ class Session:
         except KdirectError as e:
             self._hooks.failed(e)
             return
+        except Exception:
+            log.exception("joining the cluster has failed; it is tried again")  # a mistake of ours
+            return
         self._joined = True
         self.host.connected()
 
