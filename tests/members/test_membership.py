@@ -21,7 +21,9 @@ from kdirect.cluster.requests import (
     GrowTopic,
     ShutDown,
 )
+from kdirect.errors import TimedOutError
 from kdirect.member import membership
+from kdirect.member.peers import Lane
 from kdirect.store.contract import Create
 from kdirect.store.zookeeper import ZookeeperStore
 from tests.members.company import SESSION_MS, WAIT_S, Company, run_company, state_of
@@ -44,6 +46,22 @@ def test_brokers_find_one_another_and_elect_one_controller(run: Any, nodes: Any)
             assert node[1].czxid == m.metadata.incarnation
             assert m.metadata.endpoint(2, "PLAINTEXT") == members[1].endpoints[0][1:]
             assert m.metadata.endpoint(2, "ELSEWHERE") is None
+
+    run(test)
+
+
+def test_an_impatient_question_ends_no_connection(run: Any) -> None:
+    async def test(company: Company) -> None:
+        await company.start(2)
+        await company.controller().create("t", factor=1)  # once it has begun
+        (other,) = company.others()
+        await other.create("u", factor=1)
+        lane = (company.controller().node_id, Lane.CONTROL)
+        link = other.peers._links[lane]
+        with pytest.raises(TimedOutError, match="CreateTopic within"):
+            await other.ask(CreateTopic(None, "v", uuid.uuid4()), timeout_s=1e-4)
+        assert other.peers._links[lane] is link and link.error is None
+        await other.create("w", factor=1)
 
     run(test)
 
