@@ -40,9 +40,9 @@ log = logging.getLogger("kdirect.member")
 
 AGAIN_S = 0.2  # until whoever could not answer is asked again, if nothing changes before
 SEEN_S = 2.0  # how long an answer waits until this broker has read what it tells
-# How long the connection to the controller may keep silent.  One asker with less patience, who may
-# be a client, does not end it for all others.
-SILENT_S = 10.0
+# Whoever waits so long ends the connection to the controller, and by that takes back what others
+# have asked in vain.  An asker with less patience, who may be a client, does not end it for all.
+PATIENT_S = 5.0
 SHUTDOWN_S = 10.0  # for one request to be shut down
 
 
@@ -107,11 +107,14 @@ class Asking:
                 raise TimedOutError("the controller on this broker waits for the store") from e
         kind, body = encode_request(request)
         message = protocol.AskControllerRequest(kind=kind, body=body)
-        call = self._peers.call(controller, message, timeout_s=max(timeout_s, SILENT_S))
-        try:
-            response = await asyncio.wait_for(call, timeout_s)
-        except asyncio.TimeoutError as e:
-            raise TimedOutError(f"broker {controller} has not answered yet") from e
+        if timeout_s >= PATIENT_S:
+            response = await self._peers.call(controller, message, timeout_s=timeout_s)
+        else:
+            call = self._peers.call(controller, message, timeout_s=PATIENT_S)
+            try:
+                response = await asyncio.wait_for(call, timeout_s)
+            except asyncio.TimeoutError as e:
+                raise TimedOutError(f"broker {controller} has not answered yet") from e
         answer = decode_answer(response.error_code, bytes(response.body), request)
         return answer, response.generation
 
