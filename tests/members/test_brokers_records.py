@@ -3,12 +3,14 @@ stock clients that produce and consume through leaders, followers and a stopped 
 
 from __future__ import annotations
 
+from contextlib import closing
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, Producer
 from confluent_kafka.admin import AdminClient
 
+import kdirect
 from kdirect.format import protocol as p
 from kdirect.format.protocol import ErrorCode as E
 from kdirect.format.schema import build
@@ -146,6 +148,23 @@ def test_acks_all_ends_in_time_with_the_codes_of_kafka(brokers: Any) -> None:
     row = waiting.receive().responses[0].partition_responses[0]
     assert code(row) is E.NOT_ENOUGH_REPLICAS_AFTER_APPEND
     waiting.close()
+
+
+def test_kafka_clients_append_to_a_head_that_rdma_producers_share(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours)
+    settings = {
+        "bootstrap.servers": ours[0].bootstrap_servers,
+        "transport": "shm",
+        "rdma.produce": "shared",
+    }
+    with closing(kdirect.Producer(settings)) as producer:
+        producer.produce_sync("t", RECORD, partition=0)
+        for acks, offset in ((-1, 1), (1, 2)):
+            row, _ = produce(ours[0], T0, acks=acks)
+            assert (code(row), row.base_offset) == (E.NONE, offset)
+        producer.produce_sync("t", RECORD, partition=0)
+    assert list_offset(ours[0], T0).offset == 4
 
 
 def test_what_waits_at_a_leader_that_goes_is_told_at_once(brokers: Any) -> None:

@@ -42,11 +42,13 @@ ZERO_CHUNK_BYTES = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Outcome of an append through a shared head; fields as of CommitResult."""
+    """Outcome of an append through a shared head; fields as of CommitResult.  `last_offset` -1: the
+    worker does not tell it."""
 
     error: int
     base_offset: int
     log_append_time: int
+    last_offset: int = -1
 
 
 class HeadAccess:
