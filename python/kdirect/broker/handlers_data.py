@@ -168,7 +168,7 @@ class DataHandlers:
                 message = f"topic {name} is the broker's own"
                 append.done = failed_append(index, ErrorCode.INVALID_TOPIC_EXCEPTION, message)
                 return
-            append.partition = partition = self._to_append(name, index, append.acks)
+            append.partition = partition = self._to_append(append, name)
             if not records:
                 append.done = failed_append(index, ErrorCode.INVALID_RECORD, "there are no records")
                 return
@@ -182,9 +182,9 @@ class DataHandlers:
         except Exception as e:
             self._append_failed(append, name, e)
 
-    def _to_append(self, name: str, index: int, acks: int) -> Partition:
-        """The partition, if records may be appended to it that wait for `acks`."""
-        return self._services.topics.partition(name, index)
+    def _to_append(self, append: OneAppend, name: str) -> Partition:
+        """The partition, if records may be appended to it that wait for `append.acks`."""
+        return self._services.topics.partition(name, append.index)
 
     def _append_failed(self, append: OneAppend, name: str, error: BaseException) -> None:
         if isinstance(error, UnknownTopicError):

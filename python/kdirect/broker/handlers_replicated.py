@@ -76,16 +76,19 @@ class ReplicatedDataHandlers(DataHandlers):
 
     # -- Produce -----------------------------------------------------------------------------------
 
-    def _to_append(self, name: str, index: int, acks: int) -> Partition:
-        tp = TopicPartition(name, index)
+    def _to_append(self, append: OneAppend, name: str) -> Partition:
+        tp = TopicPartition(name, append.index)
         if self._membership.metadata.generation < 0:
             raise NotLeaderError(f"this broker does not know yet who leads {tp}")
         try:
             partition = self._replicas.leader(tp)
         except ReplicaNotAvailableError as e:  # clients know it as an answer to Fetch
             raise NotLeaderError(e.message, hint=e.hint) from e
-        if acks == -1:
+        if append.acks == -1:
             self._replicas.may_append(tp)
+        # Of now: what is appended late is asked for late, when this broker may have led, lost its
+        # records and led again.
+        append.leader_epoch = partition.leader_epoch
         return partition
 
     def _append_failed(self, append: OneAppend, name: str, error: BaseException) -> None:
@@ -102,7 +105,6 @@ class ReplicatedDataHandlers(DataHandlers):
         # A duplicate may be older than what the kernel remembers the offsets of.
         known = result.last_offset >= 0 and not result.error
         append.end_offset = result.last_offset + 1 if known else partition.log_end_offset
-        append.leader_epoch = partition.leader_epoch
         if is_new:
             self._replicas.appended(tp)
             if partition.high_watermark >= append.end_offset:  # there is no other replica
