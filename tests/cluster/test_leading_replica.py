@@ -312,6 +312,22 @@ def test_a_follower_that_lags_leaves() -> None:
     assert (ticks, effects) == (4, proposes(0, 1, heard=(1,)))
 
 
+def test_a_follower_that_stands_still_stays_out_where_the_high_watermark_does() -> None:
+    leading = level(leader(ALL, min_in_sync=2))
+    leading, _ = step(leading, Appended(11))
+    proposed: list[Any] = []
+    for tick in range(1, 20):
+        leading, effects = step(leading, Ticked(10_000 * tick))
+        for effect in effects:
+            proposed.append(effect)
+            at = leading.state.version + 1
+            leading, more = step(leading, Learned(state(*effect.in_sync, version=at)))
+            proposed += more
+    assert proposed == [*proposes(0, heard=())]
+    leading, effects = step(leading, confirmed(1, 11))
+    assert effects == proposes(0, 1, heard=(1,), version=8)
+
+
 def test_a_follower_that_was_never_heard_leaves_though_the_log_stands_still() -> None:
     leading, _ = step(leader(ALL), confirmed(1, 10))
     done = []

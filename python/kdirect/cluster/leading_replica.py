@@ -16,11 +16,12 @@ record, whatever this broker's configuration says by then.
 
 **Joining** (KIP-101, KIP-903).  A follower may join when it has confirmed an end that is not below
 the high watermark *and* not below the epoch's start, in this epoch, over a link that holds, with
-the incarnation that is registered now.  Without the epoch's start a leader whose high watermark is
-late would admit a follower that lacks committed records.  A proposal names the incarnation of each
-follower, so that the controller can refuse one that has restarted since.  A follower that is not in
-sync and is as good as *level* (it has all that the leader had when it asked last) holds the high
-watermark, for some ticks at most: under load it would never reach it otherwise.
+the incarnation that is registered now, and when it would not leave at once.  Without the epoch's
+start a leader whose high watermark is late would admit a follower that lacks committed records.  A
+proposal names the incarnation of each follower, so that the controller can refuse one that has
+restarted since.  A follower that is not in sync and is as good as *level* (it has all that the
+leader had when it asked last) holds the high watermark, for some ticks at most: under load it would
+never reach it otherwise.
 
 **Leaving.**  A follower leaves when it has not been level with the leader for
 ``replica.lag.time.max.ms``, and at once when its incarnation is no longer registered, its link is
@@ -383,7 +384,8 @@ def _propose(leading: Leading) -> tuple[Leading, tuple[Effect, ...]]:
         if follower.broker in leading.state.in_sync:
             belongs = _stays(leading, follower)
         else:
-            belongs = follower.broker in leading.replicas and may_join(leading, follower)
+            # One that lags would leave at once: it does not fall below a mark that stands still.
+            belongs = may_join(leading, follower) and _stays(leading, follower)
         if belongs:
             in_sync.append(follower.broker)
             incarnations[follower.broker] = follower.incarnation
