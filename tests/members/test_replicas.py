@@ -79,6 +79,22 @@ def test_what_is_committed_is_on_all_in_sync(tmp_path: Path) -> None:
     play(tmp_path, scenario, segment_bytes=4096)
 
 
+def test_followers_get_records_of_which_nobody_has_told(tmp_path: Path) -> None:
+    """A producer that writes by RDMA and dies may leave a commit that is told to nobody."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2, 3)
+        await world.create(1, 2, 3)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 1)
+        await level(world, 1, 2, 3)
+        world.brokers[1].log.append(batch())
+        await level(world, 1, 2, 3)
+        assert world.brokers[1].replicas.statistics()["replicas_in_sync_shrinks"] == 0
+
+    play(tmp_path, scenario, lag_ms=1000)
+
+
 def test_a_new_leader_goes_on_where_the_old_one_was(tmp_path: Path) -> None:
     """The leader dies; another leads, takes records, and the dead one comes back, cuts off what
     nobody else has, and joins again."""

@@ -92,6 +92,12 @@ class Leader:
         return not self.leading.followers
 
     @property
+    def has_more(self) -> bool:
+        """Does a follower lack records?"""
+        end = self.partition.log_end_offset
+        return any(follower.end < end for follower in self.leading.followers)
+
+    @property
     def knows_high_watermark(self) -> bool:
         return not self._is_bound or self.leading.knows_high_watermark
 

@@ -461,6 +461,9 @@ class Replicas:
         for replica in list(self._replicas.values()):
             if replica.leader is not None:
                 replica.leader.ticked()
+                # A commit by RDMA may be told of late, or not, when its producer is gone.
+                if replica.leader.has_more:
+                    self._sessions.mark(replica.tp)
         self._tick_later()
 
     # -- looking up --------------------------------------------------------------------------------
