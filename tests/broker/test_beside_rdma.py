@@ -18,6 +18,7 @@ from kdirect.format.batch import encode_single_bytes
 from kdirect.format.codec import decode_records
 from kdirect.format.schema import build
 from kdirect.model import TopicPartition
+from tests.support import wait_until
 
 TP = TopicPartition("t", 0)
 
@@ -63,6 +64,29 @@ def test_segments_may_grow_over_a_head_that_a_producer_left_empty(broker):
     other.flush(10)
     assert delivered == [(None, 0)]
     assert "t" in client.list_topics(timeout=10).topics, "the broker serves others"
+
+
+def test_a_fetch_hears_of_a_commit_whose_producer_is_gone(broker, raw, monkeypatch):
+    create(broker)
+    access = broker.server.access
+    one = {"partition": 0, "fetch_offset": 1, "partition_max_bytes": 1 << 20}
+    fetch = build(
+        p.FetchRequest,
+        max_wait_ms=60_000,
+        min_bytes=1,
+        max_bytes=1 << 20,
+        topics=[{"topic": "t", "partitions": [one]}],
+    )
+    waiting, waits = raw(), broker.statistics()["broker_fetch_waits"]
+    with kdirect.Producer({"bootstrap.servers": broker.bootstrap_servers}) as producer:
+        producer.produce_sync("t", b"x", partition=0)
+        waiting.send(fetch, 11)
+        wait_until(lambda: broker.statistics()["broker_fetch_waits"] > waits, "the Fetch waits")
+        # As if its grant had ended between the commit and the news of it.
+        monkeypatch.setattr(access._grants, "get", lambda file_id: None)
+        producer.produce_sync("t", b"x", partition=0)
+        assert waiting.receive().responses[0].partitions[0].records
+        monkeypatch.undo()
 
 
 def test_producers_without_acknowledgements_beside_an_rdma_producer_lose_nothing(

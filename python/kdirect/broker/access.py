@@ -248,7 +248,10 @@ class AccessManager:
 
     def _appended(self, file_id: int) -> None:
         grant = self._grants.get(file_id)
-        if grant is not None and not grant.partition.gate.holds:  # else a flush is told of
+        if grant is None:  # it has ended since, and nobody knows of which partition it was
+            for tp in list(self._watched):
+                self._notify_appended(tp)
+        elif not grant.partition.gate.holds:  # else a flush is told of
             self._notify_appended(grant.partition.topic_partition)
 
     def _sync(self, requests: Any) -> None:
