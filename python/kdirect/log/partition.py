@@ -368,13 +368,12 @@ class Partition(ReplicaLog):
         max_bytes: int,
         *,
         committed_only: bool = False,
-        to_log_end: bool = False,
         fault_in: bool = False,
         release: Release | None = None,
     ) -> list[memoryview]:
         """Whole batches from the one that holds `offset` on, at most `max_bytes` in all, but at
-        least one; only below the high watermark (`committed_only`: the last stable offset;
-        `to_log_end`: all, for another replica).  Empty at the end.
+        least one; only below the high watermark (`committed_only`: the last stable offset).  Empty
+        at the end.
 
         The buffers are the mapped segments themselves, read-only; they stay valid as long as they
         are referenced.  With `fault_in` they are in memory, too.  `release(segment)` is called in
@@ -382,7 +381,7 @@ class Partition(ReplicaLog):
         log end]."""
         while True:
             view, sources, bases = self._look()
-            what = self._reading(view, offset, max_bytes, committed_only, release, to_log_end)
+            what = self._reading(view, offset, max_bytes, committed_only, release)
             if not self._is_readable(what):
                 return []
             try:
@@ -405,7 +404,6 @@ class Partition(ReplicaLog):
         max_bytes: int,
         *,
         committed_only: bool = False,
-        to_log_end: bool = False,
         release: Release | None = None,
     ) -> list[memoryview] | None:
         """`read` without file work and without waiting: None where a segment or an index is not
@@ -417,7 +415,7 @@ class Partition(ReplicaLog):
             view, sources, bases = self.kernel.view(), self._sources, self._bases
         finally:
             self._lock.release()
-        what = self._reading(view, offset, max_bytes, committed_only, release, to_log_end)
+        what = self._reading(view, offset, max_bytes, committed_only, release)
         if not self._is_readable(what):
             return []
         return reading.read_nowait(what, sources[bisect_right(bases, offset) - 1])
@@ -429,11 +427,10 @@ class Partition(ReplicaLog):
         max_bytes: int,
         committed_only: bool,
         release: Release | None,
-        to_log_end: bool,
     ) -> reading.Reading:
-        dense, epochs = self.dense_from, self.epochs_of
+        mark = view.mark(committed_only=committed_only)
         return reading.Reading(
-            view, dense, epochs, offset, max_bytes, committed_only, release, to_log_end
+            view, self.dense_from, self.epochs_of, offset, max_bytes, release, mark
         )
 
     def _is_readable(self, what: reading.Reading) -> bool:

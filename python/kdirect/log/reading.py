@@ -21,23 +21,16 @@ EpochsOf = Callable[[SegmentSource, int], tuple[int, int]]
 
 
 class Reading(NamedTuple):
-    """What to read: batches from the one that holds `offset` on, `max_bytes` at most in all; with
-    `committed_only`, below the last stable offset only; `to_log_end`: up to the log end, for
-    another replica.  `release` as in `SegmentSource.read`."""
+    """What to read: batches from the one that holds `offset` on, `max_bytes` at most in all, below
+    `mark` (see `KernelView.mark`).  `release` as in `SegmentSource.read`."""
 
     view: KernelView
     dense_from: int
     epochs_of: EpochsOf
     offset: int
     max_bytes: int
-    committed_only: bool
     release: Release | None
-    to_log_end: bool = False
-
-    @property
-    def mark(self) -> tuple[int, int, int]:
-        """See `KernelView.mark`."""
-        return self.view.mark(committed_only=self.committed_only, to_log_end=self.to_log_end)
+    mark: tuple[int, int, int]
 
 
 def mapped(buffer: memoryview) -> MappedBytes:

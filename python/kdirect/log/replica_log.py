@@ -337,9 +337,8 @@ class ReplicaLog(Rolling):
     def _copying(
         self, view: KernelView, offset: int, max_bytes: int, release: Release | None
     ) -> reading.Reading:
-        return reading.Reading(
-            view, self.dense_from, self.epochs_of, offset, max_bytes, False, release, True
-        )
+        dense, epochs = self.dense_from, self.epochs_of
+        return reading.Reading(view, dense, epochs, offset, max_bytes, release, view.end_mark)
 
     def epochs_of(self, source: SegmentSource, offset: int) -> tuple[int, int]:
         raise NotImplementedError

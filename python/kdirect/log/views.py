@@ -27,16 +27,16 @@ class KernelView(NamedTuple):
     readable_segment: int
     stable_segment: int
 
-    def mark(
-        self, *, committed_only: bool = False, to_log_end: bool = False
-    ) -> tuple[int, int, int]:
-        """(segment, position, offset) below which records may be read; `to_log_end`: by another
-        replica, which copies what is not committed yet, too."""
-        if to_log_end:
-            return self.segment_base_offset, self.end_position, self.log_end_offset
+    def mark(self, *, committed_only: bool = False) -> tuple[int, int, int]:
+        """(segment, position, offset) below which records may be read."""
         if committed_only:
             return self.stable_segment, self.stable_position, self.last_stable_offset
         return self.readable_segment, self.readable_position, self.high_watermark
+
+    @property
+    def end_mark(self) -> tuple[int, int, int]:
+        """The same for another replica, which copies what is not committed yet, too."""
+        return self.segment_base_offset, self.end_position, self.log_end_offset
 
     def is_finished(self, segment_base_offset: int) -> bool:
         """May every record of this segment be read, and does it take no more of them?"""
