@@ -144,9 +144,10 @@ class Sent:
 
 
 class Gathering:
-    """The open batch of one partition, and full ones that wait for room."""
+    """The open batch of one partition, and full ones that wait for room; `why` there is none, as
+    far as it is known."""
 
-    __slots__ = ("builder", "deadline", "due", "full", "held", "reports", "tp")
+    __slots__ = ("builder", "deadline", "due", "full", "held", "reports", "tp", "why")
 
     def __init__(self, tp: TopicPartition, compression: str) -> None:
         self.tp = tp
@@ -155,6 +156,7 @@ class Gathering:
         self.full: deque[Sent] = deque()
         self.held = 0
         self.due = self.deadline = 0.0
+        self.why: BaseException | None = None
 
     @property
     def records(self) -> int:

@@ -503,6 +503,11 @@ class PartitionWriter:
         self._doubted = True
         return (DropLink(),)
 
+    @property
+    def why(self) -> KdirectError | None:
+        """Why the last attempt to reach the partition has failed."""
+        return self._why
+
     def _give_up(self) -> Sequence[Effect]:
         why = self._why
         text, hint = "no way to its leader", "see the broker's log"

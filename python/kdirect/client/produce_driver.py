@@ -254,7 +254,7 @@ class ProduceDriver:
         if p.writer.state is State.LOST:
             self._feed(p, Looked())
             if p.writer.state is State.LOST:
-                self._require_time(p.tp, deadline)
+                self._require_time(p.tp, deadline, p.writer.why)
                 self._wait_for_attempt(p, deadline)
         elif self._closed:
             raise _closed()
@@ -280,9 +280,9 @@ class ProduceDriver:
         p = self._partitions[tp] = WrittenPartition(tp, writer)
         return p
 
-    def _require_time(self, tp: TopicPartition, deadline: float) -> None:
+    def _require_time(self, tp: TopicPartition, deadline: float, why: Any = None) -> None:
         if self._monotonic() >= deadline:
-            raise no_room(tp)
+            raise no_room(tp) from why
 
     # -- answers -----------------------------------------------------------------------------------
 

@@ -411,14 +411,17 @@ class Producer:
             sent = full[0]
             try:
                 if self._monotonic() >= sent.deadline:
+                    why = f": {gathering.why}" if gathering.why is not None else ""
                     raise DeliveryError(
                         f"{sent.tp}: {sent.records} records were not sent within"
-                        " delivery.timeout.ms",
+                        f" delivery.timeout.ms{why}",
                         hint="the broker is down or overloaded; raise delivery.timeout.ms to wait"
                         " longer",
                     )
                 self._driver.send(sent.tp, sent.data, sent.records, sent, room_ms)
-            except BufferFullError:
+                gathering.why = None
+            except BufferFullError as e:
+                gathering.why = e.__cause__ or gathering.why
                 return False
             except KdirectError as e:
                 if e.retriable and not isinstance(e, DeliveryError):
