@@ -150,6 +150,30 @@ def test_acks_all_ends_in_time_with_the_codes_of_kafka(brokers: Any) -> None:
     waiting.close()
 
 
+def test_a_producer_is_told_that_too_few_replicas_are_in_sync(
+    brokers: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours, min_insync_replicas=2)
+    ours[1].stop()
+    wait_until(lambda: list(partition_row(ours[0], T0).isr_nodes) == [1], "it left")
+    settings = {
+        "bootstrap.servers": ours[0].bootstrap_servers,
+        "transport": "shm",
+        "delivery.timeout.ms": 1000,
+        "request.timeout.ms": 1000,
+    }
+    with (
+        closing(kdirect.Producer(settings)) as producer,
+        pytest.raises(kdirect.DeliveryError, match=r"min\.insync\.replicas"),
+    ):
+        producer.produce_sync("t", RECORD, partition=0)
+    # It has asked many times, which fills no log.
+    assert not [r for r in caplog.records if "GetProduceAccess" in r.getMessage()]
+    with closing(kdirect.Producer({**settings, "acks": "1"})) as producer:
+        assert producer.produce_sync("t", RECORD, partition=0) == 0
+
+
 def test_kafka_clients_append_to_a_head_that_rdma_producers_share(brokers: Any) -> None:
     ours = brokers(2)
     led_by_the_first(ours)

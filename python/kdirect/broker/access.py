@@ -33,7 +33,7 @@ from kdirect.broker.appends import Appends
 from kdirect.broker.cluster_view import ClusterView
 from kdirect.broker.connection import ConnectionContext
 from kdirect.broker.engine import Engine, open_transport
-from kdirect.broker.failures import access_refusal
+from kdirect.broker.failures import PASSING, access_refusal
 from kdirect.broker.files import FileThreads
 from kdirect.broker.grants import Grant, GrantTable, Peer
 from kdirect.broker.head_access import HeadAccess
@@ -330,7 +330,8 @@ class AccessManager:
     def _failed(self, connection: Hashable, request: Any, error: KdirectError | OSError) -> Any:
         """The answer to a request that failed."""
         refusal = access_refusal(error)
-        if refusal is not error and not isinstance(error, StorageFullError):
+        # Clients repeat at once what passes, and find out by it that leaders move.
+        if refusal is not error and not isinstance(error, (StorageFullError, *PASSING)):
             client = getattr(connection, "peer", connection)
             log.warning("%s of %s failed: %s", type(request).__name__, client, error)
         return _refused(request, refusal)

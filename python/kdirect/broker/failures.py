@@ -87,7 +87,7 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
 )
 
 # What passes when the leader is looked for again, or asked again.
-_PASSING = (NotLeaderError, NotEnoughReplicasError, OffsetNotAvailableError, UnknownTopicError)
+PASSING = (NotLeaderError, NotEnoughReplicasError, OffsetNotAvailableError, UnknownTopicError)
 
 
 def code_of(error: BaseException) -> int:
@@ -104,7 +104,7 @@ def access_refusal(error: BaseException) -> RefusedError:
         return RefusedError(ErrorCode.KAFKA_STORAGE_ERROR, str(error))
     if isinstance(error, RdmaError):  # what cannot be registered can still be had over TCP
         return RefusedError(layout.ERROR_ACCESS_DISABLED, str(error))
-    if isinstance(error, _PASSING):
+    if isinstance(error, PASSING):
         return RefusedError(code_of(error), str(error))
     return RefusedError(ErrorCode.UNKNOWN_SERVER_ERROR, str(error))
 
