@@ -145,8 +145,10 @@ class LocalReplicas:
                 del self._changed[name]
                 try:
                     await self._settle(name)
-                except (KdirectError, OSError) as e:
-                    log.error("the replicas of topic %s are not as they should be: %s", name, e)
+                except Exception as e:  # one topic's trouble does not stop the others
+                    stack = None if isinstance(e, (KdirectError, OSError)) else e
+                    text = "the replicas of topic %s are not as they should be: %s"
+                    log.error(text, name, e, exc_info=stack)
                     failed.append(name)
         finally:
             self._task = None
