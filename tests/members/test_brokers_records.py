@@ -150,6 +150,23 @@ def test_acks_all_ends_in_time_with_the_codes_of_kafka(brokers: Any) -> None:
     waiting.close()
 
 
+def test_commits_by_rdma_count_at_once_where_no_follower_is_left(brokers: Any) -> None:
+    ours = brokers(2)
+    led_by_the_first(ours, min_insync_replicas=1)
+    settings = {
+        "bootstrap.servers": ours[0].bootstrap_servers,
+        "transport": "shm",
+        "delivery.timeout.ms": 5000,
+        "request.timeout.ms": 5000,
+    }
+    with closing(kdirect.Producer(settings)) as producer:
+        producer.produce_sync("t", RECORD, partition=0)
+        ours[1].stop()
+        wait_until(lambda: list(partition_row(ours[0], T0).isr_nodes) == [1], "it left")
+        for offset in range(1, 5):
+            assert producer.produce_sync("t", RECORD, partition=0) == offset
+
+
 def test_a_producer_is_told_that_too_few_replicas_are_in_sync(
     brokers: Any, caplog: pytest.LogCaptureFixture
 ) -> None:

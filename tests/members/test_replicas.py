@@ -95,6 +95,27 @@ def test_followers_get_records_of_which_nobody_has_told(tmp_path: Path) -> None:
     play(tmp_path, scenario, lag_ms=1000)
 
 
+def test_who_only_looks_does_not_step_the_leader(tmp_path: Path) -> None:
+    """Searches by time, and statistics, look from threads of their own."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        world.append(1, batch, 1)
+        await level(world, 1, 2)
+        replicas = world.brokers[1].replicas
+        leader = replicas._replicas[TP].leader
+        assert leader is not None
+        world.brokers[1].log.append(batch())
+        before = leader.leading
+        assert replicas.knows_high_watermark(TP)
+        assert [row["lag"] for row in replicas.describe(TP)] == [0, 1]
+        assert leader.leading is before
+
+    play(tmp_path, scenario)
+
+
 def test_a_new_leader_goes_on_where_the_old_one_was(tmp_path: Path) -> None:
     """The leader dies; another leads, takes records, and the dead one comes back, cuts off what
     nobody else has, and joins again."""

@@ -116,6 +116,8 @@ class FetchSessions:
 
     def mark(self, tp: TopicPartition) -> None:
         """There are more records, or other news: tell the followers now."""
+        if tp not in self._followers:
+            self._watch(tp)  # nobody fetches, but the leader is to hear of commits by RDMA
         for session in self._followers.get(tp, {}).values():
             session.marked[tp] = None
             session.rows[tp].watched = False
@@ -159,6 +161,7 @@ class FetchSessions:
             del sessions[session.broker]
             if not sessions:
                 del self._followers[tp]
+                self._watch(tp)
 
     # -- requests ----------------------------------------------------------------------------------
 

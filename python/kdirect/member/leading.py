@@ -323,8 +323,7 @@ class Leader:
         self._low = []
 
     def describe(self) -> list[dict[str, Any]]:
-        """See `Replicas.describe`."""
-        self.appended()
+        """See `Replicas.describe`.  Any thread: the value is looked at, and not stepped."""
         leading, end = self.leading, self.partition.log_end_offset
         rows = [{"broker": self._around.broker, "end": end, "lag": 0, "in_sync": True}]
         for follower in leading.followers:

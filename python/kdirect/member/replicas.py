@@ -225,7 +225,6 @@ class Replicas:
         leader = self._leader_here(tp)
         if leader is None:
             return tp in self._replicas
-        leader.appended()
         return leader.knows_high_watermark
 
     def diverging(
@@ -300,8 +299,8 @@ class Replicas:
         """The log of `tp` has grown: followers that wait are answered."""
         replica = self._replicas.get(tp)
         if replica is not None and replica.leader is not None and not replica.leader.is_alone:
+            self._sessions.mark(tp)  # first: then the next commit by RDMA is told of, too
             replica.leader.appended()
-            self._sessions.mark(tp)
 
     def flushed(self, tp: TopicPartition) -> None:
         """More of the log of `tp` is on disk: what waited for that may be committed now."""
@@ -450,6 +449,7 @@ class Replicas:
         for tp in partitions:
             leader = self._leader_here(tp)
             if leader is not None:
+                leader.appended()
                 leader.feed(LinkLost(broker))
 
     def _tick_later(self) -> None:
