@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 
 from kdirect.errors import (
+    CorruptLogError,
     NotEnoughReplicasAfterAppendError,
     NotEnoughReplicasError,
     NotLeaderError,
+    StorageFullError,
     TimedOutError,
 )
 from kdirect.log.partition import Partition
@@ -299,5 +301,61 @@ def test_one_replica_costs_nothing(tmp_path: Path) -> None:
         waits = broker.replicas.committed(TP, 1, 0, 10)
         assert waits.done()
         assert [s.base_offset for s in broker.log.segments] == [0]
+
+    play(tmp_path, scenario)
+
+
+def test_a_follower_goes_on_once_its_disk_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its disk is full for three attempts, and the third one has written a part."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        copy = world.brokers[2].log
+        append, attempts = copy.append_as_stamped, []
+
+        def full(data: bytes, at_ms: int | None = None) -> Any:
+            attempts.append(len(data))
+            if len(attempts) == 3:
+                append(bytes(data)[: len(data) // 5])
+            if len(attempts) <= 3:
+                raise StorageFullError("no space")
+            return append(data, at_ms)
+
+        monkeypatch.setattr(copy, "append_as_stamped", full)
+        end = world.append(1, batch, 5)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        assert len(attempts) >= 3
+        await level(world, 1, 2)
+
+    play(tmp_path, scenario)
+
+
+def test_what_cannot_be_read_is_refused_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A damaged segment of a leader ends no session: other partitions are copied in it."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        log = world.brokers[1].log
+        read, attempts = log.read_for_replica_nowait, []
+
+        def damaged(offset: int, length: int, **options: Any) -> Any:
+            attempts.append(offset)
+            if len(attempts) <= 3:
+                raise CorruptLogError("damaged")
+            return read(offset, length, **options)
+
+        monkeypatch.setattr(log, "read_for_replica_nowait", damaged)
+        end = world.append(1, batch, 5)
+        await world.brokers[1].replicas.committed(TP, end, 0, 10)
+        assert len(attempts) > 3
+        assert world.brokers[2].replicas.statistics()["replicas_fetch_failures"] == 0
 
     play(tmp_path, scenario)

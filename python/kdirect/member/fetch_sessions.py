@@ -18,16 +18,19 @@ the follower thinks it is; then the follower begins another one, and tells every
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Hashable
 from functools import partial
 from typing import Any, NamedTuple
 
-from kdirect.errors import OffsetOutOfRangeError
+from kdirect.errors import KdirectError, OffsetOutOfRangeError
 from kdirect.format.protocol import ErrorCode
 from kdirect.format.replica_fetch import CopiedPartition, fetch_as_replica_response
 from kdirect.log.replica_log import Copied
 from kdirect.member.leading import Leader
 from kdirect.model import TopicPartition
+
+log = logging.getLogger("kdirect.member")
 
 PARTITION_BYTES = 1 << 20
 TELL_S = 0.005
@@ -290,6 +293,9 @@ class FetchSessions:
             return _refusal(tp, ErrorCode.OFFSET_OUT_OF_RANGE)._replace(
                 leader_epoch=row.epoch, log_start_offset=start
             )
+        except (KdirectError, OSError) as e:  # the follower's other partitions go on
+            log.error("%s cannot be copied from offset %d on: %s", tp, row.offset, e)
+            return _refusal(tp, ErrorCode.KAFKA_STORAGE_ERROR)
         row.seen = partition.log_end_offset
         mark, start = partition.high_watermark, partition.log_start_offset
         if not copied.buffers and (mark, start, copied.segment) == row.told:

@@ -8,9 +8,10 @@ What a response brings is appended as the leader has stamped it: on the event lo
 has room and it is little, else on a thread of the partition's log directory.  The next request goes
 out when all of it is in the log, and tells so: it is the follower's confirmation.
 
-After an error of the connection, of the leader or of one partition it is asked again, after a
-pause that grows up to a second; what is to be done otherwise is said by the metadata, and comes by
-`drop` and `follow`.
+After an error of the connection or of the leader it is asked again, after a pause that grows up to
+a second; what is to be done otherwise is said by the metadata, and comes by `drop` and `follow`.  A
+partition that the leader refuses, or that cannot be written here (the disk is full), is asked for
+again after a pause of its own: the others do not wait for it.
 """
 
 from __future__ import annotations
@@ -52,9 +53,9 @@ class Copy(Protocol):
     @property
     def log_start(self) -> int: ...
 
-    def take(self, row: Any) -> asyncio.Future[None] | None:
-        """What the leader has answered about it, without an error.  A future where a thread is at
-        work with it."""
+    def take(self, row: Any) -> asyncio.Future[bool] | bool:
+        """What the leader has answered about it, without an error; is it in the log now?  A future
+        of that where a thread is at work with it."""
 
     def out_of_range(self, epoch: int, start: int) -> None:
         """The leader's log starts above this one's end."""
@@ -138,6 +139,8 @@ class _Fetch:
         self._under_way: deque[asyncio.Task[Any]] = deque()
         self._news = asyncio.Event()
         self._pause_s = FIRST_PAUSE_S
+        # Partitions that are asked for again later: the pause, and its end.
+        self._pausing: dict[TopicPartition, tuple[float, asyncio.TimerHandle]] = {}
         self._told_error = ""
         self._stopped = False
         self._task = asyncio.get_running_loop().create_task(self._work())
@@ -160,16 +163,27 @@ class _Fetch:
         if self.copies.pop(tp, None) is not None:
             self._untold.pop(tp, None)
             self._forgotten[tp] = None
+            self._pause_no_more(tp)
 
     def hurry(self) -> None:
         """Pause no longer."""
         self._pause_s = FIRST_PAUSE_S
+        for tp in list(self._pausing):
+            self._pause_no_more(tp)
+            self._untold[tp] = None
         self._news.set()
+
+    def _pause_no_more(self, tp: TopicPartition) -> None:
+        pausing = self._pausing.pop(tp, None)
+        if pausing is not None:
+            pausing[1].cancel()
 
     def stop(self) -> None:
         """The last partition is gone."""
         self._stopped = True
         self._task.cancel()
+        for tp in list(self._pausing):
+            self._pause_no_more(tp)
         self._give_up()
 
     def _give_up(self) -> None:
@@ -182,7 +196,9 @@ class _Fetch:
         while not self._stopped:  # `wait_for` may swallow a cancellation
             try:
                 await self._turn()
-            except (KdirectError, OSError) as e:
+            except Exception as e:
+                if not isinstance(e, KdirectError | OSError):
+                    log.exception("copying from broker %d failed", self._leader)
                 self._failed(str(e))
                 self._give_up()
                 await self._pause()
@@ -215,10 +231,8 @@ class _Fetch:
         if self._session != response.session_id:
             self._session, self._answers = response.session_id, 0
         self._answers += 1
-        if await self._take(response):
-            self._pause_s = FIRST_PAUSE_S
-        else:  # some partition has an error: do not ask for it again at once
-            await self._pause()
+        self._pause_s = FIRST_PAUSE_S
+        await self._take(response)
 
     @property
     def _has_news(self) -> bool:
@@ -260,10 +274,9 @@ class _Fetch:
             [{"topic": name, "partitions": rows} for name, rows in forgotten.items()],
         )
 
-    async def _take(self, response: Any) -> bool:
-        """Append what was answered; whether no partition had an error."""
-        sound = True
-        under_way: list[asyncio.Future[None]] = []
+    async def _take(self, response: Any) -> None:
+        """Append what was answered."""
+        under_way: dict[asyncio.Future[bool], Copy] = {}
         for topic in response.topics:
             for row in topic.partitions:
                 tp = TopicPartition(topic.topic, row.partition)
@@ -271,27 +284,44 @@ class _Fetch:
                 if copy is None:
                     continue
                 if row.error_code != 0:
-                    sound = self._refused(copy, row) and sound
+                    self._refused(copy, row)
                     continue
                 if row.leader_epoch != copy.epoch:
                     continue  # of an older leadership of the same broker
                 self._fetcher.fetched_bytes += len(row.records or b"")
-                taking = copy.take(row)
-                if taking is not None:
-                    under_way.append(taking)
+                taken = copy.take(row)
+                if isinstance(taken, bool):
+                    self._taken(copy, taken)
+                else:
+                    under_way[taken] = copy
         if under_way:
             await asyncio.wait(under_way)
-        return sound
+        for future, copy in under_way.items():
+            self._taken(copy, future.result())
 
-    def _refused(self, copy: Copy, row: Any) -> bool:
-        """One partition cannot be fetched now; whether that is settled."""
+    def _taken(self, copy: Copy, is_there: bool) -> None:
+        if is_there:
+            self._pause_no_more(copy.tp)
+        else:
+            self._ask_later(copy)
+
+    def _ask_later(self, copy: Copy) -> None:
+        """Ask for one partition again, after a pause that grows."""
+        if self.copies.get(copy.tp) is not copy:
+            return
+        pause_s, timer = self._pausing.get(copy.tp, (FIRST_PAUSE_S / 2, None))
+        if timer is not None:
+            timer.cancel()
+        pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        timer = asyncio.get_running_loop().call_later(pause_s, self.confirm, copy)
+        self._pausing[copy.tp] = pause_s, timer
+
+    def _refused(self, copy: Copy, row: Any) -> None:
+        """One partition cannot be fetched now."""
         if row.error_code == ErrorCode.OFFSET_OUT_OF_RANGE and row.leader_epoch == copy.epoch:
             copy.out_of_range(copy.epoch, row.log_start_offset)
-            if copy.tp not in self.copies:
-                return True
         # The leader was deposed, or has not heard yet that it leads: the metadata will say which.
-        self._untold[copy.tp] = None
-        return False
+        self._ask_later(copy)
 
 
 __all__ = ["Copy", "Fetcher"]

@@ -79,7 +79,8 @@ class Replica:
         self._ways = ways
         self._slow: deque[Effect] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._appending: asyncio.Future[None] | None = None
+        self._appending: asyncio.Future[bool] | None = None
+        self._told_failure = ""  # why copying does not go on, once it is in the log
         self._told_start = 0
         self._showing = False
         self._unshown = -1
@@ -238,18 +239,17 @@ class Replica:
 
     # -- copying -----------------------------------------------------------------------------------
 
-    def take(self, row: Any) -> asyncio.Future[None] | None:
+    def take(self, row: Any) -> asyncio.Future[bool] | bool:
         """See `fetcher.Copy`."""
         partition, records = self.partition, row.records
         if not records and not self._ends_segment(row):
             self._told(row)
-            return None
+            return True
         if records and len(records) <= SMALL_BYTES and self._is_next(row):
             result = partition.append_as_stamped_nowait(records, self._around.time_ms())
             if result is not None:
-                self._appended(row, result)
-                return None
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+                return self._appended(row, result)
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._appending = future
         done = partial(self._appended_later, future, row)
         self._around.on_thread(partition, partial(self._append, row), done)
@@ -271,29 +271,30 @@ class Replica:
         return partition.append_as_stamped(row.records) if row.records else None
 
     def _appended_later(
-        self, future: asyncio.Future[None], row: Any, result: Any, error: BaseException | None
+        self, future: asyncio.Future[bool], row: Any, result: Any, error: BaseException | None
     ) -> None:
         self._appending = None
+        taken = False
         try:
-            if error is not None:
-                log.error("copying %s failed: %s", self.tp, error)
-            elif result is None:
-                self._told(row)
-            else:
-                self._appended(row, result)
+            taken = self._appended(row, result, error)
         finally:
-            future.set_result(None)
+            future.set_result(taken)
 
-    def _appended(self, row: Any, result: Any) -> None:
-        if result.error != 0:
-            log.error("what the leader of %s sent was not appended: code %d", self.tp, result.error)
-            self._ways.fetcher.confirm(self.following.leader, self)
-            return
+    def _appended(self, row: Any, result: Any, error: BaseException | None = None) -> bool:
+        """Copying was tried; did it succeed?  Where it did not, a part may be in the log."""
         partition = self.partition
-        self.feed(
-            machine.Committed(partition.log_end_offset, partition.last_epoch, row.leader_epoch)
-        )
-        self._told(row)
+        if error is None and result is not None and result.error != 0:
+            error = KdirectError(f"what the leader sent was refused with code {result.error}")
+        if self.is_following and partition.log_end_offset != self.following.end:
+            end, last_epoch = partition.log_end_offset, partition.last_epoch
+            self.feed(machine.Committed(end, last_epoch, row.leader_epoch))
+        failure = "" if error is None else str(error)
+        if failure and failure != self._told_failure:  # it is tried again and again
+            log.error("copying %s failed: %s", self.tp, failure)
+        self._told_failure = failure
+        if error is None:
+            self._told(row)
+        return error is None
 
     def _told(self, row: Any) -> None:
         """The leader's marks, once its records are here."""
