@@ -119,7 +119,25 @@ def judge(notes: Notes, idempotent: bool) -> list[str]:
         offsets = [offset for offset, _ in records]
         if offsets != list(range(len(offsets))):
             wrong.append(f"the offsets of partition {partition} have gaps or repetitions")
+        if not any(number == partition for number, _ in notes.seen):
+            wrong.append(f"the consumer has read nothing of partition {partition}")
+    wrong += _missing(notes)
     wrong += [f"{value!r} could not be delivered: {why}" for value, why in notes.failed]
+    return wrong
+
+
+def _missing(notes: Notes) -> list[str]:
+    """Each record that was sent is there: the end of a round waits for all acknowledgements, and
+    those of repeated records may name no offset."""
+    wrong = []
+    for (producer, partition), count in notes.sent.items():
+        there = {value for _, value in notes.final.get(partition, ())}
+        gone = [n for n in range(count) if b"%d:%d" % (producer, n) not in there]
+        if gone:
+            wrong.append(
+                f"{len(gone)} of the {count} records of producer {producer} are not in partition"
+                f" {partition}, the first is number {gone[0]}"
+            )
     return wrong
 
 
@@ -320,7 +338,7 @@ def read_all(servers: str, topic: str) -> dict[int, list[tuple[int, bytes]]]:
                 assert time.monotonic() < deadline, (
                     f"{len(records)} of {end} records of {topic}-{number} within {END_S:g} s"
                 )
-                for message in reader.consume(1000, 1.0):
+                for message in reader.consume(min(1000, end - len(records)), 1.0):
                     if message.error() is None:
                         records.append((message.offset(), message.value()))
     finally:
@@ -365,6 +383,9 @@ class Bout:
                     self._note(f"{fault.name} of broker {node_id} was over", began)
                     self._progress(f"records were acknowledged after {fault.name}")
                     self._heal()
+                for each in producing:
+                    each.finish()
+                self._read_on()
             finally:
                 for each in producing:
                     each.finish()
@@ -427,6 +448,21 @@ class Bout:
             AGAIN_S,
         )
         self._note(what, began)
+
+    def _read_on(self) -> None:
+        """Wait until the consumer has read as many records as were acknowledged."""
+        began = time.monotonic()
+        wanted = self.notes.progress
+
+        def read() -> Counter[int]:
+            return Counter(partition for partition, _ in list(self.notes.seen))
+
+        wait_until(
+            lambda: all(read()[n] >= wanted[n] for n in range(PARTITIONS)),
+            lambda: f"the consumer has read {dict(read())} of {dict(wanted)} after {END_S:g} s",
+            END_S,
+        )
+        self._note("the consumer had read everything", began)
 
     def _picture(self, node_id: int) -> tuple[int, bool, tuple[Any, ...]]:
         """(controller, is every replica in sync, leaders of the topic), as one broker has it."""

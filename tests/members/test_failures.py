@@ -100,6 +100,7 @@ GOOD = [(0, b"0:0"), (1, b"1:0"), (2, b"0:1"), (3, b"0:2")]
 def notes(log: list[tuple[int, bytes]]) -> Notes:
     """Everything of `GOOD` was acknowledged and read, and `log` is what is there."""
     found = Notes(final={0: log})
+    found.sent.update({(0, 0): 3, (1, 0): 1})
     found.acknowledged = {(0, offset): value for offset, value in GOOD}
     found.seen = dict(found.acknowledged)
     return found
@@ -124,6 +125,19 @@ def test_what_is_well_is_not_accused() -> None:
 )
 def test_what_is_wrong_is_found(log: list[tuple[int, bytes]], says: str) -> None:
     assert says in "\n".join(judge(notes(log), idempotent=True))
+
+
+def test_a_lost_record_whose_acknowledgement_named_no_offset_is_found() -> None:
+    found = notes(GOOD[:3])
+    del found.acknowledged[0, 3], found.seen[0, 3]
+    (told,) = judge(found, idempotent=True)
+    assert told.startswith("1 of the 3 records of producer 0 are not in partition 0")
+
+
+def test_a_consumer_that_reads_nothing_is_found() -> None:
+    found = notes(GOOD)
+    found.seen.clear()
+    assert judge(found, idempotent=True) == ["the consumer has read nothing of partition 0"]
 
 
 def test_failed_and_contradicting_records_are_told() -> None:
