@@ -359,3 +359,25 @@ def test_what_cannot_be_read_is_refused_by_itself(
         assert world.brokers[2].replicas.statistics()["replicas_fetch_failures"] == 0
 
     play(tmp_path, scenario)
+
+
+def test_looking_changes_nothing(tmp_path: Path) -> None:
+    """Metrics and lookups by time ask on threads, where the machine may not be moved: what the
+    event loop does at the same time, a proposal say, would be undone."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        replicas = world.brokers[1].replicas
+        leader = replicas._replicas[TP].leader
+        assert leader is not None
+        world.brokers[1].log.append(batch())  # `Replicas.appended` is about to be called
+        before = leader.leading
+        rows = await asyncio.to_thread(replicas.describe, TP)
+        assert [(row["broker"], row["end"], row["lag"]) for row in rows] == [(1, 1, 0), (2, 0, 1)]
+        assert await asyncio.to_thread(replicas.knows_high_watermark, TP)
+        assert await asyncio.to_thread(replicas.statistics)
+        assert leader.leading is before
+
+    play(tmp_path, scenario)

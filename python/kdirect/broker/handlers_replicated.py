@@ -204,10 +204,10 @@ class ReplicatedDataHandlers(DataHandlers):
         self, reader: Reader, partition: Partition, timestamp: int
     ) -> tuple[int, int] | None:
         tp = partition.topic_partition
+        # Asked first: on a thread, an older high watermark may be read just before it is known.
+        knows = self._replicas.knows_high_watermark(tp)
         found = super()._find_offset(reader, partition, timestamp)
-        if timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL) or self._replicas.knows_high_watermark(
-            tp
-        ):
+        if knows or timestamp in (EARLIEST_OFFSET, EARLIEST_LOCAL):
             return found
         if found is not None and timestamp >= 0:
             return found  # it is below what was committed before

@@ -323,8 +323,9 @@ class Leader:
         self._low = []
 
     def describe(self) -> list[dict[str, Any]]:
-        """See `Replicas.describe`.  Any thread: the value is looked at, and not stepped."""
-        leading, end = self.leading, self.partition.log_end_offset
+        """See `Replicas.describe`."""
+        leading = self.leading  # first: what followers have is not above an end that is read later
+        end = self.partition.log_end_offset
         rows = [{"broker": self._around.broker, "end": end, "lag": 0, "in_sync": True}]
         for follower in leading.followers:
             known = max(follower.end, 0)

@@ -221,7 +221,8 @@ class Replicas:
         return leader.committed(end_offset, timeout_s)
 
     def knows_high_watermark(self, tp: TopicPartition) -> bool:
-        """False for a leader whose high watermark may be lower than one that was shown before."""
+        """False for a leader whose high watermark may be lower than one that was shown before.  To
+        be asked before the high watermark is read.  Any thread."""
         leader = self._leader_here(tp)
         if leader is None:
             return tp in self._replicas
@@ -270,15 +271,17 @@ class Replicas:
         return leader.low_watermark()
 
     def describe(self, tp: TopicPartition) -> list[dict[str, Any]]:
-        """A row for each replica, where this broker leads: broker, end, lag, in_sync."""
+        """A row for each replica, where this broker leads: broker, end, lag, in_sync.  Any
+        thread."""
         leader = self._leader_here(tp)
         return [] if leader is None else leader.describe()
 
     def statistics(self) -> dict[str, int]:
-        """Counters, by the names of `kdirect.metrics`."""
-        leaders = [r.leader for r in self._replicas.values() if r.leader is not None]
+        """Counters, by the names of `kdirect.metrics`.  Any thread."""
+        replicas = list(self._replicas.values())
+        leaders = [leader for r in replicas if (leader := r.leader) is not None]
         return {
-            "replicas": len(self._replicas),
+            "replicas": len(replicas),
             "replicas_led": len(leaders),
             "replicas_under_replicated": sum(
                 len(leader.leading.state.in_sync) < len(leader.leading.replicas)
