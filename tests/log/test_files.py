@@ -580,3 +580,26 @@ def test_close_while_others_append(tmp_path, batch) -> None:
     assert not errors
     with LogManager([tmp_path / "log"]) as m:
         assert m.partitions[TP].log_end_offset == sum(acknowledged) > 0
+
+
+def test_the_names_of_a_new_partition_are_synced_once(tmp_path, monkeypatch):
+    """With all of them, and before the partition is known; each file is synced by itself."""
+    synced = []
+
+    def sync(directory):
+        synced.append((directory, sorted(os.listdir(directory))))
+        real(directory)
+
+    real = checkpoint.sync_directory
+    with LogManager([tmp_path]) as logs:
+        monkeypatch.setattr(checkpoint, "sync_directory", sync)
+        logs.create_partition(TopicPartition("t", 0), {"segment.bytes": 1 << 20})
+        monkeypatch.undo()
+    files = [
+        "00000000000000000000.log",
+        checkpoint.LEADER_EPOCHS,
+        checkpoint.PARTITION_METADATA,
+        checkpoint.TOPIC_PROPERTIES,
+    ]
+    assert [names for directory, names in synced if directory == tmp_path / "t-0"] == [files]
+    assert synced[-1][0] == tmp_path

@@ -17,7 +17,8 @@ the topic's node is damaged                             it is left alone
 
 File work runs on the broker's admin thread, one topic after the other; while it runs, newer
 pictures wait, and the newest is looked at next.  `made` is told of each partition when it is there,
-`gone` before it is removed; both on the event loop.
+`gone` before it is removed; both on the event loop.  The partitions of a large topic are made
+`AT_ONCE` by `AT_ONCE`, so that the first ones serve and other admin work has its turn meanwhile.
 
 **A log directory of a broker that was alone** has its topics in ``topics.json``.  The first time
 that it joins a cluster, they become topics of the cluster with one replica, which is here: ids,
@@ -51,6 +52,7 @@ from kdirect.model import TopicPartition
 
 log = logging.getLogger("kdirect.broker")
 
+AT_ONCE = 32  # replicas
 AGAIN_S = 0.1  # until a controller that does not know this broker yet is asked again
 RETRY_S = 5.0  # after a replica could not be made: its disk is full, say
 JOINED_SUFFIX = ".joined"
@@ -198,14 +200,19 @@ class LocalReplicas:
         configs = usable_configs(topic.config, self._logs.config.with_overrides)
         if any(dict(here[tp].config.overrides or {}) != configs for tp in there):
             await self._admin(self._logs.alter_topic, name, configs)
-        try:
-            await self._admin(self._make, topic, missing, configs)
-        finally:
-            # Also those that are older, of a topic whose node was damaged until now.
-            for tp in (*there, *missing):
-                found = self._logs.partitions.get(tp)
-                if found is not None:
-                    self._tell(tp, found)
+        for tp in there:  # also those of a topic whose node was damaged until now
+            self._tell(tp, here[tp])
+        for first in range(0, len(missing), AT_ONCE):
+            if self._stopped:
+                return
+            some = missing[first : first + AT_ONCE]
+            try:
+                await self._admin(self._make, topic, some, configs)
+            finally:
+                for tp in some:
+                    found = self._logs.partitions.get(tp)
+                    if found is not None:
+                        self._tell(tp, found)
 
     def _tell(self, tp: TopicPartition, partition: Partition) -> None:
         if tp not in self._told:

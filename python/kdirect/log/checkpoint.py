@@ -90,8 +90,9 @@ def sync_data(paths: Sequence[Path]) -> None:
             os.close(fd)
 
 
-def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
-    """Put `data` in place of the file, all or nothing."""
+def replace_file(path: Path, data: bytes, *, sync: bool = True, sync_name: bool = True) -> None:
+    """Put `data` in place of the file, all or nothing; it is on disk then.  Without `sync_name` the
+    caller syncs the directory: of several files that are new there, once."""
     temporary = path.with_name(path.name + ".tmp")
     fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -106,7 +107,7 @@ def replace_file(path: Path, data: bytes, *, sync: bool = True) -> None:
     finally:
         os.close(fd)
     os.rename(temporary, path)
-    if sync:
+    if sync and sync_name:
         sync_directory(path.parent)
 
 
@@ -150,12 +151,14 @@ def read_offsets(path: Path) -> dict[TopicPartition, int]:
 # -- leader epochs ---------------------------------------------------------------------------------
 
 
-def write_leader_epochs(directory: Path, epochs: Sequence[tuple[int, int]]) -> None:
+def write_leader_epochs(
+    directory: Path, epochs: Sequence[tuple[int, int]], *, sync_name: bool = True
+) -> None:
     """(epoch, start offset), rising in both."""
     text = (
         "\n".join(["0", str(len(epochs)), *(f"{epoch} {start}" for epoch, start in epochs)]) + "\n"
     )
-    replace_file(directory / LEADER_EPOCHS, text.encode())
+    replace_file(directory / LEADER_EPOCHS, text.encode(), sync_name=sync_name)
 
 
 def read_leader_epochs(directory: Path) -> list[tuple[int, int]]:
@@ -241,10 +244,10 @@ def read_partition_metadata(directory: Path) -> PartitionMetadata | None:
         ) from e
 
 
-def write_properties(path: Path, properties: Mapping[str, str]) -> None:
+def write_properties(path: Path, properties: Mapping[str, str], *, sync_name: bool = True) -> None:
     """Java's properties format, as far as our values need it."""
     lines = [f"{name}={value}" for name, value in sorted(properties.items())]
-    replace_file(path, ("\n".join(["#", *lines]) + "\n").encode())
+    replace_file(path, ("\n".join(["#", *lines]) + "\n").encode(), sync_name=sync_name)
 
 
 def read_properties(path: Path) -> dict[str, str] | None:

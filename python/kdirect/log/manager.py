@@ -350,8 +350,11 @@ class LogManager:
                 directory.mkdir()
                 try:
                     if config.overrides:
+                        # `load_partition` syncs the new directory.
                         checkpoint.write_properties(
-                            directory / checkpoint.TOPIC_PROPERTIES, config.overrides
+                            directory / checkpoint.TOPIC_PROPERTIES,
+                            config.overrides,
+                            sync_name=False,
                         )
                     partition = load_partition(
                         topic_partition, directory, config, clean=True, topic_id=topic_id, files=[]

@@ -565,7 +565,8 @@ def _load_epochs(
     if not epochs:
         epochs = _epochs_of_batches(segments) or [(0, start_offset)]
     if epochs != stored:
-        checkpoint.write_leader_epochs(found.directory, epochs)
+        # In a new directory ``partition.metadata`` is written next, and syncs all names.
+        checkpoint.write_leader_epochs(found.directory, epochs, sync_name=found.known is not None)
     return epochs
 
 
