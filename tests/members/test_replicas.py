@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
@@ -18,7 +19,10 @@ from kdirect.errors import (
     StorageFullError,
     TimedOutError,
 )
+from kdirect.format.protocol import ErrorCode
 from kdirect.log.partition import Partition
+from kdirect.member import following
+from kdirect.member.fetch_sessions import _Row
 from tests.log.conftest import make_batch
 from tests.members.world import TP, Broker, World, sealed, until
 
@@ -379,5 +383,64 @@ def test_looking_changes_nothing(tmp_path: Path) -> None:
         assert await asyncio.to_thread(replicas.knows_high_watermark, TP)
         assert await asyncio.to_thread(replicas.statistics)
         assert leader.leading is before
+
+    play(tmp_path, scenario)
+
+
+def test_what_was_read_while_a_leader_resigned_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread reads for long: meanwhile the log is cut, and gets records of the next epoch.  A
+    follower that has not heard of that would put them after records that were cut off here."""
+
+    async def scenario(world: World) -> None:
+        await world.start(1, 2)
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        end = world.append(1, batch, 5)
+        replicas, log = world.brokers[1].replicas, world.brokers[1].log
+        await replicas.committed(TP, end, 0, 10)
+        leader = replicas._replicas[TP].leader
+        assert leader is not None
+
+        async def late(work: Callable[[], Any]) -> Any:
+            epoch = world.elect(2)
+            await until(lambda: world.leads(2, epoch))
+            world.append(2, batch, 3)
+            await until(lambda: log.log_end_offset == end + 3)
+            return work()
+
+        monkeypatch.setattr(log, "read_for_replica_nowait", lambda *_, **__: None)
+        monkeypatch.setattr(replicas._sessions, "_read", late)
+        told = await replicas._sessions._look(TP, _Row(0, end), leader, 1 << 20, 1)
+        assert told is not None and told.error == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert not told.buffers
+
+    play(tmp_path, scenario)
+
+
+def test_file_work_that_failed_is_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There were no descriptors when this broker was to lead."""
+
+    async def scenario(world: World) -> None:
+        monkeypatch.setattr(following, "RETRY_S", 0.01)
+        await world.start(1)
+        world.brokers[1].make()
+        log, attempts = world.brokers[1].log, []
+        begin = log.begin_epoch
+
+        def fails(epoch: int, *, replicated: bool) -> None:
+            attempts.append(epoch)
+            if len(attempts) < 3:
+                raise OSError(errno.EMFILE, "too many open files")
+            begin(epoch, replicated=replicated)
+
+        monkeypatch.setattr(log, "begin_epoch", fails)
+        world.replicas = (1,)
+        world.elect(1, in_sync=(1,))
+        await until(lambda: world.leads(1, 0))
+        assert attempts == [0, 0, 0]
 
     play(tmp_path, scenario)

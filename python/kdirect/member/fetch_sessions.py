@@ -296,6 +296,10 @@ class FetchSessions:
         except (KdirectError, OSError) as e:  # the follower's other partitions go on
             log.error("%s cannot be copied from offset %d on: %s", tp, row.offset, e)
             return _refusal(tp, ErrorCode.KAFKA_STORAGE_ERROR)
+        if leader.has_resigned:
+            # While it was read, the log may have been cut, and have got records of another leader:
+            # in the old epoch they are no continuation of what the follower has.
+            return _refusal(tp, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         row.seen = partition.log_end_offset
         mark, start = partition.high_watermark, partition.log_start_offset
         if not copied.buffers and (mark, start, copied.segment) == row.told:

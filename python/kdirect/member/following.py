@@ -35,7 +35,7 @@ from kdirect.cluster.following_replica import (
     TellLoss,
     Truncate,
 )
-from kdirect.errors import KdirectError, StorageFullError
+from kdirect.errors import KdirectError
 from kdirect.log.partition import Partition
 from kdirect.member.epoch_questions import EpochQuestions
 from kdirect.member.fetcher import Fetcher
@@ -45,7 +45,7 @@ from kdirect.model import TopicPartition
 log = logging.getLogger("kdirect.member")
 
 SMALL_BYTES = 64 << 10  # appended on the event loop, where there is room
-RETRY_S = 1.0  # after the disk was full
+RETRY_S = 1.0  # after file work has failed: no space, no descriptors
 
 
 class Ways(NamedTuple):
@@ -80,7 +80,7 @@ class Replica:
         self._slow: deque[Effect] = deque()
         self._task: asyncio.Task[None] | None = None
         self._appending: asyncio.Future[bool] | None = None
-        self._told_failure = ""  # why copying does not go on, once it is in the log
+        self._told_failure = ""  # why it does not go on, once it is in the log
         self._told_start = 0
         self._showing = False
         self._unshown = -1
@@ -163,8 +163,11 @@ class Replica:
 
     async def _could_not(self, effect: Effect, error: BaseException) -> None:
         """Nothing is lost: this broker has no working replica until it is done."""
-        log.error("replica %s: %s failed: %s", self.tp, type(effect).__name__, error)
-        if self._ended or not isinstance(error, StorageFullError):
+        failure = f"{type(effect).__name__}: {error}"
+        if failure != self._told_failure:  # it is tried again and again
+            self._told_failure = failure
+            log.error("replica %s: %s", self.tp, failure)
+        if self._ended:
             return
         await asyncio.sleep(RETRY_S)
         if not self._slow:

@@ -87,6 +87,11 @@ class Leader:
         return self.leading.state.leader_epoch
 
     @property
+    def has_resigned(self) -> bool:
+        """Does its log belong to another epoch?"""
+        return self._resigned
+
+    @property
     def is_alone(self) -> bool:
         """Are there no other replicas?"""
         return not self.leading.followers
