@@ -444,3 +444,33 @@ def test_file_work_that_failed_is_done_again(
         assert attempts == [0, 0, 0]
 
     play(tmp_path, scenario)
+
+
+def test_a_leader_without_followers_hears_of_commits_by_rdma(tmp_path: Path) -> None:
+    """The only other replica is gone; records are shown, and so acknowledged, at once, and not at
+    the next tick."""
+
+    async def scenario(world: World) -> None:
+        watched: set[Any] = set()
+        await world.start(1, 2)
+        replicas = world.brokers[1].replicas
+        replicas.watch = watched.add
+        await world.create(1, 2)
+        await until(lambda: world.leads(1, 0))
+        log = world.brokers[1].log
+
+        def commit() -> None:
+            assert log.append(batch()).error == 0
+            if TP in watched:
+                watched.remove(TP)
+                replicas.appended(TP)
+
+        commit()
+        await level(world, 1, 2)
+        await world.brokers[2].kill()
+        await until(lambda: world.state is not None and world.state.in_sync == (1,))
+        for end in (2, 3, 4):
+            commit()
+            assert log.high_watermark == end
+
+    play(tmp_path, scenario)

@@ -95,7 +95,9 @@ class Replicas:
         self.on_lead: list[Callable[[TopicPartition, Partition, int], None]] = []
         self.on_resign: list[Callable[[TopicPartition, Partition], Awaitable[None] | None]] = []
         self.on_high_watermark: list[Callable[[TopicPartition, Partition], None]] = []
-        # `watch(tp)`: have `appended` called, on the loop, after the next commit by RDMA.
+        # `watch(tp)`: have `appended` called, on the loop, after the next commit by RDMA.  Of a
+        # partition with replicas somebody always watches: the sessions of its followers, whenever
+        # they have looked at it, or this, where it has none.
         self.watch: Callable[[TopicPartition], None] = lambda tp: None
         self._membership = membership
         self._metadata: Metadata | None = None
@@ -302,7 +304,8 @@ class Replicas:
         """The log of `tp` has grown: followers that wait are answered."""
         replica = self._replicas.get(tp)
         if replica is not None and replica.leader is not None and not replica.leader.is_alone:
-            self._sessions.mark(tp)  # first: then the next commit by RDMA is told of, too
+            if not self._sessions.is_followed(tp):
+                self.watch(tp)  # before the log's end is looked at
             replica.leader.appended()
 
     def flushed(self, tp: TopicPartition) -> None:
@@ -375,6 +378,7 @@ class Replicas:
         if replica.leader is not None and replica.leader.epoch == state.leader_epoch:
             replica.leader.feed(Learned(state))
             if tuple(sorted(picture.replicas)) != replica.leader.leading.replicas:
+                self.watch(replica.tp)
                 replica.leader.assigned(picture.replicas)
 
     def _configure(self, leader: Leader) -> None:
@@ -424,6 +428,8 @@ class Replicas:
 
     def _led(self, replica: Replica) -> None:
         log.info("leading %s in epoch %d", replica.tp, replica.epoch)
+        if replica.leader is not None and not replica.leader.is_alone:
+            self.watch(replica.tp)
         self._sessions.mark(replica.tp)
         for hook in self.on_lead:
             _call(hook, replica.tp, replica.partition, replica.epoch)
