@@ -46,9 +46,10 @@ class Found(NamedTuple):
 
 class _Row:
     """What a session knows of one partition.  `seen`: where the log ended when the follower was
-    last answered; `sent`: number of the response in which records are on their way, and no more go
-    out until the follower has taken it; 0 where there are none; `told`: high watermark, log start
-    and segment; `watched`: `appended` will be heard of the next commit by RDMA."""
+    last answered; `sent`: number of the response in which records are on their way, or being read,
+    and no more go out until the follower has taken it; 0 where there are none; `told`: high
+    watermark, log start and segment; `watched`: `appended` will be heard of the next commit by
+    RDMA."""
 
     __slots__ = ("epoch", "offset", "seen", "sent", "told", "watched")
 
@@ -73,8 +74,7 @@ class _Session:
         self.marked: dict[TopicPartition, None] = {}  # in the order in which they are served
         self.waiter: asyncio.Future[None] | None = None
         self.teller: asyncio.TimerHandle | None = None
-        self.turn = 0  # the newest request
-        self.answers = 0
+        self.turn = 0  # the newest request; responses have the same numbers
         self.ended = False
 
     def wake(self) -> None:
@@ -190,9 +190,8 @@ class FetchSessions:
         while True:
             topics = {}
             if session.turn == turn:
-                topics = await self._collect(session, max(request.max_bytes, 1))
+                topics = await self._collect(session, turn, max(request.max_bytes, 1))
             if topics or session.ended or session.turn != turn or loop.time() >= deadline:
-                session.answers += 1
                 return fetch_as_replica_response(0, session.number, topics.items())
             if not session.marked:
                 await self._wait(session, deadline)
@@ -261,7 +260,9 @@ class FetchSessions:
 
     # -- what there is to tell ---------------------------------------------------------------------
 
-    async def _collect(self, session: _Session, room: int) -> dict[str, list[CopiedPartition]]:
+    async def _collect(
+        self, session: _Session, turn: int, room: int
+    ) -> dict[str, list[CopiedPartition]]:
         """What is new among the marked partitions, as far as there is room."""
         topics: dict[str, list[CopiedPartition]] = {}
         for tp in list(session.marked):
@@ -274,7 +275,13 @@ class FetchSessions:
             found = self._find(tp, row.epoch)
             told: CopiedPartition | None = _refusal(tp, found.error)
             if found.leader is not None:
-                told = await self._look(tp, row, found.leader, room, session.answers + 1)
+                partition = found.leader.partition
+                told = await self._look(tp, row, found.leader, room, turn)
+                is_sound = told is None or told.error == 0
+                if is_sound and not row.sent and partition.log_end_offset > row.offset:
+                    # It has grown while a thread looked, and another request may have left it out.
+                    session.marked[tp] = None
+                    session.wake()
             if told is not None:
                 topics.setdefault(tp.topic, []).append(told)
                 size = sum(len(buffer) for buffer in told.buffers)
@@ -290,16 +297,20 @@ class FetchSessions:
         if not row.watched:
             row.watched = True
             self._watch(tp)
+        row.sent = number  # a newer request must not send the same while this one reads
         try:
             copied = await self._copy(leader, row.offset, min(PARTITION_BYTES, room))
         except OffsetOutOfRangeError:
+            row.sent = 0
             start = partition.first_kept_offset
             return _refusal(tp, ErrorCode.OFFSET_OUT_OF_RANGE)._replace(
                 leader_epoch=row.epoch, log_start_offset=start
             )
         except (KdirectError, OSError) as e:  # the follower's other partitions go on
+            row.sent = 0
             log.error("%s cannot be copied from offset %d on: %s", tp, row.offset, e)
             return _refusal(tp, ErrorCode.KAFKA_STORAGE_ERROR)
+        row.sent = number if copied.buffers and not leader.has_resigned else 0
         if leader.has_resigned:
             # While it was read, the log may have been cut, and have got records of another leader:
             # in the old epoch they are no continuation of what the follower has.
@@ -309,7 +320,6 @@ class FetchSessions:
         if not copied.buffers and (mark, start, copied.segment) == row.told:
             return None
         row.told = (mark, start, copied.segment)
-        row.sent = number if copied.buffers else 0
         return CopiedPartition(
             tp.partition, 0, row.epoch, mark, start, copied.segment, copied.buffers
         )
