@@ -488,7 +488,7 @@ def test_records_that_are_being_read_are_not_sent_twice(
         await world.create(1, 2, in_sync=(1,))
         await until(lambda: world.leads(1, 0))
         leader, follower = world.brokers[1], world.brokers[2]
-        await until(lambda: leader.replicas._sessions.is_followed(TP))
+        await until(lambda: TP in leader.replicas._sessions._followers)
         follower.replicas._fetcher.stop()
         sessions, goes_on = leader.replicas._sessions, asyncio.Event()
         sessions.stop()
