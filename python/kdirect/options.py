@@ -421,7 +421,7 @@ CLIENT = Options("Client settings", (
            "(auto.create.topics.enable)."),
     Option("acks", "enum", "all",
            "What a produce request waits for: `all` in-sync replicas have the records, or the "
-           "leader has (`1`). With `0` a request over TCP is not answered; one over RDMA is, as with `1`.",
+           "leader has (`1`). With `0` a request over TCP is not answered; over RDMA it is as `1`.",
            choices=("0", "1", "all", "-1")),
     Option("enable.idempotence", "bool", None,
            "Producer: batches carry a producer id and sequence numbers, so that no batch is "

@@ -285,7 +285,7 @@ cdef class ProduceTables:
                 if g != NULL and g.head == &head.h and g.end_offset:
                     g.staged = g.posted
                     g.dirty = 0
-                    g.end_offset = g.gate_offset = 0
+                    g.end_offset = 0
                     g.state = GRANT_RETIRED
                     self._notice(g, ACK_FLAG_REVOKED)
             pthread_mutex_unlock(&self._lock)

@@ -66,7 +66,9 @@ class Replicas(Protocol):
     `kdirect.member.replicas.Replicas`.  `epoch` is the leader epoch of whoever asks, -1: not told.
 
     NotLeaderError, FencedLeaderEpochError, UnknownLeaderEpochError and UnknownTopicError are raised
-    where the partition cannot be had here; all methods are called on the event loop.
+    where the partition cannot be had here.  Called on the event loop; `leader`, `readable`,
+    `diverging`, `preferred_replica`, `epoch_end` and `knows_high_watermark` also on threads that
+    read.
 
     Hooks, to be added to before the broker starts: `on_lead(tp, partition, epoch)`, this broker
     leads from now on; `on_resign(tp, partition)`, it does not any more."""
@@ -82,9 +84,6 @@ class Replicas(Protocol):
 
     def may_append(self, tp: TopicPartition, /) -> None:
         """NotEnoughReplicasError below min.insync.replicas: asked for records with acks=all."""
-
-    def appended(self, tp: TopicPartition, /) -> None:
-        """The log of `tp` has grown: followers that wait are answered."""
 
     def committed(
         self, tp: TopicPartition, end_offset: int, leader_epoch: int, timeout_s: float, /

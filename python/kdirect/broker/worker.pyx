@@ -373,13 +373,14 @@ cdef class ProduceWorker(PushTables):
             flags |= ACK_FLAG_REVOKED
         elif result.error == COMMIT_DUPLICATE_SEQUENCE:
             # It is in the log, at an offset that is not known: all that there is has to be let out.
-            if (<CommitKernel> h.kernel).c_holds():
+            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
                 end_offset = (<CommitKernel> h.kernel).c_log_end()
         elif result.error == 0:
-            if (<CommitKernel> h.kernel).c_holds():
-                # Readers are told when the high watermark moves, not now.
+            if not g.leader_only and (<CommitKernel> h.kernel).c_holds():
                 end_offset = result.last_offset + 1
-            elif kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
+            # Where the gate holds, readers are told when the high watermark moves, but followers
+            # now.
+            if kd_flag(&self._watched[g.file_id]) and kd_flag_take(&self._watched[g.file_id]):
                 if self._appended_count < BATCH:
                     self._appended[self._appended_count] = g.file_id
                     self._appended_count += 1

@@ -246,8 +246,7 @@ cdef class CommitKernel:
         return self._append(data, now_ms, False)
 
     def append_as_stamped(self, data, int64_t now_ms):
-        """The same for a copy of another log, which keeps the offsets and leader epochs that it
-        carries: a replica appends by this what it has fetched.  See `c_append`."""
+        """The same for a copy of another log, which keeps what it carries; see `c_append`."""
         return self._append(data, now_ms, True)
 
     cdef _append(self, data, int64_t now_ms, bint stamped):
@@ -290,8 +289,8 @@ cdef class CommitKernel:
         """Zero what a revoked producer left after the tail: up to position `end`, or, without it,
         up to the first MiB that is zeros already (a producer writes upwards, without gaps).  With
         `segment_base_offset`, only if that segment is still the head."""
-        cdef int64_t base = self._base_or(segment_base_offset)
         cdef uint64_t until = UINT64_MAX if end is None else end
+        cdef int64_t base = self._base_or(segment_base_offset)
         with nogil:
             self.c_clear_tail(base, until)
 
@@ -637,7 +636,7 @@ cdef class CommitKernel:
 
     @property
     def hold_high_watermark(self):
-        """True: readers see what is committed once `advance_high_watermark` says so."""
+        """Do commits leave the high watermark where it is?"""
         return bool((<kernel_state*> self._state).hold)
 
     def statistics(self):

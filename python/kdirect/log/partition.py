@@ -249,51 +249,6 @@ class Partition(ReplicaLog):
             self.flush()
         return result
 
-    def append_as_stamped(
-        self, data: bytes | bytearray | memoryview, at_ms: int | None = None
-    ) -> AppendResult:
-        """Append a copy of another log: whole batches that keep the offsets and leader epochs that
-        they carry, all or nothing.  They begin at the log end offset (else NOT_CONTIGUOUS), and
-        their epochs do not go back (else FENCED_LEADER_EPOCH).  A new epoch is on disk before the
-        first record that carries it.  StorageFullError as `append`."""
-        result = self._append(self.kernel.append_as_stamped, data, at_ms)
-        while result.error == UNKNOWN_EPOCH:
-            self.learn_epochs(data)
-            result = self._append(self.kernel.append_as_stamped, data, at_ms)
-        return result
-
-    def _append(
-        self,
-        append: Callable[[bytes | bytearray | memoryview, int], AppendResult],
-        data: bytes | bytearray | memoryview,
-        at_ms: int | None,
-    ) -> AppendResult:
-        """Make room until there is an answer."""
-        at_ms = now_ms() if at_ms is None else at_ms
-        base = self.kernel.segment_base_offset
-        result = append(data, at_ms)
-        while result.error == NO_SPACE or result.error == NO_HEAD:
-            self._make_room(base, result.error, len(data), at_ms)
-            base = self.kernel.segment_base_offset
-            result = append(data, at_ms)
-        return result
-
-    def learn_epochs(
-        self, data: bytes | bytearray | memoryview, *, at_most: int | None = None
-    ) -> int:
-        """Note on disk the leader epochs of checked batches that are about to become records as
-        they are; the last one that was met.  One above `at_most` is not noted."""
-        with self._roll_lock:
-            last = self.leader_epoch
-            for batch in iterate_batches(bytes(data), check_crc=False):
-                last = max(last, batch.leader_epoch)
-                if at_most is not None and last > at_most:
-                    break
-                if last > self.leader_epoch:
-                    self._epochs.add(last, batch.base_offset)
-                    self.kernel.set_leader_epoch(last)
-            return last
-
     def append_nowait(
         self, data: bytes | bytearray | memoryview, at_ms: int
     ) -> AppendResult | None:

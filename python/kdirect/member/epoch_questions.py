@@ -115,15 +115,12 @@ class EpochQuestions:
         return True
 
 
-def _rows(questions: dict[TopicPartition, _Question]) -> list[Any]:
-    topic = p.EndOfEpochRequest.EpochTopic
-    topics: dict[str, list[Any]] = {}
+def _rows(questions: dict[TopicPartition, _Question]) -> list[dict[str, Any]]:
+    topics: dict[str, list[dict[str, int]]] = {}
     for tp, (ask, _) in questions.items():
-        row = topic.EpochPartition(
-            partition=tp.partition, leader_epoch=ask.leader_epoch, epoch=ask.epoch
-        )
+        row = {"partition": tp.partition, "leader_epoch": ask.leader_epoch, "epoch": ask.epoch}
         topics.setdefault(tp.topic, []).append(row)
-    return [topic(topic=name, partitions=rows) for name, rows in topics.items()]
+    return [{"topic": name, "partitions": rows} for name, rows in topics.items()]
 
 
 class EpochRow(NamedTuple):
@@ -138,7 +135,6 @@ class EpochRow(NamedTuple):
 
 def answer(request: Any, row_of: Callable[[TopicPartition, int, int], EpochRow | int]) -> Any:
     """The response; `row_of(partition, leader epoch, asked)` gives a row, or an error code."""
-    of = p.EndOfEpochResponse.EpochTopic
     topics = []
     for topic in request.topics:
         rows = []
@@ -152,9 +148,9 @@ def answer(request: Any, row_of: Callable[[TopicPartition, int, int], EpochRow |
                     "error_code": int(ErrorCode(found)),
                     **EpochRow(-1, -1, -1, -1, -1)._asdict(),
                 }
-            rows.append(of.EpochPartition(**row))
-        topics.append(of(topic=topic.topic, partitions=rows))
-    return p.EndOfEpochResponse(topics=topics)
+            rows.append(row)
+        topics.append({"topic": topic.topic, "partitions": rows})
+    return build(p.EndOfEpochResponse, topics=topics)
 
 
 __all__ = ["EpochQuestions", "EpochRow", "answer"]

@@ -166,10 +166,6 @@ class FetchSessions:
                 del self._followers[tp]
                 self._watch(tp)
 
-    def is_followed(self, tp: TopicPartition) -> bool:
-        """Is there a session that watches it?"""
-        return tp in self._followers
-
     # -- requests ----------------------------------------------------------------------------------
 
     async def answer(self, connection: Hashable, request: Any) -> list[Any]:

@@ -252,16 +252,15 @@ class _Fetch:
             log.info("copying from broker %d is interrupted: %s", self._leader, why)
 
     def _request(self) -> Any:
-        of, gone = p.FetchAsReplicaRequest.ReplicaTopic, p.FetchAsReplicaRequest.ForgottenTopic
-        topics: dict[str, list[Any]] = {}
+        topics: dict[str, list[dict[str, int]]] = {}
         for tp in self._untold:
             copy = self.copies[tp]
-            row = of.ReplicaPartition(
-                partition=tp.partition,
-                leader_epoch=copy.epoch,
-                fetch_offset=copy.end,
-                log_start_offset=copy.log_start,
-            )
+            row = {
+                "partition": tp.partition,
+                "leader_epoch": copy.epoch,
+                "fetch_offset": copy.end,
+                "log_start_offset": copy.log_start,
+            }
             topics.setdefault(tp.topic, []).append(row)
         forgotten: dict[str, list[int]] = {}
         for tp in self._forgotten:

@@ -328,7 +328,7 @@ class Leader:
         self._low = []
 
     def describe(self) -> list[dict[str, Any]]:
-        """See `Replicas.describe`."""
+        """See `Replicas.describe`.  Any thread: the value is looked at, and not stepped."""
         leading = self.leading  # first: what followers have is not above an end that is read later
         end = self.partition.log_end_offset
         rows = [{"broker": self._around.broker, "end": end, "lag": 0, "in_sync": True}]

@@ -304,8 +304,7 @@ class Replicas:
         """The log of `tp` has grown: followers that wait are answered."""
         replica = self._replicas.get(tp)
         if replica is not None and replica.leader is not None and not replica.leader.is_alone:
-            if not self._sessions.is_followed(tp):
-                self.watch(tp)  # before the log's end is looked at
+            self._sessions.mark(tp)  # first: then the next commit by RDMA is told of, too
             replica.leader.appended()
 
     def flushed(self, tp: TopicPartition) -> None:
