@@ -218,17 +218,17 @@ BROKER = Options("Broker properties", (
            "records for this long.", low=1),
     Option("rdma.replicate", "bool", True,
            "Replicate by RDMA writes into the followers' files. With false, and between brokers "
-           "that share no transport, followers fetch over TCP."),
+           "that share no transport, followers fetch over TCP. No effect yet: they always do."),
     Option("replica.push.max.bytes", "bytes", 65_536,
            "Records that lie together in the leader's log go to a follower in one RDMA write of "
            "at most this size; 0 writes each run by itself. Smaller values lower latency, larger "
-           "ones raise bandwidth (KafkaDirect section 5.2).", low=0, high=16 << 20),
+           "ones raise bandwidth (KafkaDirect section 5.2). No effect yet.", low=0, high=16 << 20),
     Option("leader.replication.throttled.rate", "long", (1 << 63) - 1,
            "How many bytes per second this broker sends to followers that catch up, for the "
-           "partitions in leader.replication.throttled.replicas.", low=0),
+           "partitions in leader.replication.throttled.replicas. No effect yet.", low=0),
     Option("follower.replication.throttled.rate", "long", (1 << 63) - 1,
            "How many bytes per second this broker takes from leaders while it catches up, for the "
-           "partitions in follower.replication.throttled.replicas.", low=0),
+           "partitions in follower.replication.throttled.replicas. No effect yet.", low=0),
     Option("auto.leader.rebalance.enable", "bool", True,
            "Give leadership back to the preferred replicas, which are the first of each partition, "
            "when a broker leads too few of those that prefer it."),
@@ -298,12 +298,14 @@ TOPIC = Options("Topic properties", (
            synonym="log.flush.interval.ms"),
     Option("follower.replication.throttled.replicas", "list", [],
            "Followers that follower.replication.throttled.rate holds back: partition:broker, "
-           "separated by commas, or * for all.", check=_throttled_replicas, alone=[]),
+           "separated by commas, or * for all. No effect yet.",
+           check=_throttled_replicas, alone=[]),
     Option("index.interval.bytes", "bytes", None, "Overrides log.index.interval.bytes.", low=0,
            high=0x7FFFFFFF, synonym="log.index.interval.bytes"),
     Option("leader.replication.throttled.replicas", "list", [],
            "Leaders that leader.replication.throttled.rate holds back: partition:broker, "
-           "separated by commas, or * for all.", check=_throttled_replicas, alone=[]),
+           "separated by commas, or * for all. No effect yet.",
+           check=_throttled_replicas, alone=[]),
     Option("local.retention.bytes", "bytes", -2, _TIERED, low=-2),
     Option("local.retention.ms", "ms", -2, _TIERED, low=-2),
     Option("max.compaction.lag.ms", "ms", (1 << 63) - 1, _COMPACTED, low=1),

@@ -327,15 +327,6 @@ class Replicas:
         """What this connection fetched is not on its way any more."""
         self._sessions.connection_closed(connection)
 
-    def follower_fetch(
-        self, tp: TopicPartition, broker: int, incarnation: int, epoch: int, offset: int
-    ) -> None:
-        """A replica has every record below `offset`."""
-        leader = self._leader_here(tp)
-        if leader is not None:
-            level = offset >= leader.partition.log_end_offset
-            leader.confirmed(broker, incarnation, epoch, offset, level)
-
     # -- the picture of the cluster ----------------------------------------------------------------
 
     def _changed(self, before: Metadata | None, after: Metadata) -> None:
